@@ -1,0 +1,41 @@
+"""Filling of prompt templates: `{name}` is replaced once, whatever the values hold.
+
+`str.format` is not used because values are model outputs and observations: braces in them must stay as they are, and a
+template may hold braces that are no placeholder (JSON in an instruction). A placeholder is a brace pair around a lower
+case name; everything else is text. This file imports nothing of the project but its errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from crl.errors import BadInput
+
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+
+
+def placeholders(template: str) -> set[str]:
+    """Names of the placeholders that stand in a template."""
+    return set(_PLACEHOLDER.findall(template))
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace every `{name}` by its value, in one pass: braces inside a value are never expanded.
+
+    Raises BadInput for a placeholder that has no value; values that no placeholder asks for are ignored.
+    """
+    check(template, values.keys())
+    return _PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
+
+
+def check(template: str, allowed: Collection[str], where: str | None = None) -> None:
+    """Raise BadInput if a template asks for a name that is not in `allowed`; `where` names the prompt and its part."""
+    unknown = sorted(placeholders(template) - set(allowed))
+    if unknown:
+        raise BadInput(
+            f"unknown placeholder {', '.join('{' + name + '}' for name in unknown)} in a prompt template",
+            expected=", ".join("{" + name + "}" for name in sorted(allowed)) or "no placeholder",
+            where=where or repr(template[:80]),
+            next_step="correct the name in the prompt file",
+        )
