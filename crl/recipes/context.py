@@ -1,0 +1,102 @@
+"""What a running stage sees: its method and round, the rows it declared, a writer, seeds, services, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from crl.config import Method
+from crl.protocols import Services
+from crl.recipes.stage import Recipe, Stage
+from crl.records import Row, rows_of, schema_of, table_of
+from crl.run.seeds import seed_for
+
+R = TypeVar("R", bound=Row)
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Writer(Protocol):
+    """The part of the record's stage writer that a stage may use."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None: ...
+
+    def share(self, relative: str, content: bytes) -> None: ...
+
+
+class Reader(Protocol):
+    """The part of the run directory that a stage may use."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def read(self, round_number: int, stage: str, row_type: type[Row]) -> pa.Table: ...
+
+
+class StageContext:
+    """Handed to `Stage.run`. Every read is remembered: the manifest lists the digests of what was read."""
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        recipe: Recipe,
+        stage: Stage,
+        round_number: int,
+        reader: Reader,
+        writer: Writer,
+        services: Services,
+        progress: Progress,
+    ) -> None:
+        self.method, self.recipe, self.stage, self.round = method, recipe, stage, round_number
+        self.services = services
+        self._reader, self._writer, self._progress = reader, writer, progress
+        self.inputs: set[tuple[int, str]] = set()
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory."""
+        return self._reader.path
+
+    @property
+    def directory(self) -> Path:
+        """Where the stage may put files of its own (a checkpoint); they are digested with it."""
+        return self._writer.directory
+
+    def rows(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]:
+        """Rows of a declared read; none where that round has no such stage. Undeclared reads are a programming error."""
+        if not any(read.stage == stage and read.offset == offset for read in self.stage.reads):
+            raise AssertionError(f"stage {self.stage.name} reads {stage} at {offset} without declaring it")
+        resolved = self.recipe.resolve(self.method, self.round, stage, offset)
+        return [] if resolved is None else self.rows_at(row_type, *resolved)
+
+    def rows_at(self, row_type: type[R], round_number: int, stage: str) -> list[R]:
+        """Rows of a stage of an exact earlier round, named by a row already read (a waiting extractor output)."""
+        self.inputs.add((round_number, stage))
+        return rows_of(row_type, self._reader.read(round_number, stage, row_type))
+
+    def write(self, row_type: type[R], rows: Iterable[R]) -> None:
+        """Write the rows of one type; once a type."""
+        self._writer.write(row_type, table_of(row_type, rows))
+
+    def write_table(self, row_type: type[Row], table: pa.Table) -> None:
+        """Write an Arrow table of a type as it is."""
+        self._writer.write(row_type, table.cast(schema_of(row_type)))
+
+    def share(self, relative: str, content: bytes) -> None:
+        """Write a content-addressed file outside the stage (bank segments): written once, digested with the stage."""
+        self._writer.share(relative, content)
+
+    def seed(self, *parts: str | int) -> np.random.SeedSequence:
+        """Seed of (experiment seed, round, stage, parts)."""
+        return seed_for(self.method.seed, self.round, self.stage.name, *parts)
+
+    def progress(self, done: int, total: int, **figures: Any) -> None:
+        """Tell whoever watches; never part of the record."""
+        self._progress({"done": done, "total": total, **figures})

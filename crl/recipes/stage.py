@@ -1,0 +1,88 @@
+"""What a stage is, what a recipe is: all that a flow, the engine and the record know of either.
+
+A stage declares the rows it reads, as (stage, round offset), and the row types it writes. Offsets are rules of round
+numbers, never "whatever is newest", so any round can be made again from the record alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from crl.config import Method
+from crl.errors import BadInput
+from crl.records import Row
+
+if TYPE_CHECKING:
+    from crl.recipes.context import StageContext
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows of `stage`, `offset` rounds back (0 this round, −1 the one before)."""
+
+    stage: str
+    offset: int = 0
+
+
+def always(method: Method, round_number: int) -> bool:
+    """Due in every round."""
+    return True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One retryable, resumable step of a round."""
+
+    name: str
+    run: Callable[[StageContext], None]
+    reads: tuple[Read, ...] = ()
+    writes: tuple[type[Row], ...] = ()
+    role: str | None = None
+    """Role whose model it needs; None needs no language model."""
+    update: bool = False
+    """Whether it trains: it then runs on every rank of the role's engine."""
+    due: Callable[[Method, int], bool] = always
+    parts: Callable[[StageContext], int] | None = None
+    """How many independent parts the stage has; None: one piece. Parts may run in any engine, in any order."""
+    run_part: Callable[[StageContext, int], None] | None = None
+    """Writes the rows of one part; the stage is their concatenation in order."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Round 0 is `preparation`; every later round is `stages`."""
+
+    name: str
+    preparation: tuple[Stage, ...]
+    stages: tuple[Stage, ...]
+    initial: Mapping[str, str] = field(default_factory=dict)
+    """Which preparation stage stands for a stage when round 1 reads it at offset −1."""
+
+    def stages_of(self, method: Method, round_number: int) -> tuple[Stage, ...]:
+        """The stages due in a round, in order."""
+        listed = self.preparation if round_number == 0 else self.stages
+        return tuple(stage for stage in listed if stage.due(method, round_number))
+
+    def stage(self, method: Method, round_number: int, name: str) -> Stage:
+        """A stage of a round by its name."""
+        for stage in self.stages_of(method, round_number):
+            if stage.name == name:
+                return stage
+        names = ", ".join(stage.name for stage in self.stages_of(method, round_number))
+        raise BadInput(
+            f"recipe {self.name} has no stage {name!r} in round {round_number}",
+            expected=f"one of {names}",
+        )
+
+    def resolve(self, method: Method, round_number: int, name: str, offset: int) -> tuple[int, str] | None:
+        """(round, stage) that a read refers to; None where that round has no such stage (its rows are none)."""
+        target = round_number + offset
+        if target < 0:
+            return None
+        if target == 0 and round_number > 0:
+            name = self.initial.get(name, name)
+        if any(stage.name == name for stage in self.stages_of(method, target)):
+            return target, name
+        return None

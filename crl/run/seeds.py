@@ -1,0 +1,19 @@
+"""Seeds: every random stream derives from (experiment seed, round, stage, task, member)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def seed_for(experiment_seed: int, *parts: str | int) -> np.random.SeedSequence:
+    """A `SeedSequence` for a place in the run. Strings enter by SHA-256: Python's `hash` differs between processes."""
+    words = [experiment_seed]
+    for part in parts:
+        if isinstance(part, int):
+            words.append(part)
+        else:
+            digest = hashlib.sha256(part.encode()).digest()
+            words.extend(int.from_bytes(digest[i : i + 4], "big") for i in range(0, 16, 4))
+    return np.random.SeedSequence(words)
