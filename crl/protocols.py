@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crl.config import SamplingConfig
+from crl.records import Weights
 
 
 class StopReason(StrEnum):
@@ -130,12 +132,39 @@ class Embedder(Protocol):
         """Unit vectors [B, D] of the texts; a text has the same vector whatever the batch."""
 
 
+class Trainer(Protocol):
+    """A role's weights under the update engine."""
+
+    def update(self, samples: Sequence[Any], objective: Any) -> dict[str, float]:
+        """One optimiser step over all `Sample` rows; every rank calls it with the same rows. Returns figures."""
+
+    def save(self, directory: Path) -> None:
+        """Write weights and optimiser state; every rank calls it with the same directory."""
+
+
 class Services(Protocol):
     """What the engine lends a stage; everything heavy is behind it."""
 
-    def environment(self, family: str) -> Environment: ...
+    rank: int
+    """Rank of this process in the update engine; only rank 0 writes rows."""
 
-    def policy(self, role: str, weights: Any) -> Policy:
-        """The role's model with the weights of a `Weights` row."""
+    def environment(self, family: str) -> Environment:
+        """The environment of a task family, by its name."""
 
-    def embedder(self) -> Embedder: ...
+    def policy(self, role: str, weights: Weights) -> Policy:
+        """The role's sampling model with the weights of a row."""
+
+    def trainer(self, role: str, weights: Weights) -> Trainer:
+        """The role's trainer standing at the weights of a row, optimiser state included."""
+
+    def trained(self, role: str, weights: Weights) -> None:
+        """Say that the trainer of a role now stands at the weights of a new row."""
+
+    def model_digest(self, role: str) -> str:
+        """SHA-256 over the base model's files."""
+
+    def model_path(self, role: str) -> Path:
+        """Directory of the base model's transformers checkpoint."""
+
+    def embedder(self) -> Embedder:
+        """The embedder of the retrieval config."""

@@ -58,7 +58,11 @@ class Recipe:
     preparation: tuple[Stage, ...]
     stages: tuple[Stage, ...]
     initial: Mapping[str, str] = field(default_factory=dict)
-    """Which preparation stage stands for a stage when round 1 reads it at offset −1."""
+    """Which preparation stage stands for a stage in round 0."""
+    trains: frozenset[str] = frozenset()
+    """Roles that are trained."""
+    guided: bool = True
+    """Whether half of each group is guided by the bank; else all rollouts are free."""
 
     def stages_of(self, method: Method, round_number: int) -> tuple[Stage, ...]:
         """The stages due in a round, in order."""
@@ -77,12 +81,17 @@ class Recipe:
         )
 
     def resolve(self, method: Method, round_number: int, name: str, offset: int) -> tuple[int, str] | None:
-        """(round, stage) that a read refers to; None where that round has no such stage (its rows are none)."""
+        """(round, stage) that a read refers to; None where there is no such stage (its rows are none).
+
+        Round 0 has its own stages: there, and in every round of a recipe that lacks the stage (a role that is not
+        trained keeps its first weights), `initial` says which preparation stage stands for it.
+        """
         target = round_number + offset
         if target < 0:
             return None
-        if target == 0 and round_number > 0:
-            name = self.initial.get(name, name)
+        lacking = all(stage.name != name for stage in self.stages)
+        if name in self.initial and (target == 0 or lacking):
+            target, name = 0, self.initial[name]
         if any(stage.name == name for stage in self.stages_of(method, target)):
             return target, name
         return None
