@@ -12,7 +12,6 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable
-from functools import cache
 from typing import Annotated as A
 from typing import Any, ClassVar, TypeVar
 
@@ -355,9 +354,17 @@ def _arrow_type(python_type: Any) -> tuple[pa.DataType, bool]:
     return _ARROW[python_type], False
 
 
-@cache
+_SCHEMAS: dict[type[Row], pa.Schema] = {}
+
+
 def schema_of(row_type: type[Row]) -> pa.Schema:
     """Arrow schema of a row type; a field's description is its metadata entry `description`."""
+    if row_type not in _SCHEMAS:
+        _SCHEMAS[row_type] = _derive_schema(row_type)
+    return _SCHEMAS[row_type]
+
+
+def _derive_schema(row_type: type[Row]) -> pa.Schema:
     hints = typing.get_type_hints(row_type, include_extras=True)
     fields = []
     for field in dataclasses.fields(row_type):  # type: ignore[arg-type]

