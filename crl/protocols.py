@@ -53,6 +53,11 @@ class Step:
     success: bool
     reward: float
     """Outcome reward; 0 until done."""
+    stop_reason: StopReason | None = None
+    """Why the episode is over: success, failure, turn_limit or error; None while it runs, or where only `success` is
+    known."""
+    error: str | None = None
+    """Reason code where the environment broke in this slot; the episode is then done without success."""
 
 
 class Environment(Protocol):
@@ -107,6 +112,9 @@ class Chat(Protocol):
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
+
+    def answer(self, text: str) -> list[int]:
+        """Ids a model would have sampled to say `text` and end its turn (demonstrations only)."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""

@@ -1,0 +1,141 @@
+"""From a YAML file to an `Experiment`: overrides, the prompt file it names, and errors a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from crl.config import Experiment
+from crl.errors import BadInput
+
+
+def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
+
+    `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
+    its content becomes part of the method. Raises BadInput naming file, key, what was found and what was expected.
+    """
+    path = Path(path)
+    data = _read_yaml(path)
+    for dotted, value in (overrides or {}).items():
+        _set(data, dotted, yaml.safe_load(value) if isinstance(value, str) else value)
+    return parse_experiment(data, base=path.parent, where=str(path))
+
+
+def parse_experiment(data: dict[str, Any], *, base: Path, where: str) -> Experiment:
+    """An `Experiment` from plain data; prompt names are looked up from `base`."""
+    method = data.get("method")
+    if isinstance(method, dict) and isinstance(method.get("prompts"), str):
+        method = {**method, "prompts": _read_yaml(_find_prompts(method["prompts"], base, where))}
+        data = {**data, "method": method}
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise BadInput(
+            f"{where} is not a valid experiment:\n" + "\n".join(_readable(item) for item in error.errors()),
+            next_step="correct the keys named above; every field is described in crl/config.py",
+        ) from None
+
+
+def runs_root(experiment: Experiment | None = None) -> Path:
+    """Where run directories lie: the experiment's `runtime.runs`, else $CRL_RUNS, else ./runs."""
+    if experiment is not None and experiment.runtime.runs is not None:
+        return experiment.runtime.runs
+    return Path(os.environ.get("CRL_RUNS", "runs"))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        here = sorted(str(found) for found in path.parent.glob("*.yaml"))
+        raise BadInput(
+            f"there is no file {path}", expected="a YAML file", next_step=f"files there: {', '.join(here) or 'none'}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}", expected="a readable YAML file in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{path} is not YAML: {error}", expected="a YAML mapping") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path} holds a {type(data).__name__}", expected="a YAML mapping")
+    return data
+
+
+def _find_prompts(name: str, base: Path, where: str) -> Path:
+    places = [folder / "prompts" / f"{name}.yaml" for folder in (base, *base.resolve().parents[:2])]
+    for place in places:
+        if place.is_file():
+            return place
+    names = sorted({found.stem for place in places for found in place.parent.glob("*.yaml")})
+    raise BadInput(
+        f"method.prompts: there is no prompt file {name!r}",
+        expected=f"one of {', '.join(names) or '(no prompt files found)'}",
+        where=where,
+        next_step=f"write {places[0]}, or name one that exists",
+    )
+
+
+def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    place: Any = data
+    for key in parents:
+        if isinstance(place, list):
+            place = place[_list_index(key, place, dotted)]
+        else:
+            if not isinstance(place.get(key), dict | list):
+                place[key] = {}
+            place = place[key]
+    if isinstance(place, list):
+        place[_list_index(last, place, dotted)] = value
+    else:
+        place[last] = value
+
+
+def _list_index(key: str, listed: list[Any], dotted: str) -> int:
+    if not key.isdigit() or int(key) >= len(listed):
+        raise BadInput(f"--set {dotted}: {key!r} is no index", expected=f"a number from 0 to {len(listed) - 1}")
+    return int(key)
+
+
+def _readable(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"]) or "(top level)"
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(item["loc"][:-1])
+        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
+        return f"  {place}: unknown key{hint}"
+    found = item.get("input")
+    shown = "" if isinstance(found, dict | BaseModel) or item["type"] == "missing" else f" (found {found!r:.80})"
+    return f"  {place}: {item['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    """Field names of the model at a location, walking annotations; tags of a discriminated union are part of it."""
+    import typing
+
+    candidates: list[Any] = [Experiment]
+    for part in location:
+        following: list[Any] = []
+        for model in candidates:
+            if isinstance(part, int):
+                following.append(model)
+            elif part in getattr(model, "model_fields", {}):
+                following.extend(_models_in(model.model_fields[part].annotation, typing.get_args))
+            else:  # the tag of a union: keep the member it names
+                kind = getattr(model, "model_fields", {}).get("kind")
+                if kind is not None and kind.default == part:
+                    following.append(model)
+        candidates = following
+    return sorted({name for model in candidates for name in getattr(model, "model_fields", {})})
+
+
+def _models_in(annotation: Any, arguments: Any) -> list[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in arguments(annotation) for model in _models_in(argument, arguments)]

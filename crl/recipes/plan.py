@@ -1,0 +1,69 @@
+"""Stage `plan`: which tasks a round plays, in which groups, and what guides each guided slot.
+
+Retrieval happens here, once, in episode order: counters and diversification (eq. 6) cannot depend on how collecting
+is sharded.
+"""
+
+from __future__ import annotations
+
+from crl.config import FamilyConfig
+from crl.recipes.bank_access import open_retriever
+from crl.recipes.context import StageContext
+from crl.records import BankEntry, Retrieval, RetrievalCount, Task
+
+
+def plan(ctx: StageContext) -> None:
+    """Draw the tasks of the round and retrieve an experience for every guided slot."""
+    tasks: list[Task] = []
+    for family in ctx.method.families:
+        tasks += _family_tasks(ctx, family, first_group=len({task.group for task in tasks}))
+        ctx.progress(len(tasks), sum(each.groups for each in ctx.method.families) * ctx.method.rollout.group_size)
+    retrievals, counts = _retrieve(ctx, tasks)
+    ctx.write(Task, tasks)
+    ctx.write(Retrieval, retrievals)
+    ctx.write(RetrievalCount, counts)
+
+
+def query_of(goal: str, observation: str) -> str:
+    """The retrieval query: the task description, goal and first observation (section 4)."""
+    return f"{goal}\n{observation}"
+
+
+def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> list[Task]:
+    import numpy as np
+
+    size = ctx.method.rollout.group_size
+    guided_members = size // 2 if ctx.recipe.guided else 0
+    seeds = family.train_seeds
+    generator = np.random.default_rng(ctx.seed(family.name))
+    # Distinct tasks where the range allows it, so that a round is not the same task over and over.
+    drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
+    environment_seeds = [seeds.start + int(value) for value in drawn]
+    starts = ctx.services.environment(family.name).reset_many(environment_seeds)
+    return [
+        Task(
+            episode_id=f"r{ctx.round:04d}-{family.name}-g{first_group + index:04d}-m{member:03d}",
+            round=ctx.round,
+            family=family.name,
+            group=first_group + index,
+            member=member,
+            environment_seed=environment_seed,
+            slot="guided" if member < guided_members else "free",
+            goal=start.goal,
+            first_observation=start.observation,
+            query=query_of(start.goal, start.observation),
+        )
+        for index, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True))
+        for member in range(size)
+    ]
+
+
+def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount]]:
+    entries = ctx.rows(BankEntry, "consolidate", -1)
+    counts = ctx.rows(RetrievalCount, "plan", -1)
+    guided = [task for task in tasks if task.slot == "guided"]
+    if not entries or not guided:
+        return [], counts
+    retriever = open_retriever(ctx, entries, counts, bank_round=ctx.round - 1)
+    vectors = ctx.services.embedder().embed([task.query for task in guided])
+    return retriever.retrieve_all(guided, vectors), retriever.counts()

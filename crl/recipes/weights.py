@@ -1,0 +1,54 @@
+"""Which weights a role has: read, carried over, and identified by what they are made of."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from crl.errors import RecordDamaged
+from crl.recipes.context import StageContext
+from crl.records import Weights
+
+CHECKPOINT = "checkpoint"
+"""Directory of the weights inside the stage that wrote them."""
+
+
+def weights_of(ctx: StageContext, role: str, offset: int = 0, *, stage: str | None = None) -> Weights:
+    """The weights row of a role, from the stage that last set it, by round number."""
+    name = stage or f"update_{role}"
+    for row in ctx.rows(Weights, name, offset):
+        if row.role == role:
+            return row
+    raise RecordDamaged(
+        f"no weights of role {role} in stage {name} at round {ctx.round + offset}",
+        expected="one row of table weights",
+        where=str(ctx.run_path),
+        next_step=f"run `crl verify {ctx.run_path}`",
+    )
+
+
+def identify(base_digest: str, checkpoint: Path) -> str:
+    """SHA-256 over the base model's digest and the sampling weights of a checkpoint.
+
+    Only what samples counts: optimiser state in subdirectories is digested by the manifest.
+    """
+    digest = hashlib.sha256(base_digest.encode())
+    for path in sorted(path for path in checkpoint.iterdir() if path.is_file()):
+        digest.update(path.name.encode())
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
+    """The row for the checkpoint that a stage just wrote into its directory."""
+    relative = f"rounds/{ctx.round:04d}/{ctx.stage.name}/{CHECKPOINT}"
+    return Weights(
+        role=before.role,
+        round=ctx.round,
+        updates=updates,
+        source=before.source,
+        base_digest=before.base_digest,
+        checkpoint=relative,
+        weights_digest=identify(before.base_digest, ctx.directory / CHECKPOINT),
+    )
