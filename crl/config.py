@@ -170,7 +170,9 @@ class RetrievalConfig(Model):
     rank_score: Literal["negative_rank", "fraction"] = Field(
         "negative_rank", description="s_rank: −rank, or 1 − rank/N."
     )
-    recent_rounds: int = Field(1, ge=0, description="An entry chosen in this many rounds back counts as recent; 0: off.")
+    recent_rounds: int = Field(
+        1, ge=0, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
+    )
     threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
 
 
