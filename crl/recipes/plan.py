@@ -7,7 +7,7 @@ is sharded.
 from __future__ import annotations
 
 from crl.config import FamilyConfig
-from crl.recipes.bank_access import open_retriever
+from crl.recipes.bank_access import open_retriever, retrieve_all
 from crl.recipes.context import StageContext
 from crl.records import BankEntry, Retrieval, RetrievalCount, Task
 
@@ -65,5 +65,4 @@ def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], li
     if not entries or not guided:
         return [], counts
     retriever = open_retriever(ctx, entries, counts, bank_round=ctx.round - 1)
-    vectors = ctx.services.embedder().embed([task.query for task in guided])
-    return retriever.retrieve_all(guided, vectors), retriever.counts()
+    return retrieve_all(ctx, retriever, guided), retriever.counts()

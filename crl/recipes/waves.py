@@ -1,0 +1,55 @@
+"""Playing waves of planned tasks in a stage: shared by collecting, evaluation and warm start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from crl.config import SamplingConfig
+from crl.protocols import Policy
+from crl.recipes.context import StageContext
+from crl.records import Retrieval, Task
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+
+
+def slots_of(tasks: Sequence[Task], chosen: Mapping[str, Retrieval], texts: Mapping[str, str]) -> list[EpisodeSlot]:
+    """Tasks with the experience that guides each, if one was chosen. `texts` maps content digest to text."""
+    slots = []
+    for task in tasks:
+        row = chosen.get(task.episode_id)
+        if row is None:
+            slots.append(EpisodeSlot(task=task))
+        else:
+            slots.append(
+                EpisodeSlot(
+                    task=task,
+                    entry_id=row.entry_id,
+                    content_digest=row.content_digest,
+                    experience=texts[row.content_digest],
+                )
+            )
+    return slots
+
+
+def play(
+    ctx: StageContext,
+    policy: Policy,
+    slots: Sequence[EpisodeSlot],
+    *,
+    sampling: SamplingConfig,
+    weights_digest: str,
+    seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+) -> list[PlayedEpisode]:
+    """Play one wave (slots of one family) with the environment of its family."""
+    return play_wave(
+        policy,
+        ctx.services.environment(slots[0].task.family),
+        slots,
+        method=ctx.method,
+        seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
+        sampling=sampling,
+        weights_digest=weights_digest,
+        stage=ctx.stage.name,
+        progress=lambda figures: ctx.progress(**figures),
+    )
