@@ -1,0 +1,54 @@
+"""Advantages and sample weights of eq. 5, for one group of rollouts. numpy only.
+
+Shapes: G members of one group (K in the paper), K_c members of a subgroup c in {guided, free}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALLEST_STD = 1e-6
+"""Below this population standard deviation every advantage is 0: all rewards of the subgroup are equal."""
+
+
+def standardised(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean"]) -> NDArray[np.float64]:
+    """Rewards [K] less their mean, divided by their population standard deviation when `normalise` is `std`.
+
+    All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0 (section 2).
+    """
+    if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
+        return np.zeros_like(rewards_K)
+    centred_K = rewards_K - rewards_K.mean()
+    return centred_K / rewards_K.std() if normalise == "std" else centred_K
+
+
+def subgroup_advantages(
+    rewards_G: Sequence[float],
+    guided_G: Sequence[bool],
+    *,
+    normalise: Literal["std", "mean"] = "std",
+    mode: Literal["subgroup", "pooled"] = "subgroup",
+    groups: int = 1,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Advantages [G] and weights [G] of the members of one group (eq. 5).
+
+    `subgroup` takes the baseline inside guided and inside free members, weight 1/2 * 1/K_c; an empty subgroup
+    contributes nothing and its half is not given to the other. `pooled` takes one baseline, weight 1/G.
+    J is the mean over groups: every weight is also divided by `groups`, the number of groups of the batch.
+    """
+    rewards = np.asarray(rewards_G, dtype=np.float64)
+    guided = np.asarray(guided_G, dtype=bool)
+    if rewards.shape != guided.shape:
+        raise ValueError(f"{rewards.size} rewards and {guided.size} guided flags; one of each a member is needed")
+    advantages = np.zeros_like(rewards)
+    weights = np.zeros_like(rewards)
+    subgroups = [(guided, 0.5), (~guided, 0.5)] if mode == "subgroup" else [(np.ones_like(guided), 1.0)]
+    for members, share in subgroups:
+        if members.any():
+            advantages[members] = standardised(rewards[members], normalise)
+            weights[members] = share / members.sum() / groups
+    return advantages, weights

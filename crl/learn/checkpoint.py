@@ -1,0 +1,118 @@
+"""A role's checkpoint: sampling weights and optimiser state, the same bytes whenever the same update is repeated.
+
+Layout of a checkpoint directory::
+
+    model.safetensors, config.json, generation_config.json          full weights (float32), or
+    adapter_model.safetensors, adapter_config.json                  the adapter alone (peft layout)
+    deepspeed/engine.json                                           ZeRO stage, ranks, optimiser: what the state fits
+    deepspeed/optimizer-rank00000.safetensors                       this rank's part of the optimiser state
+
+The state is written here rather than by DeepSpeed's `save_checkpoint`, whose files repeat the weights once or twice
+(module states, float32 partitions) next to the sampling weights. Weights are float32 throughout, so the sampling
+weights are the training weights, and weights plus optimiser state are all that resuming needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from crl.errors import FrozenMethodChanged, RecordDamaged
+
+ENGINE_DIRECTORY = "deepspeed"
+
+
+def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Write sampling weights of a transformers or peft model from whole tensors by parameter name.
+
+    The directory may exist. Whatever would differ between two equal runs is settled: an adapter's module names are
+    sorted (peft keeps them in a set), and its model card, which repeats library versions, is removed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    adapter = hasattr(model, "peft_config")
+    model.save_pretrained(directory, state_dict=dict(state))
+    if adapter:
+        (directory / "README.md").unlink(missing_ok=True)
+        path = directory / "adapter_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in config.items():
+            if isinstance(value, list) and all(isinstance(item, str) for item in value):
+                config[key] = sorted(value)
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _state_file(directory: Path, rank: int) -> Path:
+    return directory / ENGINE_DIRECTORY / f"optimizer-rank{rank:05d}.safetensors"
+
+
+def save_optimizer(
+    optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int
+) -> None:
+    """Write this rank's optimiser state: one tensor a part and state name. `parts` are what the optimiser steps."""
+    tensors = {
+        f"{index:05d}.{name}": value.detach().cpu().contiguous()
+        for index, part in enumerate(parts)
+        for name, value in optimizer.state.get(part, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+    path = _state_file(directory, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int
+) -> None:
+    """Restore what :func:`save_optimizer` wrote, bit by bit. Raises RecordDamaged where it does not fit."""
+    path = _state_file(directory, rank)
+    try:
+        tensors = load_file(path)
+    except Exception as error:
+        raise RecordDamaged(
+            f"optimiser state cannot be read: {error}",
+            expected="the file that the update wrote",
+            where=str(path),
+            next_step="run `crl verify` on the run",
+        ) from error
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        part = parts[int(index)] if int(index) < len(parts) else None
+        if part is None or (value.dim() > 0 and value.shape != part.shape):
+            raise RecordDamaged(
+                f"{key} has shape {tuple(value.shape)}, which fits no parameter",
+                expected=f"{len(parts)} parts" if part is None else str(tuple(part.shape)),
+                where=str(path),
+                next_step="run `crl verify` on the run",
+            )
+        optimizer.state[part][name] = value.to(part.device) if value.dim() > 0 else value
+
+
+def write_engine(directory: Path, engine: Mapping[str, Any]) -> None:
+    """Write what the optimiser state was made by."""
+    path = directory / ENGINE_DIRECTORY / "engine.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(engine), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def has_optimizer(directory: Path, engine: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint holds optimiser state, of the same engine; a supervised start leaves none.
+
+    Raises FrozenMethodChanged where it was made with another ZeRO stage, number of ranks or optimiser.
+    """
+    path = directory / ENGINE_DIRECTORY / "engine.json"
+    if not path.is_file():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found != dict(engine):
+        raise FrozenMethodChanged(
+            f"the optimiser state was written by {found}",
+            expected=f"{dict(engine)}",
+            where=str(path),
+            next_step="train with the settings of the run, or start a new experiment from these weights",
+        )
+    return True

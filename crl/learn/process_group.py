@@ -1,0 +1,68 @@
+"""The process group that DeepSpeed needs, from the launcher or inside this one process.
+
+A single rank gets a group that lives in memory: no port is opened, so any number of runs on one machine stay clear of
+each other, and no launcher is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crl.errors import NotDeepSpeed
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the processes of the engine."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+
+def import_deepspeed() -> Any:
+    """DeepSpeed, quiet, on the accelerator that is there. Its log goes to stdout, which belongs to the command line."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel("ERROR")
+    return deepspeed
+
+
+def join() -> Ranks:
+    """Join the launcher's process group (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or make one of this process.
+
+    May be called again: a process has one group. Raises NotDeepSpeed where the environment names several ranks but not
+    where they meet.
+    """
+    deepspeed = import_deepspeed()
+    cuda = torch.cuda.is_available()
+    backend = "nccl" if cuda else "gloo"
+    if not dist.is_initialized():
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size > 1:
+            missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+            if missing:
+                raise NotDeepSpeed(
+                    f"WORLD_SIZE is {size} but {', '.join(missing)} is not set",
+                    expected="the environment of a launcher",
+                    next_step="start the ranks with `python -m torch.distributed.run` or the deepspeed launcher",
+                )
+            dist.init_process_group(backend)
+        else:
+            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    return Ranks(dist.get_rank(), dist.get_world_size(), device)

@@ -1,0 +1,147 @@
+"""Log-probabilities of given tokens under a causal language model, and the loading of such a model for training.
+
+The vocabulary head is the larger part of the work for a small model, and most tokens of an episode are observations:
+it is computed only where a token is trained. That is done by narrowing the head's input just before it runs, so any
+transformers model takes part, wrapped by peft or not, and ZeRO-3's own hooks around every module stay in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from crl.config import LoraConfig
+from crl.errors import BadInput
+
+
+class ScoredModel(nn.Module):
+    """A causal language model whose forward pass returns log-probabilities of given targets."""
+
+    def __init__(self, model: Any, *, autocast: Literal["none", "bfloat16"] = "none") -> None:
+        super().__init__()
+        self.model = model
+        self.autocast = autocast
+        self.config = model.config
+        if model.get_output_embeddings() is None:
+            raise BadInput(
+                f"{type(model).__name__} has no output embeddings",
+                expected="a transformers causal language model",
+                next_step="name another model for this role",
+            )
+
+    def forward(
+        self,
+        input_ids_BT: torch.Tensor,
+        attention_mask_BT: torch.Tensor,
+        targets_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        temperature_B: torch.Tensor,
+    ) -> torch.Tensor:
+        """Log-probabilities [B, T] (float32) of the targets where the mask is not 0; exactly 0 elsewhere.
+
+        They are those of the distribution after dividing the logits by the temperature, as when sampling.
+        """
+        chosen_BT = mask_BT != 0
+        head = self.model.get_output_embeddings()
+
+        def narrow(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            hidden_BTD, *rest = args
+            return (hidden_BTD[chosen_BT][None], *rest)
+
+        handle = head.register_forward_pre_hook(narrow, prepend=True)
+        try:
+            with self._precision(input_ids_BT.device):
+                positions_BT = (attention_mask_BT.cumsum(1) - 1).clamp(min=0)
+                output = self.model(
+                    input_ids=input_ids_BT,
+                    attention_mask=attention_mask_BT,
+                    position_ids=positions_BT,
+                    use_cache=False,
+                )
+        finally:
+            handle.remove()
+        temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
+        logits_NV = output.logits[0].float() / temperature_N[:, None]
+        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - logits_NV.logsumexp(1)
+        empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
+        return empty_BT.masked_scatter(chosen_BT, chosen_N)
+
+    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast == "none":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def _without_dropout(model: Any) -> None:
+    """A ratio of old and new probabilities means nothing when neurons drop out at random."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def load_trainable(
+    model_path: Path,
+    checkpoint: Path | None,
+    *,
+    lora: LoraConfig | None,
+    source: str,
+    seed: int,
+    gradient_checkpointing: bool = False,
+) -> Any:
+    """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
+
+    With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose random
+    part comes from `seed` (it changes nothing until it is trained). `source` is the configured name of the model; it is
+    written into adapters instead of a path of this machine. Raises BadInput for files that are not such a model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    full = checkpoint if checkpoint is not None and lora is None else model_path
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(full, dtype=torch.float32, local_files_only=True)
+            if lora is not None:
+                model = _with_adapter(model, checkpoint, lora, source)
+        except (OSError, ValueError) as error:
+            raise BadInput(
+                f"the model of this role cannot be loaded: {error}",
+                expected="a directory of a transformers causal language model"
+                + (" and of a peft adapter" if lora is not None and checkpoint is not None else ""),
+                where=str(checkpoint or model_path),
+                next_step="check the role's `model` and `lora`, then `crl doctor`",
+            ) from error
+    _without_dropout(model)
+    if gradient_checkpointing:
+        if lora is not None:
+            # The frozen embeddings give no gradient, and a checkpointed segment needs an input that has one.
+            model.enable_input_require_grads()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: str) -> Any:
+    import peft
+
+    if checkpoint is not None:
+        adapted: Any = peft.PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+    else:
+        alpha: Any = lora.alpha
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.rank,
+            lora_alpha=alpha,
+            lora_dropout=0.0,
+            target_modules=lora.target_modules,
+            bias="none",
+        )
+        adapted = peft.get_peft_model(model, config)
+    adapted.peft_config["default"].base_model_name_or_path = source
+    return adapted

@@ -1,0 +1,321 @@
+"""The update: one optimiser step over all samples of a round, on the DeepSpeed engine (ZeRO 0 to 3).
+
+:class:`Trainer` holds a role's model, optimiser and engine. It reads samples and writes a checkpoint directory (layout
+in `checkpoint`); it knows nothing of rounds or of the record. Several may live in one process, one after another or
+side by side; :meth:`Trainer.dispose` frees what one holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crl.config import ActorObjective, ExtractorObjective, OptimizerConfig, RoleConfig
+from crl.errors import BadInput, NotDeepSpeed, StageFailed
+from crl.learn import checkpoint as checkpoints
+from crl.learn.batches import MicroBatch, check_sample, collate, cut, has_gradient, trained_tokens
+from crl.learn.objectives import Statistics, cispo_objective, grpo_objective, nll_objective
+from crl.learn.process_group import import_deepspeed, join
+from crl.learn.scoring import ScoredModel, load_trainable
+from crl.records import Sample
+
+_BUCKET_ELEMENTS = 50_000_000
+"""Elements that ZeRO reduces at once: DeepSpeed's default of 5e8 reserves 2 GB, too much for a laptop."""
+
+Objective = ActorObjective | ExtractorObjective
+Gradients = dict[str, torch.Tensor]
+
+
+class Trainer:
+    """A role's model on a DeepSpeed engine, ready to update. Construct it on every rank with the same arguments.
+
+    Args:
+        role: model, LoRA, optimiser and DeepSpeed settings.
+        model_path: directory of the base model (transformers layout).
+        checkpoint: weights to start from; with optimiser state it resumes bit by bit, without (a supervised start) the
+            optimiser starts fresh. None starts from the base model.
+        threads: CPU threads of this process.
+        seed: of a fresh adapter's random part.
+
+    Raises:
+        BadInput: the model cannot be loaded, or the number of processes is not the configured one.
+        FrozenMethodChanged: the optimiser state was made with other engine settings.
+        NotDeepSpeed: what DeepSpeed returned is not its engine.
+    """
+
+    def __init__(
+        self, role: RoleConfig, *, model_path: Path, checkpoint: Path | None, threads: int, seed: int = 0
+    ) -> None:
+        torch.set_num_threads(threads)
+        self.role = role
+        self._ranks = join()
+        settings = role.deepspeed
+        if self._ranks.size != settings.ranks:
+            raise BadInput(
+                f"this engine has {self._ranks.size} processes",
+                expected=f"{settings.ranks}, the role's deepspeed.ranks",
+                next_step="start as many processes under the launcher as the config says",
+            )
+        model = load_trainable(
+            model_path,
+            checkpoint,
+            lora=role.lora,
+            source=role.model,
+            seed=seed,
+            gradient_checkpointing=settings.gradient_checkpointing,
+        )
+        scored = ScoredModel(model, autocast=settings.autocast)
+        trainable = [parameter for parameter in scored.parameters() if parameter.requires_grad]
+        self._optimizer = _optimizer(role.optimizer, trainable)
+        engine, *_ = import_deepspeed().initialize(
+            model=scored,
+            optimizer=self._optimizer,
+            model_parameters=trainable,
+            config=_engine_config(role),
+            dist_init_required=False,
+        )
+        self._engine = require_deepspeed(engine)
+        self._parts = self._stepped_tensors(trainable)
+        self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
+        if checkpoint is not None and checkpoints.has_optimizer(checkpoint, self._signature):
+            checkpoints.load_optimizer(self._optimizer, self._parts, checkpoint, self._state_rank)
+
+    # -- the update ------------------------------------------------------------------------------------------------
+
+    def update(
+        self, samples: Sequence[Sample], objective: Objective, *, inspect: Callable[[Gradients], None] | None = None
+    ) -> dict[str, float]:
+        """One optimiser step that minimises the sum of the samples' objectives; the same figures on every rank.
+
+        Every rank gets all samples and works on its share. Gradients equal those of one process in one batch: each
+        objective's normaliser is taken over all samples, and DeepSpeed's mean over ranks is undone. Samples that cannot
+        change the weights (advantage or weight 0) are not run. When none can, **no step is taken** (`stepped` 0):
+        momentum from earlier rounds must not move the weights when this round says nothing.
+
+        `inspect` is called on every rank with the whole gradients by parameter name, before clipping and stepping.
+        Raises RecordDamaged for a sample that cannot have been sampled, StageFailed when the loss or the gradient is
+        not finite (nothing is saved then).
+        """
+        for sample in samples:
+            check_sample(sample)
+        active = [sample for sample in samples if has_gradient(sample)]
+        figures = {
+            "samples": float(len(samples)),
+            "samples_without_gradient": float(len(samples) - len(active)),
+            "stepped": float(bool(active)),
+        }
+        if not active:
+            return figures
+        loss, statistics = self._accumulate(samples, active, objective)
+        if not math.isfinite(loss):
+            raise self._not_finite("loss", loss)
+        if inspect is not None:
+            inspect(self._gradients())
+        norm = self._plain_gradient_norm()
+        before = [part.detach().clone() for part in self._parts]
+        self._engine.step()
+        if norm is None:
+            norm = float(self._engine.get_global_grad_norm() or 0.0)
+        if not math.isfinite(norm):
+            raise self._not_finite("gradient norm", norm)
+        tokens = max(statistics.tokens, 1.0)
+        figures |= {
+            "loss": loss,
+            "grad_norm": norm,
+            "update_norm": self._update_norm(before),
+            "tokens": statistics.tokens,
+            "ratio_mean": statistics.ratio_sum / tokens,
+            "ratio_max": statistics.ratio_max,
+            "clipped_low": statistics.clipped_low / tokens,
+            "clipped_high": statistics.clipped_high / tokens,
+            "behaviour_gap": statistics.gap_sum / tokens,
+        }
+        return figures
+
+    def _accumulate(
+        self, samples: Sequence[Sample], active: Sequence[Sample], objective: Objective
+    ) -> tuple[float, Statistics]:
+        """Backward passes over this rank's micro-batches; loss and statistics over all ranks."""
+        normalisers = {
+            kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind))
+            for kind in ("cispo", "nll")
+        }
+        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size)
+        mine = shares[self._ranks.rank]
+        total, statistics = 0.0, Statistics()
+        for step, share in enumerate(mine):
+            self._engine.set_gradient_accumulation_boundary(step == len(mine) - 1)
+            # A rank that has run out still takes part in every collective operation, at weight 0.
+            batch = collate(share or [min(active, key=lambda sample: len(sample.token_ids))]).to(self._ranks.device)
+            logprobs_BT = self._engine(
+                batch.input_ids_BT, batch.attention_mask_BT, batch.targets_BT, batch.mask_BT, batch.temperature_B
+            )
+            loss, counted = _loss(batch, logprobs_BT, objective, normalisers)
+            if share:
+                total, statistics = total + float(loss.detach()), statistics + counted
+            else:
+                loss = loss * 0.0
+            self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
+        return self._over_ranks(total, statistics)
+
+    def _over_ranks(self, loss: float, statistics: Statistics) -> tuple[float, Statistics]:
+        if self._ranks.size == 1:
+            return loss, statistics
+        names = [field.name for field in fields(Statistics)]
+        values = [loss, *(getattr(statistics, name) for name in names)]
+        sums = torch.tensor(values, dtype=torch.float64, device=self._ranks.device)
+        largest = torch.tensor(statistics.ratio_max, dtype=torch.float64, device=self._ranks.device)
+        dist.all_reduce(sums)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        loss, *counts = sums.tolist()
+        return loss, Statistics(**{**dict(zip(names, counts, strict=True)), "ratio_max": float(largest)})
+
+    def _gradients(self) -> Gradients:
+        from deepspeed.utils import safe_get_full_grad
+
+        found = {
+            name.removeprefix("model."): safe_get_full_grad(parameter)
+            for name, parameter in self._engine.module.named_parameters()
+            if parameter.requires_grad
+        }
+        return {name: gradient.detach().float().cpu().clone() for name, gradient in found.items() if gradient is not None}
+
+    def _plain_gradient_norm(self) -> float | None:
+        """Norm of the whole gradient without ZeRO, before clipping; ZeRO tells its own after the step."""
+        if self.role.deepspeed.zero_stage > 0:
+            return None
+        gradients = [part.grad for part in self._parts if part.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def _update_norm(self, before: Sequence[torch.Tensor]) -> float:
+        squared = sum(float((part.detach() - old).square().sum()) for part, old in zip(self._parts, before, strict=True))
+        if self.role.deepspeed.zero_stage > 0 and self._ranks.size > 1:
+            shared = torch.tensor(squared, dtype=torch.float64, device=self._ranks.device)
+            dist.all_reduce(shared)
+            squared = float(shared)
+        return math.sqrt(squared)
+
+    def _not_finite(self, what: str, value: float) -> StageFailed:
+        return StageFailed(
+            f"the {what} of the update is {value}",
+            expected="a finite number",
+            where=f"role {self.role.model}",
+            next_step="lower the learning rate, or clip gradients; the weights before this update are intact on disk",
+        )
+
+    # -- weights and state -----------------------------------------------------------------------------------------
+
+    def _stepped_tensors(self, trainable: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+        """The float32 tensors that the optimiser steps on this rank: parameters, or ZeRO's flat partitions of them."""
+        stage, zero = self.role.deepspeed.zero_stage, self._engine.optimizer
+        if stage == 0:
+            return list(trainable)
+        parts: list[torch.Tensor] = (
+            zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+        )
+        return list(parts)
+
+    @property
+    def _state_rank(self) -> int:
+        """Whose optimiser state this rank reads: without ZeRO all ranks have the same, and rank 0 writes it."""
+        return self._ranks.rank if self.role.deepspeed.zero_stage > 0 else 0
+
+    def weights(self) -> Gradients:
+        """Whole trainable tensors by parameter name, on the CPU. Every rank must call it (ZeRO-3 gathers)."""
+        deepspeed = import_deepspeed()
+        whole = {}
+        for name, parameter in self._engine.module.named_parameters():
+            if not parameter.requires_grad and self.role.lora is not None:
+                continue
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.role.deepspeed.zero_stage == 3):
+                whole[name.removeprefix("model.")] = parameter.detach().cpu().clone()
+        return whole
+
+    def save(self, directory: Path) -> None:
+        """Write the checkpoint (layout in `checkpoint`). Every rank must call it, with one directory they all see.
+
+        Equal updates write equal bytes. Returns when all ranks have written.
+        """
+        whole = self.weights()
+        if self._ranks.rank == 0:
+            checkpoints.save_weights(self._engine.module.model, whole, directory)
+            checkpoints.write_engine(directory, self._signature)
+        if self._ranks.rank == self._state_rank:
+            checkpoints.save_optimizer(self._optimizer, self._parts, directory, self._ranks.rank)
+        if self._ranks.size > 1:
+            dist.barrier()
+
+    def dispose(self) -> None:
+        """Free the model, the optimiser and the engine. The trainer may not be used afterwards."""
+        self._engine.destroy()
+        self._engine.module = None
+        self._engine.optimizer = None
+        self._engine = None
+        self._optimizer.state.clear()
+        self._optimizer.param_groups.clear()
+        self._parts = []
+        gc.collect()
+
+
+def _loss(
+    batch: MicroBatch, logprobs_BT: torch.Tensor, objective: Objective, normalisers: Mapping[str, float]
+) -> tuple[torch.Tensor, Statistics]:
+    """The loss of a micro-batch under the objective of its samples."""
+    if batch.objective == "nll":
+        return nll_objective(logprobs_BT, batch.mask_BT, batch.weights_B, normaliser=normalisers["nll"])
+    scored = (logprobs_BT, batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    if batch.objective == "grpo" and isinstance(objective, ActorObjective):
+        return grpo_objective(*scored, objective)
+    if batch.objective == "cispo" and isinstance(objective, ExtractorObjective):
+        return cispo_objective(*scored, objective, normaliser=normalisers["cispo"])
+    raise BadInput(
+        f"samples of objective {batch.objective!r} with the settings of {type(objective).__name__}",
+        expected="grpo with ActorObjective, cispo with ExtractorObjective, nll with either",
+        next_step="pass the objective of the role that is trained",
+    )
+
+
+def require_deepspeed(engine: Any) -> Any:
+    """The engine, if it is DeepSpeed's; a silent fallback to plain training is an error."""
+    deepspeed = import_deepspeed()
+    if not isinstance(engine, deepspeed.DeepSpeedEngine):
+        raise NotDeepSpeed(
+            f"the engine of this update is {type(engine).__module__}.{type(engine).__qualname__}",
+            expected="a deepspeed.DeepSpeedEngine",
+            next_step="check the installation with `crl doctor`",
+        )
+    return engine
+
+
+def _optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's own optimisers: DeepSpeed's compile on first use, and these have the same state on every device."""
+    if config.kind == "sgd":
+        return torch.optim.SGD(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+    )
+
+
+def _engine_config(role: RoleConfig) -> dict[str, Any]:
+    settings = role.deepspeed
+    zero: dict[str, Any] = {"stage": settings.zero_stage}
+    if settings.zero_stage > 0:
+        zero |= {"overlap_comm": False, "contiguous_gradients": True, "reduce_bucket_size": _BUCKET_ELEMENTS}
+        zero["allgather_bucket_size"] = _BUCKET_ELEMENTS
+    return {
+        "train_micro_batch_size_per_gpu": settings.micro_batch,
+        # Accumulation is driven by explicit boundaries; 1 keeps DeepSpeed from dividing by it.
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": role.optimizer.gradient_clip,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1_000_000_000,
+    }
