@@ -6,7 +6,7 @@ leaves exactly one event, each eviction one more; nothing else changes the bank.
 
 - *add* makes a new entry. A text the family already holds is rejected.
 - *update* rewrites an entry of the same family in place: `entry_id`, `order` and `created_round` stay, `version` grows,
-  the episodes of the new text join those of the old. Of two updates of one entry in one round, the second sees the first.
+  the episodes of the new text join those of the old. Of two updates of one entry in a round the second sees the first.
 - *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one.
 - *drop* removes, *keep* and *return* change nothing.
 - *Eviction* comes last, a family at a time. `fifo` takes the smallest `order`. `least_useful` takes the smallest

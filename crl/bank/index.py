@@ -1,10 +1,10 @@
 """Exact inner-product indexes over experience embeddings, and their disposable cache.
 
 A flat FAISS index; on a GPU where FAISS has GPU support and a GPU is there. An index is derived from the embeddings, so
-a cached one (`<cache>/<key>/index.faiss` with `index.json` beside it) is only believed after its checksum, its shape and
-the checksum of the embeddings it was made from agree; otherwise it is made again. What is found is never ranked by
-FAISS's own numbers: `nearest` reads candidates generously and ranks them by a float64 cosine computed here, so that CPU,
-GPU, batch size and thread count cannot change a result.
+a cached one (`<cache>/<key>/index.faiss` with `index.json` beside it) is only believed after its checksum, its shape
+and the checksum of the embeddings it was made from agree; otherwise it is made again. What is found is never ranked by
+FAISS's own numbers: `nearest` reads candidates generously and ranks them by a float64 cosine computed here, so that
+CPU, GPU, batch size and thread count cannot change a result.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The experience extractor: trajectory → prompt → text → operations; merging of the bank."""

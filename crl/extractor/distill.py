@@ -1,0 +1,141 @@
+"""Distillation: a wave of finished episodes to extractor outputs and the operations they ask for (section 3).
+
+One output an episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
+the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle; where even
+that does not help, the episode keeps a row (`prompt_too_long`, verdict `skipped`) with a generation without tokens,
+which trains nobody. Rows come back in the order of the episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crl.config import DistillConfig, Method
+from crl.extractor.outputs import (
+    Distilled,
+    Origin,
+    Output,
+    Prompt,
+    SeedOf,
+    distillation_row,
+    generation_row,
+    not_sampled,
+    operation_row,
+    room_for_prompt,
+    sample_outputs,
+)
+from crl.extractor.parse import parse_output
+from crl.extractor.prompts import Messages, distill_messages
+from crl.extractor.trajectory import render_trajectory
+from crl.protocols import Policy
+from crl.records import Episode, Operation, Turn
+
+SHORTEST_TRAJECTORY = 120
+"""Characters below which a trajectory says too little to distil anything from."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillItem:
+    """A finished episode with its turns."""
+
+    episode: Episode
+    turns: tuple[Turn, ...]
+
+
+def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig) -> list[DistillItem]:
+    """The episodes to distil, in their order: guided ones or all; those the environment broke have no outcome."""
+    by_episode: dict[str, list[Turn]] = {}
+    for turn in turns:
+        by_episode.setdefault(turn.episode_id, []).append(turn)
+    return [
+        DistillItem(episode, tuple(sorted(by_episode.get(episode.episode_id, []), key=lambda turn: turn.turn)))
+        for episode in episodes
+        if episode.error is None and (episode.guided or config.episodes == "all")
+    ]
+
+
+def distill_wave(
+    policy: Policy,
+    items: Sequence[DistillItem],
+    *,
+    method: Method,
+    seed_of: SeedOf,
+    weights_digest: str,
+    round: int,
+) -> list[Distilled]:
+    """Distil each episode once; one result an item, in their order."""
+    role = method.extractor
+    origin = Origin(round, "distill", weights_digest, method.distill.format, role.sampling.temperature)
+    room = room_for_prompt(policy, role)
+    prompts = [_fitted(policy, item, method, room) for item in items]
+    outputs = sample_outputs(policy, prompts, role.sampling, seed_of)
+    return [_rows(item, output, origin, method.distill) for item, output in zip(items, outputs, strict=True)]
+
+
+def distillation_id_of(episode_id: str) -> str:
+    """Id of the distillation of an episode."""
+    return f"d-{episode_id}"
+
+
+def _fitted(policy: Policy, item: DistillItem, method: Method, room: int) -> Prompt:
+    """The prompt with as much of the trajectory as fits into `room` tokens."""
+
+    def made(budget: int | None) -> tuple[Messages, list[int]]:
+        messages = distill_messages(method.prompts.distill, item.episode, item.turns, method.distill, budget)
+        return messages, policy.chat.opening(messages)
+
+    distillation_id = distillation_id_of(item.episode.episode_id)
+    messages, token_ids = made(None)
+    if len(token_ids) <= room:
+        return Prompt(distillation_id, messages, token_ids)
+    fits, too_much = SHORTEST_TRAJECTORY, len(render_trajectory(item.turns))
+    messages, token_ids = made(fits)
+    if len(token_ids) > room:
+        return Prompt(distillation_id, messages, None)
+    while too_much - fits > max(16, fits // 32):
+        budget = (fits + too_much) // 2
+        tried, tried_ids = made(budget)
+        if len(tried_ids) <= room:
+            fits, messages, token_ids = budget, tried, tried_ids
+        else:
+            too_much = budget
+    return Prompt(distillation_id, messages, token_ids)
+
+
+def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConfig) -> Distilled:
+    episode, distillation_id = item.episode, output.prompt.distillation_id
+    if output.sampled is None:
+        parsed = not_sampled(origin)
+    else:
+        parsed = parse_output(
+            output.text,
+            format=config.format,
+            max_operations=config.max_operations,
+            max_characters=config.max_characters,
+            guided=episode.entry_id is not None,
+            truncated=output.truncated,
+        )
+    operations: list[Operation] = [
+        operation_row(
+            distillation_id,
+            index,
+            origin,
+            operation.kind,
+            episode.family,
+            entry_id=episode.entry_id if operation.kind == "update" else None,
+            text=operation.text,
+            episode_ids=[episode.episode_id],
+        )
+        for index, operation in enumerate(parsed.operations)
+    ]
+    distillation = distillation_row(
+        output,
+        origin,
+        parsed,
+        len(operations),
+        family=episode.family,
+        episode_id=episode.episode_id,
+        guiding_entry_id=episode.entry_id,
+    )
+    return Distilled(distillation, operations, generation_row(output, origin))

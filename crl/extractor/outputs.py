@@ -1,0 +1,188 @@
+"""Sampling extractor outputs and making their rows: what distilling and merging share.
+
+The ids sampled are the ids recorded: a generation's `token_ids` are the prompt's ids and the sampled ones, its mask is
+1 on the latter. Ids of rows derive from what they are made for: distillation `d-<episode>` or
+`m-r<round>-<family>-<step>`, generation `g-<distillation>`, operation `<distillation>-o<index>`, entry `x-<operation>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from crl.config import RoleConfig, SamplingConfig
+from crl.extractor.formats import ReasonCode
+from crl.extractor.parse import ParsedOutput
+from crl.extractor.prompts import Messages, prompt_text
+from crl.protocols import Policy, Sampled, StopReason
+from crl.records import Distillation, Generation, Operation
+
+SeedOf = Callable[[str], np.random.SeedSequence]
+"""Seed of the random stream of a distillation id."""
+BATCH = 16
+"""Prompts a session: part of the numbers (a batch's composition can change a last digit), so it is fixed."""
+
+
+class Distilled(NamedTuple):
+    """The rows of one extractor output."""
+
+    distillation: Distillation
+    operations: list[Operation]
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready to be sampled; `token_ids` None where it does not fit the context."""
+
+    distillation_id: str
+    messages: Messages
+    token_ids: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came of a prompt; `sampled` None where it was not sampled."""
+
+    prompt: Prompt
+    sampled: Sampled | None
+    text: str
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the length limit ended it."""
+        return self.sampled is not None and self.sampled.stop_reason != StopReason.end_of_turn
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a wave of outputs is made: what all their rows have in common."""
+
+    round: int
+    stage: Literal["distill", "merge"]
+    weights_digest: str
+    form: Literal["json", "lines"]
+    temperature: float
+
+
+def room_for_prompt(policy: Policy, role: RoleConfig) -> int:
+    """Tokens a prompt may have so that a whole output fits behind it."""
+    return min(policy.context, role.context) - role.sampling.max_new_tokens
+
+
+def sample_outputs(
+    policy: Policy, prompts: Sequence[Prompt], sampling: SamplingConfig, seed_of: SeedOf
+) -> list[Output]:
+    """One output a prompt, in their order; prompts that do not fit are passed over, with an empty text."""
+    ready = [index for index, prompt in enumerate(prompts) if prompt.token_ids is not None]
+    sampled: dict[int, Sampled] = {}
+    for first in range(0, len(ready), BATCH):
+        batch = ready[first : first + BATCH]
+        session = policy.open([prompts[index].token_ids or [] for index in batch], list(range(len(batch))))
+        rows = list(range(len(batch)))
+        generators = {row: np.random.default_rng(seed_of(prompts[batch[row]].distillation_id)) for row in rows}
+        found = session.sample(rows, generators, sampling)
+        session.drop(rows)
+        sampled.update({batch[row]: found[row] for row in rows})
+    return [
+        Output(prompt, sampled.get(index), policy.chat.decode(sampled[index].token_ids) if index in sampled else "")
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def generation_row(output: Output, origin: Origin) -> Generation:
+    """The token record of an output; without tokens where nothing was sampled."""
+    prompt_ids: list[int] = []
+    new_ids: list[int] = []
+    logprobs: list[float] = []
+    stop_reason = StopReason.context_limit
+    if output.sampled is not None:
+        prompt_ids, new_ids = list(output.prompt.token_ids or []), list(output.sampled.token_ids)
+        logprobs, stop_reason = list(output.sampled.logprobs), output.sampled.stop_reason
+    return Generation(
+        generation_id=generation_id_of(output.prompt.distillation_id),
+        round=origin.round,
+        stage=origin.stage,
+        role="extractor",
+        kind=origin.stage,
+        weights_digest=origin.weights_digest,
+        temperature=origin.temperature,
+        token_ids=prompt_ids + new_ids,
+        loss_mask=[0] * len(prompt_ids) + [1] * len(new_ids),
+        logprobs=[0.0] * len(prompt_ids) + logprobs,
+        prompt=prompt_text(output.prompt.messages),
+        output=output.text,
+        stop_reason=str(stop_reason),
+    )
+
+
+def distillation_row(
+    output: Output,
+    origin: Origin,
+    parsed: ParsedOutput,
+    operations: int,
+    *,
+    family: str,
+    episode_id: str | None = None,
+    guiding_entry_id: str | None = None,
+    source_entry_ids: Sequence[str] = (),
+) -> Distillation:
+    """What became of an output."""
+    return Distillation(
+        distillation_id=output.prompt.distillation_id,
+        round=origin.round,
+        kind=origin.stage,
+        family=family,
+        episode_id=episode_id,
+        guiding_entry_id=guiding_entry_id,
+        source_entry_ids=list(source_entry_ids),
+        generation_id=generation_id_of(output.prompt.distillation_id),
+        format=origin.form,
+        reason_code=str(parsed.reason_code),
+        verdict=parsed.verdict,
+        operations=operations,
+    )
+
+
+def operation_row(
+    distillation_id: str,
+    index: int,
+    origin: Origin,
+    kind: str,
+    family: str,
+    *,
+    entry_id: str | None = None,
+    text: str | None = None,
+    parents: Sequence[str] = (),
+    episode_ids: Sequence[str] = (),
+) -> Operation:
+    """One operation. Without an `entry_id`, an add or a merge gets the id of the entry it creates."""
+    operation_id = f"{distillation_id}-o{index}"
+    if entry_id is None and kind in ("add", "merge"):
+        entry_id = f"x-{operation_id}"
+    return Operation(
+        operation_id=operation_id,
+        distillation_id=distillation_id,
+        generation_id=generation_id_of(distillation_id),
+        round=origin.round,
+        index=index,
+        kind=kind,
+        family=family,
+        entry_id=entry_id,
+        parents=list(parents),
+        episode_ids=list(episode_ids),
+        text=text,
+    )
+
+
+def generation_id_of(distillation_id: str) -> str:
+    """Id of an output's token record."""
+    return f"g-{distillation_id}"
+
+
+def not_sampled(origin: Origin) -> ParsedOutput:
+    """The judgement on a prompt that does not fit."""
+    return ParsedOutput(ReasonCode.prompt_too_long, (), origin.stage)

@@ -1,0 +1,94 @@
+"""Messages of the extractor's two prompts, from the experiment's prompt set.
+
+System text and first user message are templates; the few-shot exchanges between them are shown word for word.
+
+    distill   {goal} {trajectory} {outcome} {experience} {max_operations} {max_characters}
+    merge     {family} {entries} {max_characters}
+
+`{experience}` is the text that guided the episode, or `none`. `{entries}` is one entry a line, counted from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from crl import templates
+from crl.config import DistillConfig, Method, PromptConfig, PromptSet
+from crl.errors import PromptTooLong
+from crl.extractor.trajectory import outcome_text, render_trajectory
+from crl.protocols import Chat
+from crl.records import Episode, Turn
+
+DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
+MERGE_NAMES = ("family", "entries", "max_characters")
+NO_EXPERIENCE = "none"
+
+Messages = list[dict[str, str]]
+
+
+def check_prompts(prompts: PromptSet) -> None:
+    """Raise BadInput, naming the prompt and its part, for a placeholder the extractor does not fill."""
+    for name, prompt, allowed in (
+        ("distill", prompts.distill, DISTILL_NAMES),
+        ("merge", prompts.merge, MERGE_NAMES),
+    ):
+        for part, template in (("system", prompt.system), ("first", prompt.first)):
+            templates.check(template, allowed, where=f"prompts: {name}.{part}")
+
+
+def check_room(chat: Chat, context: int, method: Method) -> None:
+    """Raise PromptTooLong where a prompt fits no output behind it even with nothing filled in.
+
+    `context` is what the model can read; the role's own limit counts as well.
+    """
+    role = method.extractor
+    room = min(context, role.context) - role.sampling.max_new_tokens
+    for name, prompt, names in (
+        ("distill", method.prompts.distill, DISTILL_NAMES),
+        ("merge", method.prompts.merge, MERGE_NAMES),
+    ):
+        needed = len(chat.opening(_messages(prompt, dict.fromkeys(names, ""))))
+        if needed >= room:
+            raise PromptTooLong(
+                f"the {name} prompt takes {needed} tokens before anything is filled in",
+                expected=f"fewer than {room}: the context less {role.sampling.max_new_tokens} new tokens",
+                where=f"prompts: {name}",
+                next_step="shorten the prompt, or raise extractor.context",
+            )
+
+
+def distill_messages(
+    prompt: PromptConfig, episode: Episode, turns: Sequence[Turn], config: DistillConfig, budget: int | None = None
+) -> Messages:
+    """The prompt to distil one episode; its trajectory takes at most `budget` characters (None: all of it)."""
+    return _messages(
+        prompt,
+        {
+            "goal": episode.goal,
+            "trajectory": render_trajectory(turns, budget),
+            "outcome": outcome_text(episode),
+            "experience": episode.experience if episode.experience is not None else NO_EXPERIENCE,
+            "max_operations": str(config.max_operations),
+            "max_characters": str(config.max_characters),
+        },
+    )
+
+
+def merge_messages(prompt: PromptConfig, family: str, texts: Sequence[str], config: DistillConfig) -> Messages:
+    """The prompt to merge a chunk of entries of one task family."""
+    entries = "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
+    return _messages(prompt, {"family": family, "entries": entries, "max_characters": str(config.max_characters)})
+
+
+def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """The messages as one readable text (column `prompt` of a generation)."""
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+
+
+def _messages(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:
+    messages = [{"role": "system", "content": templates.fill(prompt.system, values)}]
+    for exchange in prompt.examples:
+        messages.append({"role": "user", "content": exchange.user})
+        messages.append({"role": "assistant", "content": exchange.assistant})
+    messages.append({"role": "user", "content": templates.fill(prompt.first, values)})
+    return messages
