@@ -1,0 +1,166 @@
+"""FrozenLake without slipping: cross a grid to the goal and step on no hole. Native, deterministic, solvable by seed.
+
+Each seed draws its own map: side, agent, goal, and each other cell safe with `frozen_probability`, until the goal can
+be reached within the turn limit. Plain, the symbols are gymnasium's and the rules are told; masked (the variant of the
+Experiential RL paper), symbols are abstract and only the names of the actions are told: what the symbols mean has to be
+learnt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crl.config import FrozenLakeConfig
+from crl.protocols import Start, Step, StopReason
+
+ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+"""The four moves with their offset (row, column)."""
+
+_PLAIN = {"agent": "@", "goal": "G", "hole": "H", "safe": "F"}
+_MASKED = {"agent": "A", "goal": "B", "hole": "C", "safe": "D"}
+_PLAIN_GOAL = (
+    "Walk from @ to the goal G over frozen cells F. Stepping on a hole H ends the game. "
+    "Actions: up, down, left, right."
+)
+_MASKED_GOAL = "Actions: up, down, left, right."
+_ATTEMPTS = 1000
+
+Cell = tuple[int, int]
+"""(row, column)."""
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A map: side in cells, start, goal and holes."""
+
+    side: int
+    start: Cell
+    goal: Cell
+    holes: frozenset[Cell]
+
+    def moved(self, cell: Cell, action: str) -> Cell:
+        """Where an action leads; the border holds the agent back."""
+        row, column = cell[0] + ACTIONS[action][0], cell[1] + ACTIONS[action][1]
+        inside = 0 <= row < self.side and 0 <= column < self.side
+        return (row, column) if inside else cell
+
+    def path(self, start: Cell) -> list[str] | None:
+        """Actions of a shortest safe path to the goal, ties in the order of :data:`ACTIONS`; None without any."""
+        came: dict[Cell, tuple[Cell, str] | None] = {start: None}
+        queue = deque([start])
+        while queue and self.goal not in came:
+            cell = queue.popleft()
+            for action in ACTIONS:
+                target = self.moved(cell, action)
+                if target not in came and target not in self.holes:
+                    came[target] = (cell, action)
+                    queue.append(target)
+        if self.goal not in came:
+            return None
+        actions: list[str] = []
+        step = came[self.goal]
+        while step is not None:
+            actions.append(step[1])
+            step = came[step[0]]
+        return actions[::-1]
+
+
+def draw_lake(config: FrozenLakeConfig, seed: int) -> Lake:
+    """The map of a seed; its goal can be reached safely within `max_turns` actions."""
+    generator = np.random.default_rng(np.random.SeedSequence(seed))
+    side = int(generator.integers(config.size_min, config.size_max + 1))
+    lake = Lake(side, (0, 0), (0, 1), frozenset())
+    for attempt in range(_ATTEMPTS):
+        first, second = (int(value) for value in generator.choice(side * side, size=2, replace=False))
+        start, goal = divmod(first, side), divmod(second, side)
+        if attempt == _ATTEMPTS - 1:
+            # Hardly a cell is frozen: a goal beside the start keeps the map solvable.
+            goal = (start[0], start[1] - 1 if start[1] else 1)
+        holed_RC = generator.random((side, side)) >= config.frozen_probability
+        holes = frozenset((int(r), int(c)) for r, c in np.argwhere(holed_RC)) - {start, goal}
+        lake = Lake(side, start, goal, holes)
+        path = lake.path(start)
+        if path is not None and len(path) <= config.max_turns:
+            break
+    return lake
+
+
+@dataclass
+class _Slot:
+    lake: Lake
+    cell: Cell
+    turns: int = 0
+    done: bool = False
+
+
+class FrozenLakeEnvironment:
+    """A wave of FrozenLake episodes (protocol `Environment`). Reward is 1 on the goal, else 0.
+
+    A hole ends the episode as a failure, `max_turns` at the turn limit. An illegal action spends a turn.
+    """
+
+    def __init__(self, config: FrozenLakeConfig) -> None:
+        self.config = config
+        self._symbols = _MASKED if config.masked else _PLAIN
+        self._goal = _MASKED_GOAL if config.masked else _PLAIN_GOAL
+        self._slots: list[_Slot] = []
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i."""
+        lakes = [draw_lake(self.config, seed) for seed in seeds]
+        self._slots = [_Slot(lake, lake.start) for lake in lakes]
+        return [Start(self._goal, self._text(slot), tuple(ACTIONS)) for slot in self._slots]
+
+    def _text(self, slot: _Slot) -> str:
+        lake, rows = slot.lake, []
+        for row in range(lake.side):
+            cells = []
+            for column in range(lake.side):
+                cell = (row, column)
+                kind = "agent" if cell == slot.cell else "goal" if cell == lake.goal else "safe"
+                cells.append(self._symbols["hole" if cell in lake.holes else kind])
+            rows.append(" ".join(cells))
+        return "\n".join(rows)
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        for index in actions:
+            if self._slots[index].done:
+                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        legal = action in ACTIONS
+        if action is not None and legal:
+            slot.cell = slot.lake.moved(slot.cell, action)
+        reason = None
+        if slot.cell == slot.lake.goal:
+            reason = StopReason.success
+        elif slot.cell in slot.lake.holes:
+            reason = StopReason.failure
+        elif slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        slot.done = reason is not None
+        success = reason is StopReason.success
+        feedback = "" if legal else "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
+        observation = {
+            None: "", StopReason.success: "The goal is reached.", StopReason.failure: "The game is over.",
+            StopReason.turn_limit: "No turns are left.",
+        }[reason] or self._text(slot)  # fmt: skip
+        actions = () if slot.done else tuple(ACTIONS)
+        return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
+
+    def oracle(self, slot: int) -> str | None:
+        """First action of a shortest safe path; None when the episode is done."""
+        state = self._slots[slot]
+        path = None if state.done else state.lake.path(state.cell)
+        return path[0] if path else None
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._slots = []

@@ -1,0 +1,281 @@
+"""MiniHack: any registered id that can be built here, as a batched text environment.
+
+NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
+its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
+are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
+agent reads is built in `nethack_screen`, its action names in `nethack_actions`, the demonstrator is `nethack_oracle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import random
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crl.config import MiniHackConfig
+from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
+from crl.envs.nethack_oracle import Walker
+from crl.envs.nethack_screen import Screen, describe, read_screen
+from crl.errors import BadInput
+from crl.protocols import Start, Step, StopReason
+
+_STAIRS = "Reach the stairs down (>)."
+_GOALS: tuple[tuple[str, str], ...] = (
+    ("KeyRoom", "Pick up the key, apply it next to the closed door, then reach the stairs down (>)."),
+    ("River", "Push boulders (`) into the river until you can cross it, then reach the stairs down (>)."),
+    ("CorridorBattle", "Survive the monsters and reach the stairs down (>)."),
+    ("ExploreMaze", "Eat the apples on the way and reach the stairs down (>)."),
+    ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
+                "on the squeaky board."),
+    ("Boxoban", "Push every boulder (`) onto a fountain ({)."),
+    ("Sokoban", "Fill every pit (^) by pushing a boulder (`) into it, then reach the stairs down (>)."),
+    ("Eat", "Eat the apple."),
+    ("Pray", "Pray on the altar."),
+    ("Sink", "Quaff from the sink."),
+    ("Wield", "Wield the dagger."),
+    ("Wear", "Wear the robe."),
+    ("PutOn", "Put on the amulet."),
+    ("Zap", "Zap the wand."),
+    ("Read", "Read the scroll."),
+    ("ClosedDoor", "Open the door and reach the stairs down (>)."),
+    ("LockedDoor", "Kick the locked door open and reach the stairs down (>)."),
+    ("WoD-(Easy|Pro)", "Kill the minotaur with the wand of death."),
+    ("WoD", "Kill the minotaur with the wand of death and reach the stairs down (>)."),
+    ("Levitate", "Levitate over the water and reach the stairs down (>)."),
+    ("Freeze", "Freeze a way across and reach the stairs down (>)."),
+    ("LavaCross", "Get over the lava unharmed and reach the stairs down (>)."),
+)  # fmt: skip
+_SYMBOLS = " On the map @ is you, . is floor, blank is unknown."
+_STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
+_FULL_LIST = 12
+"""With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
+
+
+def goal_of(task_id: str) -> str:
+    """What a task asks for, in words; constant for an id, so that all rows of a wave share it."""
+    rest = task_id.removeprefix("MiniHack-")
+    for pattern, text in _GOALS:
+        if re.match(pattern + r"(-|$)", rest):
+            return text + _SYMBOLS
+    return _STAIRS + _SYMBOLS
+
+
+def _registry() -> Mapping[str, Any]:
+    """MiniHack's registered ids with their specifications; BadInput where the package is missing or broken."""
+    try:
+        with warnings.catch_warnings():
+            # minihack 1.0.2 imports pkg_resources, which warns about its own deprecation.
+            warnings.simplefilter("ignore")
+            importlib.import_module("minihack")
+        registration = importlib.import_module("gymnasium.envs.registration")
+    except ImportError as error:
+        missing = "setuptools<81 (minihack imports pkg_resources)" if error.name == "pkg_resources" else "minihack"
+        raise BadInput(
+            f"MiniHack cannot be imported: {error}",
+            expected="the packages minihack and nle",
+            where="method.families[].environment",
+            next_step=f"install {missing}: pip install 'minihack==1.0.2' 'nle==1.3.0' 'setuptools<81'",
+        ) from error
+    return {name: spec for name, spec in registration.registry.items() if name.startswith("MiniHack-")}
+
+
+@contextlib.contextmanager
+def _python_random(seed: int) -> Iterator[None]:
+    """Seed Python's global generator and give it back as it was: some tasks choose a level with it."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _build(config: MiniHackConfig) -> Any:
+    """One NLE instance of the task; BadInput where it is unknown or cannot be built."""
+    known = _registry()
+    where = "method.families[].environment.id"
+    if config.id not in known:
+        close = difflib.get_close_matches(config.id, known, n=4, cutoff=0.4)
+        raise BadInput(
+            f"unknown MiniHack task {config.id!r}",
+            expected="one of " + ", ".join(close) if close else f"one of the {len(known)} registered ids",
+            where=where,
+            next_step="correct the id",
+        )
+    spec = known[config.id]
+    creator = importlib.import_module("gymnasium.envs.registration").load_env_creator(spec.entry_point)
+    # The turn limit is counted here (invalid actions spend turns that NLE never sees), so NLE's own must not bite.
+    arguments = {**spec.kwargs, "max_episode_steps": config.max_turns + 1, "fix_moon_phase": True}
+    try:
+        with _python_random(0):
+            return creator(**arguments)
+    except Exception as error:
+        raise BadInput(
+            f"MiniHack task {config.id!r} cannot be built: {' '.join(str(error).split())}",
+            expected="a task that needs no further files or arguments",
+            where=where,
+            next_step="install what the message names, or choose another id",
+        ) from error
+
+
+def check_minihack(config: MiniHackConfig) -> None:
+    """Raise BadInput for an unknown id, a missing package or level file, or a task that is not deterministic."""
+    environment = MiniHackEnvironment(config)
+    try:
+        first = environment.reset_many([7])
+        second = environment.reset_many([7])
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"MiniHack task {config.id!r} cannot be started: {type(error).__name__}: {error}",
+            where="method.families[].environment.id",
+            next_step="choose another id",
+        ) from error
+    finally:
+        environment.close()
+    if first != second:
+        raise BadInput(
+            f"MiniHack task {config.id!r} gives different levels for one seed",
+            expected="a task that is deterministic in its seed",
+            where="method.families[].environment.id",
+            next_step="choose another id",
+        )
+
+
+@dataclass
+class _Slot:
+    env: Any
+    screen: Screen
+    moves: dict[str, int]
+    """Playable actions while the game asks nothing."""
+    actions: dict[str, int]
+    """Legal actions now."""
+    first_inventory: frozenset[str]
+    greeting: str
+    turns: int = 0
+    done: bool = False
+    walker: Walker = field(default_factory=Walker)
+
+
+class MiniHackEnvironment:
+    """A wave of MiniHack episodes (protocol `Environment`). Reward is 1 for reaching the task's goal, else 0.
+
+    Death and `max_turns` are failures; an action that is not legal spends a turn and leaves the game as it is. An
+    exception inside NLE ends its slot with an error code; the instance is replaced at the next reset.
+    """
+
+    def __init__(self, config: MiniHackConfig) -> None:
+        self.config = config
+        self.goal = goal_of(config.id)
+        self._seeks_stairs = "(>)" in self.goal
+        self._pool: list[Any] = [_build(config)]
+        self._slots: list[_Slot] = []
+        self._shows_all_items = any(action.name in USES_ITEMS for action in self._pool[0].actions)
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i."""
+        while len(self._pool) < len(seeds):
+            self._pool.append(_build(self.config))
+        self._slots = []
+        starts = []
+        for index, seed in enumerate(seeds):
+            if self._pool[index] is None:
+                self._pool[index] = _build(self.config)
+            slot = self._reset(self._pool[index], seed)
+            self._slots.append(slot)
+            starts.append(Start(self.goal, self._describe(slot), tuple(slot.actions)))
+        return starts
+
+    def _reset(self, env: Any, seed: int) -> _Slot:
+        with _python_random(seed):
+            env.seed(core=seed, disp=seed, reseed=False)
+            env.reset()
+        screen = _screen(env)
+        moves = action_names(env.actions)
+        greeting = screen.message if _STARTS_WITH_WELCOME.match(screen.message) else ""
+        slot = _Slot(env, screen, moves, moves, frozenset(screen.inventory.values()), greeting)
+        slot.walker.see(screen)
+        return slot
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        for index in actions:
+            if self._slots[index].done:
+                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        return {index: self._step(index, action) for index, action in actions.items()}
+
+    def _step(self, index: int, action: str | None) -> Step:
+        slot = self._slots[index]
+        slot.turns += 1
+        legal = action in slot.actions
+        success, over, reason = False, False, None
+        if action is not None and legal:
+            try:
+                _, reward, over, _, information = slot.env.step(slot.actions[action])
+                # The task's own end, not its shaped reward; Memento ends so on a wrong turn too, with a reward below 0.
+                success = int(information["end_status"]) == 2 and reward > 0
+                if not over:
+                    slot.screen = _screen(slot.env)
+            except Exception as error:
+                # The game is in an unknown state: this slot ends with a reason, the others play on.
+                slot.done = True
+                self._pool[index] = None
+                code = f"environment_{type(error).__name__}"
+                return Step("", (), True, "", True, False, 0.0, StopReason.error, code)
+        if over:
+            reason = StopReason.success if success else StopReason.failure
+        elif slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        slot.done = reason is not None
+        feedback = "" if legal else self._refusal(slot)
+        if slot.done:
+            text = {StopReason.success: "The goal is reached.", StopReason.failure: "The game is over."}
+            observation = text.get(reason, "No turns are left.") if reason else ""
+            return Step(observation, (), legal, feedback, True, success, float(success), reason)
+        slot.walker.see(slot.screen)
+        slot.actions = slot.moves
+        if slot.screen.asks:
+            slot.actions = answers(slot.screen.message, slot.env.actions) or slot.moves
+        return Step(self._describe(slot), tuple(slot.actions), legal, feedback, False, False, 0.0)
+
+    def _refusal(self, slot: _Slot) -> str:
+        if len(slot.actions) > _FULL_LIST:
+            return "That names no possible action."
+        return "That names no possible action. Possible: " + ", ".join(slot.actions) + "."
+
+    def _describe(self, slot: _Slot) -> str:
+        items = slot.screen.inventory
+        if self._shows_all_items:
+            shown = [f"{letter} {line}" for letter, line in items.items()]
+        elif "pick up" in slot.moves:
+            # What a rogue starts with is of no use in these tasks: only what was picked up is told.
+            shown = [line for line in items.values() if line not in slot.first_inventory]
+        else:
+            shown = []
+        return describe(slot.screen, seeks_stairs=self._seeks_stairs, items=shown, greeting=slot.greeting)
+
+    def oracle(self, slot: int) -> str | None:
+        """A good next move towards the stairs from what is known of the level; None where no way is known."""
+        state = self._slots[slot]
+        if state.done or state.screen.asks or not self._seeks_stairs:
+            return None
+        return state.walker.move(state.screen, tuple(state.actions))
+
+    def close(self) -> None:
+        """End all NLE instances."""
+        for env in self._pool:
+            if env is not None:
+                env.close()
+        self._pool, self._slots = [], []
+
+
+def _screen(env: Any) -> Screen:
+    # NLE returns only the observation keys that a task asked for; the instance holds all of them.
+    return read_screen(dict(zip(env._observation_keys, env.last_observation, strict=True)))

@@ -1,0 +1,153 @@
+"""A NetHack screen as plain data and as text: what of it an agent is shown.
+
+The text holds the visible or remembered map cropped around the agent, one line that names what is in sight relative to
+the agent, hit points when they are not full, the message line and, where it matters, the inventory. Every token costs
+time on each turn, so nothing else is told. Playing is in `crl/envs/minihack.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+VIEW_COLUMNS = 12
+"""Columns of the map shown on either side of the agent; the map itself is 79 wide."""
+VIEW_ROWS = 8
+"""Rows shown above and below the agent; the map itself is 21 high."""
+MOST_NAMED = 6
+"""Things named at most in the line about what is in sight, nearest first."""
+
+_BLANK = ord(" ")
+_UNNAMED = frozenset({
+    "floor of a room", "dark part of a room", "stone", "solid stone", "wall", "corridor", "lit corridor", "doorway",
+    "no door", "broken door", "staircase up",
+})  # fmt: skip
+"""Descriptions that say nothing worth a token: plain ground, and the stairs up that mark where the agent began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """Something worth naming on the map. `east` and `south` are offsets from the agent in cells."""
+
+    symbol: str
+    words: str
+    east: int
+    south: int
+
+    @property
+    def distance(self) -> int:
+        """Moves of a king to it."""
+        return max(abs(self.east), abs(self.south))
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """One NetHack observation, copied out of the arrays that the game overwrites.
+
+    `chars_RC` and `glyphs_RC` are [21 rows, 79 columns]; `row` and `column` are the agent's position.
+    """
+
+    chars_RC: Any
+    glyphs_RC: Any
+    things: tuple[Thing, ...]
+    row: int
+    column: int
+    hit_points: int
+    most_hit_points: int
+    message: str
+    inventory: Mapping[str, str]
+    """Item by its letter."""
+    asks: bool
+    """Whether the game waits for the answer to a question in the message line."""
+
+
+def _text(codes: Any) -> str:
+    return bytes(codes).split(b"\0", 1)[0].decode("latin-1").strip()
+
+
+def _things(chars: Any, descriptions: Any, row: int, column: int) -> tuple[Thing, ...]:
+    found = []
+    for r, c in np.argwhere(chars != _BLANK).tolist():
+        if (r, c) == (row, column):
+            continue
+        code = int(chars[r, c])
+        words = _text(descriptions[r, c])
+        if not words or words in _UNNAMED:
+            continue
+        for article in ("a ", "an ", "the ", "some "):
+            words = words.removeprefix(article)
+        found.append(Thing(chr(code), words, c - column, r - row))
+    return tuple(sorted(found, key=lambda thing: (thing.distance, thing.south, thing.east)))
+
+
+def read_screen(observation: Mapping[str, Any]) -> Screen:
+    """Copy a NetHack observation (arrays by NLE's names; `internal` among them) into plain data."""
+    chars = observation["chars"].copy()
+    column, row = (int(value) for value in observation["blstats"][:2])
+    letters = bytes(observation["inv_letters"])
+    lines = [_text(line) for line in observation["inv_strs"]]
+    return Screen(
+        chars_RC=chars,
+        glyphs_RC=observation["glyphs"].copy(),
+        things=_things(chars, observation["screen_descriptions"], row, column),
+        row=row,
+        column=column,
+        hit_points=int(observation["blstats"][10]),
+        most_hit_points=int(observation["blstats"][11]),
+        message=_text(observation["message"]),
+        inventory={chr(letter): line for letter, line in zip(letters, lines, strict=True) if line},
+        asks=bool(observation["internal"][1]),
+    )
+
+
+def bearing(east: int, south: int) -> str:
+    """Where something lies, in words: `2 east`, `1 northeast`, `2 east 1 north`."""
+    vertical, horizontal = "south" if south > 0 else "north", "east" if east > 0 else "west"
+    if east == 0:
+        return f"{abs(south)} {vertical}"
+    if south == 0:
+        return f"{abs(east)} {horizontal}"
+    if abs(east) == abs(south):
+        return f"{abs(east)} {vertical}{horizontal}"
+    return f"{abs(east)} {horizontal} {abs(south)} {vertical}"
+
+
+def map_rows(screen: Screen) -> list[str]:
+    """The known map around the agent as rows of symbols, without its empty margins."""
+    top, left = max(0, screen.row - VIEW_ROWS), max(0, screen.column - VIEW_COLUMNS)
+    window = screen.chars_RC[top : screen.row + VIEW_ROWS + 1, left : screen.column + VIEW_COLUMNS + 1]
+    rows, columns = np.nonzero(window != _BLANK)
+    if not len(rows):
+        return []
+    window = window[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    return [bytes(line).decode("latin-1").rstrip() for line in window]
+
+
+def sight(screen: Screen, seeks_stairs: bool) -> str:
+    """One line that names what is in sight, nearest first; of each kind the nearest, the stairs before all else."""
+    named: list[str] = []
+    stairs = [thing for thing in screen.things if thing.symbol == ">"]
+    if seeks_stairs:
+        named.append(f"> is {bearing(stairs[0].east, stairs[0].south)}." if stairs else "No > in sight.")
+    kinds: dict[str, Thing] = {}
+    for thing in screen.things:
+        if not (seeks_stairs and thing.symbol == ">"):
+            kinds.setdefault(thing.words, thing)
+    for thing in list(kinds.values())[:MOST_NAMED]:
+        named.append(f"{thing.words} {thing.symbol} {bearing(thing.east, thing.south)}.")
+    return " ".join(named)
+
+
+def describe(screen: Screen, *, seeks_stairs: bool, items: Sequence[str], greeting: str) -> str:
+    """The text observation. `items` are inventory lines to show; a message equal to `greeting` is left out."""
+    lines = [*map_rows(screen), sight(screen, seeks_stairs)]
+    if screen.hit_points < screen.most_hit_points:
+        lines.append(f"Health {max(0, screen.hit_points)}/{screen.most_hit_points}.")
+    if items:
+        lines.append("You carry: " + "; ".join(items) + ".")
+    if screen.message and screen.message != greeting:
+        lines.append(" ".join(screen.message.split()))
+    return "\n".join(line for line in lines if line)
