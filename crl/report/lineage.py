@@ -1,0 +1,65 @@
+"""One SQL query: where an experience comes from and what became of it.
+
+`LINEAGE` is the body of the view `lineage`; it stands on the other views and is shown in `docs/sql.md`. In one
+row a use it answers: which episodes made this experience, which prompt and which extractor checkpoint wrote it, where it
+was used, with what outcome and which guided-minus-free difference. A version that was never used has one row with an
+empty use.
+"""
+
+from __future__ import annotations
+
+LINEAGE = r"""
+WITH versions AS (      -- every text an entry ever had, in order
+    SELECT
+        event.entry_id, event.family, event.round AS written_round, event.kind,
+        event.operation_id, event.after_digest AS content_digest,
+        row_number() OVER (
+            PARTITION BY event.entry_id
+            ORDER BY event.round, CAST(regexp_extract(event.event_id, '(\d+)$', 1) AS BIGINT)
+        ) AS version
+    FROM bank_events AS event
+    WHERE event.kind IN ('add', 'update', 'merge') AND event.entry_id IS NOT NULL AND event.after_digest IS NOT NULL
+),
+writers AS (            -- the checkpoint behind a weights digest: where it first appeared
+    SELECT role, weights_digest, min(round) AS round, arg_min(updates, round) AS updates,
+        coalesce(arg_min(checkpoint, round), arg_min(source, round)) AS checkpoint
+    FROM weights GROUP BY role, weights_digest
+),
+sources AS (            -- the episodes an operation was distilled from, with their outcome
+    SELECT made.operation_id, list({'episode_id': made.episode_id, 'success': episode.success} ORDER BY made.episode_id)
+        AS episodes
+    FROM (SELECT operation_id, unnest(episode_ids) AS episode_id FROM operations) AS made
+    LEFT JOIN episodes AS episode USING (episode_id)
+    GROUP BY made.operation_id
+),
+uses AS (               -- guided episodes, by the text and the output that guided them
+    SELECT
+        retrieval.entry_id, retrieval.content_digest, retrieval.generation_id,
+        episode.episode_id, episode.round, episode.success, retrieval.similarity, retrieval.score,
+        credit.outcome, credit.free_mean, credit.guided_minus_free
+    FROM retrievals AS retrieval
+    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id AND episode.guided
+        AND episode.entry_id = retrieval.entry_id
+    LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id
+    WHERE retrieval.chosen
+)
+SELECT
+    version.entry_id, version.family, version.version, version.kind, version.written_round, version.content_digest,
+    coalesce(written.text, operation.text) AS text,
+    operation.parents, source.episodes AS source_episodes,
+    version.operation_id, operation.distillation_id, operation.generation_id,
+    generation.prompt, generation.output,
+    writer.checkpoint AS extractor_checkpoint, writer.updates AS extractor_updates,
+    generation.weights_digest AS extractor_digest,
+    used.episode_id AS used_in, used.round AS used_round, used.success AS used_success,
+    used.similarity AS used_similarity, used.outcome, used.free_mean, used.guided_minus_free
+FROM versions AS version
+LEFT JOIN operations AS operation ON operation.operation_id = version.operation_id
+LEFT JOIN sources AS source ON source.operation_id = version.operation_id
+LEFT JOIN bank_texts AS written ON written.content_digest = version.content_digest
+LEFT JOIN generations AS generation ON generation.generation_id = operation.generation_id
+LEFT JOIN writers AS writer ON writer.role = generation.role AND writer.weights_digest = generation.weights_digest
+LEFT JOIN uses AS used ON used.entry_id = version.entry_id AND used.content_digest = version.content_digest
+    AND used.generation_id = operation.generation_id
+ORDER BY version.entry_id, version.version, used.round, used.episode_id
+"""

@@ -1,0 +1,225 @@
+"""The round table: a row a round, as data and as text for a terminal.
+
+Round 0 has two rows where there was a warm start: the base models, then the models that round 1 starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crl.report.views import connect
+
+if TYPE_CHECKING:
+    import duckdb
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Successes of a number of episodes."""
+
+    successes: int
+    episodes: int
+
+    @property
+    def value(self) -> float | None:
+        """Share of successes; None without episodes."""
+        return self.successes / self.episodes if self.episodes else None
+
+    def __str__(self) -> str:
+        return f"{self.successes / self.episodes:.2f} of {self.episodes}" if self.episodes else "–"
+
+
+NONE = Rate(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What became of one round. A stage that has not run leaves its figures empty."""
+
+    round: int
+    label: str
+    """The round number; `0 base` is the models before the warm start."""
+    guided: Rate = NONE
+    free: Rate = NONE
+    with_bank: Rate = NONE
+    """Held-out success with an experience in the prompt where one was found."""
+    without_bank: Rate = NONE
+    bank: int | None = None
+    """Entries after the round."""
+    operations: Mapping[str, int] = field(default_factory=dict)
+    """Operations asked for, by kind."""
+    outputs: int = 0
+    """Extractor outputs."""
+    malformed: int = 0
+    """Of them malformed."""
+    buffer: int | None = None
+    """Extractor outputs that wait to be trained, after the round."""
+    extractor_updates: int | None = None
+    """RL updates of the extractor so far."""
+    actor_updates: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds a stage, in the order they ran."""
+    alarms: tuple[str, ...] = ()
+    """Metrics outside their bounds: `stage: name value, what is wrong`."""
+
+
+def summarise(run_path: Path) -> list[RoundSummary]:
+    """One entry a round that has a committed stage, oldest first."""
+    with connect(run_path) as connection:
+        rounds = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
+        figures = _Figures(connection)
+        return [summary for number in rounds for summary in figures.of_round(number)]
+
+
+class _Figures:
+    """Each figure of all rounds in one query."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        def fetch(sql: str) -> list[tuple[Any, ...]]:
+            return connection.execute(sql).fetchall()
+
+        self._success = _rates(
+            fetch(
+                "SELECT round, if(guided, 'guided', 'free'), count_if(success), count(*) "
+                "FROM episodes WHERE stage = 'collect' GROUP BY ALL"
+            )
+        )
+        self._evaluations = {
+            stage: _rates(
+                fetch(
+                    "SELECT round, arm, count_if(success), count(*) "
+                    f"FROM evaluations WHERE stage = '{stage}' GROUP BY ALL"
+                )
+            )
+            for stage in ("evaluate", "evaluate_base")
+        }
+        # A stage that kept an empty bank is a bank of 0, not an unknown one: so stages first, rows second.
+        self._bank: dict[Any, Any] = dict(
+            fetch(
+                "SELECT stages.round, count(bank.entry_id) FROM stages LEFT JOIN bank USING (round, stage) "
+                "WHERE stages.stage IN ('consolidate', 'initialise') GROUP BY stages.round"
+            )
+        )
+        self._buffer: dict[Any, Any] = dict(
+            fetch(
+                "SELECT stages.round, count_if(buffer.status = 'waiting') FROM stages "
+                "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
+            )
+        )
+        self._operations: dict[Any, dict[str, int]] = {}
+        for number, kind, count in fetch("SELECT round, kind, count(*) FROM operations GROUP BY ALL ORDER BY ALL"):
+            self._operations.setdefault(number, {})[str(kind)] = _whole(count)
+        self._outputs = {
+            row[0]: (_whole(row[1]), _whole(row[2]))
+            for row in fetch(
+                "SELECT round, count(*), count_if(verdict = 'malformed') FROM distillations "
+                "WHERE stage IN ('distill', 'merge') GROUP BY round"
+            )
+        }
+        self._updates = {
+            (number, role): _whole(updates)
+            for number, role, updates in fetch("SELECT round, role, max(updates) FROM weights GROUP BY ALL")
+        }
+        self._seconds: dict[Any, dict[str, float]] = {}
+        for number, stage, seconds in fetch(
+            "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, started, stage"
+        ):
+            self._seconds.setdefault(number, {})[str(stage)] = float(seconds)
+        self._alarms: dict[Any, list[str]] = {}
+        for number, stage, name, value, alarm in fetch(
+            "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
+        ):
+            self._alarms.setdefault(number, []).append(f"{stage}: {name} {value:.3g}, {alarm}")
+
+    def of_round(self, number: int) -> list[RoundSummary]:
+        summary = RoundSummary(
+            round=number,
+            label=str(number),
+            guided=self._success.get((number, "guided"), NONE),
+            free=self._success.get((number, "free"), NONE),
+            with_bank=self._evaluations["evaluate"].get((number, "with_bank"), NONE),
+            without_bank=self._evaluations["evaluate"].get((number, "without_bank"), NONE),
+            bank=_optional(self._bank.get(number)),
+            operations=self._operations.get(number, {}),
+            outputs=self._outputs.get(number, (0, 0))[0],
+            malformed=self._outputs.get(number, (0, 0))[1],
+            buffer=_optional(self._buffer.get(number)),
+            extractor_updates=self._updates.get((number, "extractor")),
+            actor_updates=self._updates.get((number, "actor")),
+            seconds=self._seconds.get(number, {}),
+            alarms=tuple(self._alarms.get(number, ())),
+        )
+        base = self._evaluations["evaluate_base"]
+        before = RoundSummary(
+            round=number,
+            label=f"{number} base",
+            with_bank=base.get((number, "with_bank"), NONE),
+            without_bank=base.get((number, "without_bank"), NONE),
+        )
+        measured = before.with_bank.episodes or before.without_bank.episodes
+        return [before, summary] if measured else [summary]
+
+
+def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
+    """The round table and the seconds a stage, for a terminal. None for an empty run."""
+    from rich.table import Table
+
+    if not summaries:
+        return []
+    results = Table(title="rounds", title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in ("round", "success guided", "success free", "eval with bank", "eval without", "bank", "operations",
+                 "malformed", "buffer", "updates a/e"):  # fmt: skip
+        results.add_column(name, justify="left" if name in ("round", "operations") else "right")
+    for each in summaries:
+        results.add_row(
+            each.label, str(each.guided), str(each.free), str(each.with_bank), str(each.without_bank),
+            _shown(each.bank), " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
+            f"{each.malformed} of {each.outputs}" if each.outputs else "–", _shown(each.buffer),
+            f"{_shown(each.actor_updates)}/{_shown(each.extractor_updates)}",
+        )  # fmt: skip
+    # Preparation has stages of its own; its seconds are a line of `notes`.
+    trained = [each for each in summaries if each.round > 0 and each.seconds]
+    stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
+    if not stages:
+        return [results]
+    seconds = Table(title="seconds a stage", title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for stage in ("round", *stages, "total"):
+        seconds.add_column(stage.replace("_", " "), justify="left" if stage == "round" else "right")
+    for each in trained:
+        cells = [f"{each.seconds[stage]:.1f}" if stage in each.seconds else "–" for stage in stages]
+        seconds.add_row(each.label, *cells, f"{sum(each.seconds.values()):.1f}")
+    return [results, seconds]
+
+
+def notes(summaries: Sequence[RoundSummary]) -> list[str]:
+    """What stands below the tables: the seconds of the preparation, alarms of the newest round that has any."""
+    lines = []
+    for each in summaries:
+        if each.round == 0 and each.seconds:
+            parts = ", ".join(f"{stage.replace('_', ' ')} {taken:.1f}" for stage, taken in each.seconds.items())
+            lines.append(f"preparation (round 0), seconds: {parts}")
+    alarmed = [each for each in summaries if each.alarms]
+    if alarmed:
+        lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
+    return lines
+
+
+def _rates(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[object, object], Rate]:
+    return {(number, arm): Rate(_whole(good), _whole(count)) for number, arm, good, count in rows}
+
+
+def _whole(value: object) -> int:
+    assert isinstance(value, int | float)
+    return int(value)
+
+
+def _optional(value: object) -> int | None:
+    return None if value is None else _whole(value)
+
+
+def _shown(value: int | None) -> str:
+    return "–" if value is None else str(value)

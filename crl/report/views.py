@@ -1,0 +1,236 @@
+"""SQL views over the Parquet files of a run directory.
+
+One view a row type of `crl/records.py`, over every round and stage that wrote it, plus:
+
+- `stages`: one row a committed stage, from its manifest; `rounds`: one row a round;
+- `bank_text`: the bank snapshots with the text of each entry;
+- `lineage`: one row a use of an experience, with all that led to it (`crl/report/lineage.py`).
+
+A row type that holds no `round` or `stage` of its own gets the one of the directory it lies in. A table that nobody has
+written yet is an empty view with the right columns. The Parquet files are the truth: `catalog.duckdb` holds view
+definitions only, with absolute paths so that any DuckDB client can open it from anywhere; `crl catalog RUN` writes it
+anew after a run was moved.
+
+Which files a view covers is decided when a query runs: of a round that is being written, the committed stages show.
+Queries about "the newest round" should therefore name a round (`crl status RUN` tells it).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from crl.errors import BadInput, RunDirectoryUnusable
+from crl.records import ROW_TYPES, BankText, Row, schema_of
+from crl.report.lineage import LINEAGE
+
+CATALOG = "catalog.duckdb"
+# A committed stage starts with a letter; what is being written starts with a dot.
+_STAGE_GLOB = "rounds/[0-9]*/[a-z]*"
+_SEGMENT_GLOB = "bank/segments/*.parquet"
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.int32(): "INTEGER",
+    pa.int8(): "TINYINT",
+    pa.float64(): "DOUBLE",
+    pa.float32(): "FLOAT",
+    pa.bool_(): "BOOLEAN",
+}
+_PLACE = (
+    ("round", "BIGINT", "CAST(parse_path(filename)[-3] AS BIGINT)"),
+    ("stage", "VARCHAR", "parse_path(filename)[-2]"),
+)
+
+_BANK_TEXT = """
+SELECT bank.*, bank_texts.text
+FROM bank LEFT JOIN bank_texts USING (content_digest)
+"""
+
+_STAGES = """
+SELECT
+    CAST(parse_path(filename)[-3] AS BIGINT) AS round,
+    parse_path(filename)[-2] AS stage,
+    {columns},
+    content::JSON AS manifest
+FROM read_text('{glob}')
+"""
+# Columns of `stages` by where they stand in a manifest.
+_MANIFEST = (
+    ("seconds", "DOUBLE", "$.provenance.seconds"),
+    ("started", "VARCHAR", "$.provenance.started"),
+    ("attempt", "BIGINT", "$.provenance.attempt"),
+    ("host", "VARCHAR", "$.provenance.host"),
+)
+
+_ROUNDS = """
+SELECT
+    round,
+    count(*) AS stages,
+    list(stage ORDER BY stage) AS complete
+FROM stages
+GROUP BY round
+"""
+
+
+def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
+    """Name, SQL type and description of every column of a row type's view, in order."""
+    schema = schema_of(row_type)
+    fields = [
+        (field.name, sql_type(field.type), field.metadata[b"description"].decode())
+        for field in (schema.field(name) for name in schema.names)
+    ]
+    if row_type is BankText:
+        return fields
+    place = {"round": "round of the directory it lies in", "stage": "stage that wrote it"}
+    added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
+    return [*added, *fields]
+
+
+def sql_type(arrow: pa.DataType) -> str:
+    """The DuckDB type of an Arrow type that the records use."""
+    if pa.types.is_list(arrow):
+        return f"{_SQL_TYPES[arrow.value_type]}[]"
+    return _SQL_TYPES[arrow]
+
+
+def view_bodies(run_path: Path) -> dict[str, str]:
+    """The SELECT behind every view, by view name; a later one may refer to earlier ones."""
+    root = Path(os.path.abspath(run_path))  # noqa: PTH100 - resolve() would follow symbolic links
+    bodies = {row_type.table: _body(root, row_type) for row_type in ROW_TYPES}
+    manifests = f"{_STAGE_GLOB}/manifest.json"
+    if any(root.glob(manifests)):
+        columns = ",\n    ".join(
+            f"CAST(content::JSON ->> '{place}' AS {kind}) AS {name}" for name, kind, place in _MANIFEST
+        )
+        bodies["stages"] = _STAGES.format(glob=f"{_escaped(root)}/{manifests}", columns=columns)
+    else:
+        own = [(name, kind) for name, kind, _ in _MANIFEST]
+        bodies["stages"] = _empty([("round", "BIGINT"), ("stage", "VARCHAR"), *own, ("manifest", "JSON")])
+    bodies["rounds"] = _ROUNDS
+    bodies["bank_text"] = _BANK_TEXT
+    bodies["lineage"] = LINEAGE
+    return bodies
+
+
+def connect(run_path: Path) -> duckdb.DuckDBPyConnection:
+    """An in-memory database with the views of a run. For the project's own queries; what users type goes through
+    :func:`connect_locked`."""
+    connection = duckdb.connect()
+    _create(connection, run_path)
+    return connection
+
+
+def connect_locked(run_path: Path) -> duckdb.DuckDBPyConnection:
+    """As :func:`connect`, but the session can read nothing outside the run directory, loads no extension, and none of
+    this can be switched off again. Use :func:`query` to keep it from writing too."""
+    connection = connect(run_path)
+    root = Path(os.path.abspath(run_path))  # noqa: PTH100
+    # A glob is checked before it is expanded and the file after it: a path with glob characters needs both spellings.
+    allowed = ", ".join(sorted({f"'{_quoted(str(root))}'", f"'{_escaped(root)}'"}))
+    for statement in (
+        f"SET allowed_directories = [{allowed}]",
+        "SET autoinstall_known_extensions = false",
+        "SET autoload_known_extensions = false",
+        "SET enable_external_access = false",
+        "SET lock_configuration = true",
+    ):
+        connection.execute(statement)
+    return connection
+
+
+def query(
+    run_path: Path, sql: str, parameters: Mapping[str, Any] | None = None
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column names and rows of one SELECT over a run's views, in a locked session.
+
+    Raises BadInput for anything that is not one query (COPY could write into the record) and for SQL that fails.
+    """
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as error:
+        raise _bad_sql(sql, error) from None
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        raise BadInput(
+            f"only one SELECT can be run on a run directory, found {kinds}",
+            expected="SELECT …, FROM …, WITH … SELECT …, SHOW TABLES, DESCRIBE view or SUMMARIZE view",
+            next_step="send one SELECT at a time; to keep its result: --format csv > file",
+        )
+    with connect_locked(run_path) as connection:
+        try:
+            result = connection.execute(sql, dict(parameters) if parameters else None)
+            names = [column[0] for column in result.description or ()]
+            return names, result.fetchall()
+        except duckdb.Error as error:
+            raise _bad_sql(sql, error) from None
+
+
+def write_catalog(run_path: Path) -> Path:
+    """Write `catalog.duckdb` anew, beside the old one first, then over it. Returns its path.
+
+    Raises RunDirectoryUnusable where the run directory cannot be written.
+    """
+    target = run_path / CATALOG
+    temporary = run_path / f".{CATALOG}.{os.getpid()}"
+    try:
+        temporary.unlink(missing_ok=True)
+        with duckdb.connect(str(temporary)) as connection:
+            _create(connection, run_path)
+        temporary.replace(target)
+    except (OSError, duckdb.Error) as error:
+        temporary.unlink(missing_ok=True)
+        raise RunDirectoryUnusable(
+            f"{target} cannot be written: {error}",
+            expected="a run directory that this user may write",
+            next_step=f'`crl sql {run_path} "…"` needs no catalog',
+        ) from error
+    return target
+
+
+def _create(connection: duckdb.DuckDBPyConnection, run_path: Path) -> None:
+    for name, body in view_bodies(run_path).items():
+        connection.execute(f'CREATE VIEW "{name}" AS {body}')
+
+
+def _body(root: Path, row_type: type[Row]) -> str:
+    listed = columns_of(row_type)
+    if row_type is BankText:
+        # The same text may lie in several segments: a later snapshot is written without looking at older ones.
+        if not any(root.glob(_SEGMENT_GLOB)):
+            return _empty([(name, kind) for name, kind, _ in listed])
+        return f"SELECT DISTINCT content_digest, text FROM read_parquet('{_escaped(root)}/{_SEGMENT_GLOB}')"
+    pattern = f"{_STAGE_GLOB}/{row_type.table}.parquet"
+    if not any(root.glob(pattern)):
+        return _empty([(name, kind) for name, kind, _ in listed])
+    own = set(schema_of(row_type).names)
+    place = {name: expression for name, _, expression in _PLACE}
+    selected = ", ".join(f'"{name}"' if name in own else f"{place[name]} AS {name}" for name, _, _ in listed)
+    return f"SELECT {selected} FROM read_parquet('{_escaped(root)}/{pattern}', filename = true)"
+
+
+def _empty(columns: Sequence[tuple[str, str]]) -> str:
+    return "SELECT " + ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns) + " WHERE false"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
+
+
+def _escaped(path: Path) -> str:
+    """A path inside a SQL string that DuckDB expands: glob characters of its own are taken literally."""
+    return _quoted(re.sub(r"([*?\[])", r"[\1]", str(path)))
+
+
+def _bad_sql(sql: str, error: duckdb.Error) -> BadInput:
+    return BadInput(
+        f"the query failed: {error}",
+        where=sql.strip()[:200],
+        next_step='`SHOW TABLES` lists views, `DESCRIBE episodes` the columns of one; "group" and "order" need quotes',
+    )
