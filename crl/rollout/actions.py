@@ -1,0 +1,45 @@
+"""From the actor's text to a legal action, or to none: never an error, whatever the text holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+ActionFormat = Literal["tag", "word"]
+
+# The body may not open another tag, so that `<action><action>north</action>` still names north.
+_TAG = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.IGNORECASE | re.DOTALL)
+
+
+def _key(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+@lru_cache(maxsize=256)
+def _words(actions: tuple[str, ...]) -> re.Pattern[str]:
+    # Longest first: an alternation takes the first branch that fits, and "pick up" must win over "pick".
+    ordered = sorted(actions, key=lambda action: (-len(action), action))
+    branches = "|".join(r"\s+".join(re.escape(part) for part in action.split()) for action in ordered)
+    # A hyphenated word is one word: "north-east" does not name north.
+    return re.compile(rf"(?<!\w)(?<!\w-)(?:{branches})(?!\w)(?!-\w)", re.IGNORECASE)
+
+
+def parse_action(text: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
+    """The legal action that a text names, as it is written in `actions`; None where it names none.
+
+    `tag`: the last `<action>…</action>` counts and must equal a legal action, case and outer blanks aside. `word`: the
+    first legal action that stands as whole words counts, the longest where several begin at one place.
+    """
+    legal = {_key(action): action for action in actions if action.strip()}
+    if not legal:
+        return None
+    if action_format == "tag":
+        bodies = _TAG.findall(text)
+        return legal.get(_key(bodies[-1])) if bodies else None
+    for found in _words(tuple(legal.values())).finditer(text):
+        action = legal.get(_key(found.group()))
+        if action is not None:
+            return action
+    return None

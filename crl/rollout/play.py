@@ -1,0 +1,321 @@
+"""Playing a wave: all its episodes in lockstep over one session, with token-exact bookkeeping.
+
+A wave is a fixed set of whole groups of one task family (:func:`waves_of`). Its rows share one session, which keeps the
+key-value cache between turns; a finished row is dropped from it. The token record of an episode is exactly what went
+into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is tokenised twice, and the mask
+is 1 exactly on the ids that were sampled. Rows are returned to the caller; no file is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from crl.config import Method, SamplingConfig
+from crl.errors import CrlError, PromptTooLong, StageFailed
+from crl.protocols import Environment, Policy, Sampled, Session, Start, Step, StopReason
+from crl.records import Episode, Generation, Task, Turn
+from crl.rollout.actions import parse_action
+from crl.rollout.prompts import actor_messages, following_text, prompt_text
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSlot:
+    """A planned episode with what guides it. Without an `experience` it is free, whatever its slot was planned as."""
+
+    task: Task
+    entry_id: str | None = None
+    content_digest: str | None = None
+    experience: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedEpisode:
+    """The rows of one played episode."""
+
+    episode: Episode
+    turns: list[Turn]
+    generation: Generation
+
+
+Progress = Callable[..., None]
+"""Called as `progress(done, total, turns=…, successes=…)` after every turn of a wave; never part of the record."""
+
+
+def waves_of(tasks: Sequence[Task], wave_groups: int) -> list[list[Task]]:
+    """Cut the tasks of a round into waves: at most `wave_groups` whole groups of one family each, in order of planning."""
+    families: dict[str, dict[int, list[Task]]] = {}
+    for task in tasks:
+        families.setdefault(task.family, {}).setdefault(task.group, []).append(task)
+    waves: list[list[Task]] = []
+    for groups in families.values():
+        members = list(groups.values())
+        for first in range(0, len(members), wave_groups):
+            waves.append([task for group in members[first : first + wave_groups] for task in group])
+    return waves
+
+
+@dataclass
+class _Row:
+    """One episode while it is played."""
+
+    slot: EpisodeSlot
+    actions: tuple[str, ...]
+    observation: str
+    prompt: str
+    generator: np.random.Generator
+    token_ids: list[int]
+    loss_mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    invalid_actions: int = 0
+    success: bool = False
+    reward: float = 0.0
+    stop_reason: StopReason | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self.loss_mask = [0] * len(self.token_ids)
+        self.logprobs = [0.0] * len(self.token_ids)
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Ids that the model read and did not write."""
+        self.token_ids.extend(token_ids)
+        self.loss_mask.extend([0] * len(token_ids))
+        self.logprobs.extend([0.0] * len(token_ids))
+
+    def append_sampled(self, sampled: Sampled) -> tuple[int, int]:
+        """Ids that the model wrote; their offsets (first, one past the last)."""
+        first = len(self.token_ids)
+        self.token_ids.extend(sampled.token_ids)
+        self.loss_mask.extend([1] * len(sampled.token_ids))
+        self.logprobs.extend(sampled.logprobs)
+        return first, len(self.token_ids)
+
+
+def play_wave(
+    policy: Policy,
+    environment: Environment,
+    slots: Sequence[EpisodeSlot],
+    *,
+    method: Method,
+    seed_of: Callable[[str], np.random.SeedSequence],
+    sampling: SamplingConfig,
+    weights_digest: str,
+    stage: str,
+    progress: Progress | None = None,
+) -> list[PlayedEpisode]:
+    """Play every slot of a wave to its end, one turn of all live rows at a time; results in the order of the slots.
+
+    Each episode samples from its own stream `default_rng(seed_of(episode_id))`, so its tokens do not depend on which
+    rows share its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode
+    ends by success, failure or turn limit as the environment says, at the context limit where the next reply and a full
+    turn no longer fit, or by an error of the environment (kept, with a reason code and reward 0).
+
+    Raises PromptTooLong for a first prompt that leaves no room for a turn, StageFailed where the environment starts
+    otherwise than planned or the session's length disagrees with the token record.
+    """
+    if not slots:
+        return []
+    if len({slot.task.family for slot in slots}) > 1:
+        raise ValueError("a wave holds episodes of one task family")
+    starts = environment.reset_many([slot.task.environment_seed for slot in slots])
+    rows = [
+        _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling)
+        for slot, start in zip(slots, starts, strict=True)
+    ]
+    session = policy.open([row.token_ids for row in rows], [slot.task.group for slot in slots])
+    live = list(range(len(rows)))
+    while live:
+        sampled = session.sample(live, {index: rows[index].generator for index in live}, sampling)
+        pieces = _turn(policy, environment, rows, live, sampled, method=method, sampling=sampling)
+        finished = [index for index in live if rows[index].stop_reason is not None]
+        live = [index for index in live if rows[index].stop_reason is None]
+        if finished:
+            session.drop(finished)
+        if live:
+            session.extend({index: pieces[index] for index in live})
+            for index in live:
+                rows[index].append(pieces[index])
+            _compare_lengths(session, rows, live)
+        if progress is not None:
+            turns = sum(len(row.turns) for row in rows)
+            progress(len(rows) - len(live), len(rows), turns=turns, successes=sum(row.success for row in rows))
+    return [_played(row, sampling, weights_digest, stage) for row in rows]
+
+
+def _open_row(
+    policy: Policy,
+    slot: EpisodeSlot,
+    start: Start,
+    *,
+    method: Method,
+    seed_of: Callable[[str], np.random.SeedSequence],
+    sampling: SamplingConfig,
+) -> _Row:
+    task = slot.task
+    if (start.goal, start.observation) != (task.goal, task.first_observation):
+        raise StageFailed(
+            f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
+            expected=f"the planned first observation {task.first_observation!r}",
+            where=f"environment of family {task.family}, seed {task.environment_seed}",
+            next_step="the environment is not deterministic in its seed, or its version changed since the plan",
+        )
+    messages = actor_messages(
+        method.prompts.actor,
+        goal=start.goal,
+        observation=start.observation,
+        actions=start.actions,
+        experience=slot.experience,
+        placement=method.rollout.placement,
+    )
+    token_ids = list(policy.chat.opening(messages))
+    allowed = policy.context - sampling.max_new_tokens
+    if len(token_ids) > allowed:
+        raise PromptTooLong(
+            f"the first prompt of episode {task.episode_id} has {len(token_ids)} tokens",
+            expected=f"at most {allowed}: the context of {policy.context} less {sampling.max_new_tokens} new tokens",
+            where=f"role actor, family {task.family}",
+            next_step="shorten the prompt or its examples, or raise the role's context",
+        )
+    return _Row(
+        slot=slot,
+        actions=start.actions,
+        observation=start.observation,
+        prompt=prompt_text(messages),
+        generator=np.random.default_rng(seed_of(task.episode_id)),
+        token_ids=token_ids,
+    )
+
+
+def _turn(
+    policy: Policy,
+    environment: Environment,
+    rows: Sequence[_Row],
+    live: Sequence[int],
+    sampled: Mapping[int, Sampled],
+    *,
+    method: Method,
+    sampling: SamplingConfig,
+) -> dict[int, list[int]]:
+    """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
+    texts = {index: policy.chat.decode(sampled[index].token_ids) for index in live}
+    actions = {
+        index: parse_action(texts[index], rows[index].actions, method.rollout.action_format) for index in live
+    }
+    steps = _step(environment, actions)
+    pieces: dict[int, list[int]] = {}
+    for index in live:
+        row, step = rows[index], steps[index]
+        first, last = row.append_sampled(sampled[index])
+        answered = step.error is None and not step.legal
+        row.invalid_actions += answered
+        row.turns.append(
+            Turn(
+                episode_id=row.slot.task.episode_id,
+                turn=len(row.turns),
+                observation=row.observation,
+                output=texts[index],
+                action=actions[index],
+                valid=step.legal and step.error is None,
+                feedback=step.feedback if answered else None,
+                first_token=first,
+                last_token=last,
+                stop_reason=sampled[index].stop_reason.value,
+            )
+        )
+        if step.done:
+            _finish(row, step)
+            continue
+        reply = following_text(
+            method.prompts.actor,
+            goal=row.slot.task.goal,
+            observation=step.observation,
+            actions=step.actions,
+            feedback=step.feedback,
+        )
+        piece = list(policy.chat.reply(reply, ended=sampled[index].stop_reason is StopReason.end_of_turn))
+        if len(row.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
+            row.stop_reason = StopReason.context_limit
+            continue
+        row.observation, row.actions = step.observation, step.actions
+        pieces[index] = piece
+    return pieces
+
+
+def _step(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
+    """`step_many`; an exception of the environment becomes an error step of every slot that was stepped."""
+    try:
+        return environment.step_many(actions)
+    except (CrlError, MemoryError):
+        raise
+    except Exception as error:
+        code = f"environment_{type(error).__name__}"
+        broken = Step("", (), False, "", True, False, 0.0, StopReason.error, code)
+        return dict.fromkeys(actions, broken)
+
+
+def _finish(row: _Row, step: Step) -> None:
+    row.error = step.error
+    if step.error is not None:
+        row.stop_reason = StopReason.error
+        return
+    row.success, row.reward = step.success, step.reward
+    row.stop_reason = step.stop_reason or (StopReason.success if step.success else StopReason.failure)
+
+
+def _compare_lengths(session: Session, rows: Sequence[_Row], live: Sequence[int]) -> None:
+    for index in live:
+        found, expected = session.length(index), len(rows[index].token_ids)
+        if found != expected:
+            raise StageFailed(
+                f"row {index} of the session holds {found} tokens",
+                expected=f"the {expected} tokens of its record",
+                where=f"episode {rows[index].slot.task.episode_id}",
+                next_step="the policy's session appended or lost tokens; what is trained would not be what was sampled",
+            )
+
+
+def _played(row: _Row, sampling: SamplingConfig, weights_digest: str, stage: str) -> PlayedEpisode:
+    task, slot = row.slot.task, row.slot
+    stop_reason = (row.stop_reason or StopReason.error).value
+    generation_id = f"{task.episode_id}-{stage}"
+    guided = slot.experience is not None
+    episode = Episode(
+        episode_id=task.episode_id,
+        round=task.round,
+        family=task.family,
+        group=task.group,
+        member=task.member,
+        environment_seed=task.environment_seed,
+        guided=guided,
+        entry_id=slot.entry_id if guided else None,
+        content_digest=slot.content_digest if guided else None,
+        experience=slot.experience,
+        goal=task.goal,
+        success=row.success,
+        reward=row.reward,
+        turns=len(row.turns),
+        invalid_actions=row.invalid_actions,
+        stop_reason=stop_reason,
+        error=row.error,
+        generation_id=generation_id,
+    )
+    generation = Generation(
+        generation_id=generation_id,
+        round=task.round,
+        stage=stage,
+        role="actor",
+        kind="episode",
+        weights_digest=weights_digest,
+        temperature=sampling.temperature,
+        token_ids=row.token_ids,
+        loss_mask=row.loss_mask,
+        logprobs=row.logprobs,
+        prompt=row.prompt,
+        output="\n".join(turn.output for turn in row.turns),
+        stop_reason=stop_reason,
+    )
+    return PlayedEpisode(episode, row.turns, generation)

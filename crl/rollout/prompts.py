@@ -1,0 +1,106 @@
+"""What the actor reads: messages filled from the templates of a `PromptConfig`, and the check of all templates.
+
+Placeholders are filled by name in one pass (`crl/templates.py`), so braces in observations and experiences stay as they
+are. The experience comes last before the first observation, or at the end of the system text (`placement`, section 2 of
+the method notes): with `user`, guided and free members of a group share everything before it. The extractor fills its
+own templates; only their check is here, beside the actor's, so that a config is refused in one place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from crl.config import PromptConfig, PromptSet
+from crl.errors import BadInput
+from crl.templates import check, fill, placeholders
+
+Placement = Literal["system", "user"]
+
+_SYSTEM = frozenset({"goal", "actions"})
+_FIRST = frozenset({"goal", "actions", "experience", "observation"})
+_FOLLOWING = frozenset({"goal", "actions", "feedback", "observation"})
+_DISTILL = frozenset({"goal", "trajectory", "outcome", "experience", "max_operations"})
+_MERGE = frozenset({"family", "entries"})
+_EXPERIENCE_LAST = re.compile(r"\{experience\}[^{}]*\{observation\}")
+
+
+def _require(template: str, names: Sequence[str], where: str) -> None:
+    missing = [name for name in names if name not in placeholders(template)]
+    if missing:
+        raise BadInput(
+            f"a prompt template lacks {', '.join('{' + name + '}' for name in missing)}",
+            expected=", ".join("{" + name + "}" for name in names),
+            where=where,
+            next_step="add the placeholder where its text should stand",
+        )
+
+
+def check_prompts(prompts: PromptSet, placement: Placement = "user") -> None:
+    """Raise BadInput for a template with an unknown placeholder, without a necessary one, or in the wrong order.
+
+    With `placement: user`, the actor's `first` must hold `{experience}` before `{observation}` with no placeholder
+    between them, each once.
+    """
+    actor = prompts.actor
+    check(actor.system, _SYSTEM, "prompts.actor.system")
+    check(actor.first, _FIRST, "prompts.actor.first")
+    check(actor.following, _FOLLOWING, "prompts.actor.following")
+    check(actor.experience, {"experience"}, "prompts.actor.experience")
+    _require(actor.first, ("observation",), "prompts.actor.first")
+    _require(actor.following, ("feedback", "observation"), "prompts.actor.following")
+    _require(actor.experience, ("experience",), "prompts.actor.experience")
+    if placement == "user":
+        _require(actor.first, ("experience",), "prompts.actor.first")
+        once = actor.first.count("{experience}") == 1 and actor.first.count("{observation}") == 1
+        if not once or not _EXPERIENCE_LAST.search(actor.first):
+            raise BadInput(
+                "the experience does not come last before the first observation",
+                expected="{experience} once, directly before {observation}: guided and free members of a group share "
+                "everything before it",
+                where="prompts.actor.first",
+                next_step="move {experience} in front of {observation}, or set rollout.placement to system",
+            )
+    for part, template in (("system", prompts.distill.system), ("first", prompts.distill.first)):
+        check(template, _DISTILL, f"prompts.distill.{part}")
+    _require(prompts.distill.first, ("trajectory",), "prompts.distill.first")
+    for part, template in (("system", prompts.merge.system), ("first", prompts.merge.first)):
+        check(template, _MERGE, f"prompts.merge.{part}")
+    _require(prompts.merge.first, ("entries",), "prompts.merge.first")
+
+
+def actor_messages(
+    prompt: PromptConfig,
+    *,
+    goal: str,
+    observation: str,
+    actions: Sequence[str],
+    experience: str | None,
+    placement: Placement,
+) -> list[dict[str, str]]:
+    """Messages of an episode's first prompt: system, example exchanges, first user message. None shows no experience."""
+    shown = "" if experience is None else fill(prompt.experience, {"experience": experience})
+    values = {"goal": goal, "actions": ", ".join(actions)}
+    system = fill(prompt.system, values)
+    if placement == "system" and shown:
+        system = f"{system}\n{shown.rstrip()}"
+    messages = [{"role": "system", "content": system}]
+    for exchange in prompt.examples:
+        messages.append({"role": "user", "content": exchange.user})
+        messages.append({"role": "assistant", "content": exchange.assistant})
+    in_user = shown if placement == "user" else ""
+    first = fill(prompt.first, {**values, "experience": in_user, "observation": observation})
+    return [*messages, {"role": "user", "content": first}]
+
+
+def following_text(prompt: PromptConfig, *, goal: str, observation: str, actions: Sequence[str], feedback: str) -> str:
+    """A later user message; non-empty feedback ends its line so that it may stand directly before the observation."""
+    line = f"{feedback}\n" if feedback else ""
+    values = {"goal": goal, "observation": observation, "actions": ", ".join(actions), "feedback": line}
+    return fill(prompt.following, values)
+
+
+def prompt_text(messages: Sequence[dict[str, str]]) -> str:
+    """A first prompt as readable text for the record (the token ids beside it are what the model read)."""
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
