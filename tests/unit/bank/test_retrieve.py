@@ -1,0 +1,148 @@
+"""Retrieval beside eq. 6 itself (tests/paper/test_equation_6.py): counters, scopes, sharing, ties, read-only use."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crl.bank.retrieve import BankRetriever, chosen_of, shared_with
+from crl.config import RetrievalConfig
+from crl.records import BankEntry, RetrievalCount
+
+EAST, NORTH = np.array([1.0, 0.0], dtype=np.float32), np.array([0.0, 1.0], dtype=np.float32)
+
+
+def entry(name: str, order: int, family: str = "room") -> BankEntry:
+    return BankEntry(
+        entry_id=name,
+        family=family,
+        content_digest=f"digest-{name}",
+        segment="",
+        embedding_file="",
+        version=1,
+        created_round=1,
+        updated_round=1,
+        order=order,
+        operation_id="o",
+        distillation_id="d",
+        generation_id=f"g-{name}",
+        episode_ids=[],
+        parents=[],
+    )
+
+
+def retriever(entries, vectors, counts=(), **options):
+    vectors_ND, config = np.asarray(vectors, dtype=np.float32), RetrievalConfig(**options)
+    return BankRetriever(entries, {}, vectors_ND, counts, config, round=3, bank_round=2)
+
+
+def test_counters_advance_in_the_order_of_calls():
+    bank = retriever([entry("a", 0), entry("b", 1)], [[1, 0], [0.9, 0.1]])
+    chosen = [chosen_of(bank.retrieve(f"e{n}", "room", EAST)).entry_id for n in range(4)]
+    # a 0, b −1; then a −0.28 − 1, b −1; then b −1 − 0.28 − 1; then a −0.44 − 1.
+    assert chosen == ["a", "b", "a", "a"]
+    assert {row.entry_id: row.count for row in bank.counts()} == {"a": 3, "b": 1}
+    assert {row.last_round for row in bank.counts()} == {3}
+
+
+def test_counts_follow_from_the_rows():
+    bank = retriever([entry("a", 0), entry("b", 1), entry("c", 2)], [[1, 0], [0.9, 0.1], [0, 1]])
+    before: dict[str, int] = {}
+    for number, query in enumerate([EAST, EAST, NORTH, EAST, NORTH]):
+        rows = bank.retrieve(f"e{number}", "room", query)
+        assert {row.entry_id: row.count for row in rows} == {row.entry_id: before.get(row.entry_id, 0) for row in rows}
+        chosen = chosen_of(rows)
+        before[chosen.entry_id] = before.get(chosen.entry_id, 0) + 1
+    assert {row.entry_id: row.count for row in bank.counts()} == before
+
+
+def test_evaluation_moves_no_counter():
+    counts = [RetrievalCount(entry_id="a", count=2, last_round=2)]
+    bank = retriever([entry("a", 0), entry("b", 1)], [[1, 0], [0.9, 0.1]], counts)
+    first = bank.retrieve("e", "room", EAST, advance=False)
+    assert bank.retrieve("e", "room", EAST, advance=False) == first
+    assert bank.counts() == counts
+
+
+def test_counters_of_entries_that_are_gone_are_left_out():
+    counts = [RetrievalCount(entry_id=name, count=2, last_round=1) for name in ("gone", "a")]
+    assert [row.entry_id for row in retriever([entry("a", 0)], [[1, 0]], counts).counts()] == ["a"]
+
+
+def test_scope_family_or_bank():
+    entries, vectors = [entry("near", 0, "other"), entry("far", 1, "room")], [[1, 0], [0.6, 0.8]]
+    assert [row.entry_id for row in retriever(entries, vectors).retrieve("e", "room", EAST)] == ["far"]
+    rows = retriever(entries, vectors, scope="bank").retrieve("e", "room", EAST)
+    assert [row.entry_id for row in rows] == ["near", "far"]
+    assert {row.family for row in rows} == {"room"}
+    assert retriever(entries, vectors).retrieve("e", "nowhere", EAST) == []
+
+
+def test_nothing_above_the_threshold_is_not_chosen_but_recorded():
+    rows = retriever([entry("a", 0)], [[0.5, 0.8660254]], threshold=0.6).retrieve("e", "room", EAST)
+    assert chosen_of(rows) is None
+    assert [row.entry_id for row in rows] == ["a"]
+
+
+def test_an_entry_below_the_threshold_is_never_chosen_for_its_small_count():
+    counts = [RetrievalCount(entry_id="a", count=1000, last_round=3)]
+    bank = retriever([entry("a", 0), entry("b", 1)], [[1, 0], [0, 1]], counts, threshold=0.5)
+    assert chosen_of(bank.retrieve("e", "room", EAST)).entry_id == "a"
+
+
+def test_the_recency_window_ends_with_the_present_round():
+    def recent(last_round, window):
+        counts = [RetrievalCount(entry_id="a", count=1, last_round=last_round)]
+        bank = retriever([entry("a", 0)], [[1, 0]], counts, recent_rounds=window)
+        return bank.retrieve("e", "room", EAST)[0].recent
+
+    assert [recent(last, 1) for last in (1, 2, 3)] == [False, False, True]
+    assert [recent(last, 2) for last in (1, 2, 3)] == [False, True, True]
+    assert not recent(3, 0)
+
+
+def test_equal_cosines_stand_in_entry_order_whatever_the_order_given():
+    entries = [entry(f"x{number:02}", number) for number in range(60)]
+    vectors = np.tile(EAST, (60, 1))
+    shuffled = np.random.default_rng(0).permutation(60)
+    for order in (range(60), shuffled):
+        rows = retriever([entries[n] for n in order], vectors, candidates=4).retrieve("e", "room", EAST)
+        assert [row.entry_id for row in rows] == ["x00", "x01", "x02", "x03"]
+
+
+def test_a_group_shares_one_retrieval_counted_once():
+    bank = retriever([entry("a", 0)], [[1, 0]], per="group")
+    rows = bank.retrieve("r3-room-g0-m0", "room", EAST)
+    other = shared_with(rows, "r3-room-g0-m1")
+    assert [row.episode_id for row in other] == ["r3-room-g0-m1"]
+    assert dataclasses.replace(other[0], episode_id=rows[0].episode_id) == rows[0]
+    assert [row.count for row in bank.counts()] == [1]
+
+
+def test_the_cache_changes_nothing(tmp_path):
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(50, 8))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = vectors.astype(np.float32)
+    entries = [entry(f"x{number}", number) for number in range(50)]
+    results = []
+    for cache in (None, tmp_path, tmp_path):
+        bank = BankRetriever(entries, {}, vectors, [], RetrievalConfig(), round=1, bank_round=0, cache_dir=cache)
+        results.append([bank.retrieve(f"e{n}", "room", vectors[n]) for n in range(5)])
+    assert results[0] == results[1] == results[2]
+
+
+def test_entries_and_embeddings_must_match():
+    with pytest.raises(ValueError, match="1 entries, but 2 embeddings"):
+        retriever([entry("a", 0)], [[1, 0], [0, 1]])
+
+
+def test_an_empty_bank_retrieves_nothing():
+    bank = BankRetriever([], {}, np.empty((0, 0), np.float32), [], RetrievalConfig(), round=1, bank_round=0)
+    assert bank.retrieve("e", "room", EAST) == [] and bank.counts() == []
+
+
+def test_texts_are_found_by_digest():
+    nothing_ND = np.empty((0, 0), np.float32)
+    bank = BankRetriever([], {"d": "a text"}, nothing_ND, [], RetrievalConfig(), round=1, bank_round=0)
+    assert bank.text("d") == "a text"
