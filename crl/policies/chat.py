@@ -1,0 +1,189 @@
+"""Chat messages to token ids that are only ever appended to.
+
+A chat template is rendered once with placeholders instead of texts, so its control text (`<|im_start|>user\n`, …) and
+the texts of messages never mix: control text becomes special ids, texts never do, whatever they contain. Between two
+special tokens, control text and message text are encoded in one go, so ordinary texts get exactly the ids that the
+template's own rendering would get.
+
+Leading and trailing white space that a template would strip from a message is kept: ids must not depend on a rewrite.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from crl.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# Letters and digits only: no template strips, escapes or splits on them.
+_SLOT = "crlSlot{}Text"
+_SLOTS = re.compile(r"crlSlot(\d+)Text")
+_DATE = "26 July 2024"  # some templates write today's date into the prompt; rows must not depend on the clock
+
+
+class ChatFormat:
+    """A model's chat format, built from its tokenizer's template (protocol `Chat`).
+
+    Attributes:
+        end_ids: ids that end an assistant's turn in this template (one id; generation adds the model's own).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, *, multi_turn: bool = True) -> None:
+        """
+        Args:
+            tokenizer: a fast tokenizer with a chat template.
+            name: the model, for messages.
+            multi_turn: whether `reply` will be used. A template that rewrites history (drops earlier thoughts, say)
+                can serve one-turn chats only, so it is refused unless this is False.
+
+        Raises:
+            BadInput: no template, no fast tokenizer, a template that rewrites history or moves texts about, or one that
+                does not end an assistant's turn with a special token.
+        """
+        self._tokenizer, self._name = tokenizer, name
+        if not getattr(tokenizer, "chat_template", None):
+            raise self._refuse("it has no chat template", "Use an instruction-tuned model.")
+        if not getattr(tokenizer, "is_fast", False):
+            raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
+        self._control_ids = {text: index for text, index in tokenizer.get_added_vocab().items() if text}
+        # Longest first: of two control strings that begin alike, the longer one is meant.
+        strings = sorted(self._control_ids, key=lambda text: (-len(text), text))
+        self._control = re.compile("|".join(map(re.escape, strings))) if strings else re.compile(r"(?!)")
+        self._plain = self._without_control_tokens()
+        self._multi_turn = multi_turn
+        self._after, self._before = self._between_turns()
+        self.end_ids = (self._after_end_id(),)
+        if multi_turn:
+            self._check_history_is_kept()
+
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of a whole first prompt, ready for the assistant to answer.
+
+        Args:
+            messages: `{"role": "system" | "user" | "assistant", "content": text}`, the last one the user's.
+
+        Raises:
+            BadInput: the template refuses these messages (some know no system role).
+        """
+        rendered = self._render_slots([message["role"] for message in messages], ready=True)
+        return self._encode(rendered, [message["content"] for message in messages])
+
+    def reply(self, text: str, *, ended: bool) -> list[int]:
+        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
+        if not self._multi_turn:
+            raise self._refuse_history()
+        ids = self._encode(self._after + _SLOT.format(0) + self._before, [text])
+        return ids[1:] if ended else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled ids, without special tokens."""
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def _without_control_tokens(self) -> Any:
+        """The same tokenizer knowing no added token: whatever it encodes is text."""
+        from tokenizers import Tokenizer
+
+        content = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        content["added_tokens"] = []
+        content["post_processor"] = None
+        plain = Tokenizer.from_str(json.dumps(content))
+        for text, index in self._control_ids.items():
+            if index in plain.encode(text, add_special_tokens=False).ids:
+                raise self._refuse(
+                    f"its tokenizer turns the written text {text!r} into the control token", "Use another model."
+                )
+        return plain
+
+    def _encode(self, rendered: str, texts: Sequence[str]) -> list[int]:
+        """Ids of a rendering: its control strings as control tokens, everything else, with its texts, as text."""
+        ids: list[int] = []
+        position = 0
+        for match in self._control.finditer(rendered):
+            ids += self._encode_text(rendered[position : match.start()], texts)
+            ids.append(self._control_ids[match.group()])
+            position = match.end()
+        return ids + self._encode_text(rendered[position:], texts)
+
+    def _encode_text(self, rendered: str, texts: Sequence[str]) -> list[int]:
+        if not rendered:
+            return []
+        filled = _SLOTS.sub(lambda match: texts[int(match.group(1))], rendered)
+        return list(self._plain.encode(filled, add_special_tokens=False).ids)
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, ready: bool) -> str:
+        import jinja2
+
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=ready,
+                date_string=_DATE,
+                strftime_now=lambda _format: _DATE,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            roles = [message["role"] for message in messages]
+            raise self._refuse(
+                f"its chat template refuses the roles {roles}: {error}",
+                "Change the prompt (some templates know no system role), or use another model.",
+            ) from error
+        return str(rendered)
+
+    def _render_slots(self, roles: Sequence[str], *, ready: bool) -> str:
+        messages = [{"role": role, "content": _SLOT.format(index)} for index, role in enumerate(roles)]
+        rendered = self._render(messages, ready=ready)
+        if [int(index) for index in _SLOTS.findall(rendered)] != list(range(len(roles))):
+            raise self._refuse(f"its chat template does not show each of {list(roles)} once, in order", "")
+        return rendered
+
+    def _between_turns(self) -> tuple[str, str]:
+        """Control text from an assistant's text to the next user's, and from there to the assistant's next."""
+        rendered = self._render_slots(["user", "assistant", "user"], ready=True)
+        after = rendered.split(_SLOT.format(1))[1].split(_SLOT.format(2))[0]
+        before = rendered.split(_SLOT.format(2))[1]
+        return after.lstrip(), before  # white space before the end is the template's; the model does not write it
+
+    def _after_end_id(self) -> int:
+        match = self._control.match(self._after)
+        if match is None:
+            raise self._refuse(
+                "its chat template does not end an assistant's turn with a special token",
+                "Use a model whose template does (ChatML, Llama 3, Gemma, …).",
+            )
+        return self._control_ids[match.group()]
+
+    def _check_history_is_kept(self) -> None:
+        """Probe: every rendering is a prefix of the renderings of longer chats, with and without thoughts."""
+        for answer in ("An answer.", "<think>\nA thought.\n</think>\n\nAn answer."):
+            chat = [{"role": "user", "content": "A question."}]
+            shown = self._render(chat, ready=True)
+            for number in range(3):
+                chat.append({"role": "assistant", "content": answer})
+                longer = self._render(chat, ready=False)
+                if not longer.startswith(shown) or answer not in longer[len(shown) :]:
+                    raise self._refuse_history()
+                chat.append({"role": "user", "content": f"Question {number}."})
+                shown = self._render(chat, ready=True)
+                if not shown.startswith(longer):
+                    raise self._refuse_history()
+
+    def _refuse_history(self) -> BadInput:
+        return self._refuse(
+            "its chat template rewrites history (earlier turns render differently once the chat goes on), so the ids "
+            "sampled would not be the ids trained",
+            "Use a model whose template only appends, such as the same family's non-thinking instruct model.",
+        )
+
+    def _refuse(self, problem: str, next_step: str) -> BadInput:
+        return BadInput(
+            f"The model {self._name!r} cannot be used for chat: {problem}.",
+            expected="a chat template that only appends",
+            where="the `model` of a role",
+            next_step=next_step or "Use another model.",
+        )

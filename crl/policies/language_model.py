@@ -1,0 +1,157 @@
+"""A language model that samples: weights, chat format and context of a role (protocol `Policy`).
+
+`load_policy` reads a base model and, where given, a checkpoint of the role: full weights, or a LoRA adapter that is merged
+into the base. It never downloads; `crl/policies/sources.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crl.config import RoleConfig
+from crl.errors import BadInput, RecordDamaged
+from crl.policies.chat import ChatFormat
+from crl.policies.session import BatchSession
+
+
+class LanguagePolicy:
+    """A model of a role, ready to sample (protocol `Policy`).
+
+    Attributes:
+        model: the transformers causal language model, in evaluation mode, without gradients.
+        chat: its chat format.
+        context: longest sequence in tokens.
+        end_ids: ids that end a turn: the model's own and the template's.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, name: str, context: int, multi_turn: bool = True) -> None:
+        """
+        Raises:
+            BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or the
+                model's attention does not see the whole context, which a kept cache relies on.
+        """
+        _check_attention(model, name, context)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn)
+        self.context = context
+        own = model.generation_config.eos_token_id if model.generation_config is not None else None
+        own = [] if own is None else own if isinstance(own, list) else [own]
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.end_ids = frozenset([*own, *eos, *self.chat.end_ids])
+
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> BatchSession:
+        """Start one row a prompt; what all rows, then rows of one group, share is read once.
+
+        Raises:
+            PromptTooLong: a prompt leaves no room for a token.
+        """
+        return BatchSession(self.model, self.end_ids, self.context, prompts, groups)
+
+
+def load_policy(
+    role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True
+) -> LanguagePolicy:
+    """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
+
+    Args:
+        role: precision and context.
+        model_path: directory of the base model (`resolve_model`); tokenizer and template come from here.
+        checkpoint: None for the base model; else a directory with `adapter_config.json` (a peft LoRA adapter, merged in
+            float32, then cast) or with full weights as `save_pretrained` writes them.
+        threads: CPU threads of this process.
+        multi_turn: False allows chat templates that rewrite history (one-turn roles only).
+
+    Raises:
+        BadInput: the model cannot be used by this role.
+        RecordDamaged: the checkpoint's weights do not fit the model, or are not there.
+    """
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(threads)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    model = load_model(model_path, checkpoint, dtype=getattr(torch, role.dtype))
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    return LanguagePolicy(model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn)
+
+
+def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype) -> Any:
+    """The causal language model of a base directory with a checkpoint's weights, on the CPU, LoRA merged.
+
+    Raises:
+        RecordDamaged: the checkpoint's weights do not fit the model, or are not there.
+    """
+    if checkpoint is None:
+        return _load(model_path, model_path, dtype)
+    if (checkpoint / "adapter_config.json").is_file():
+        from peft import PeftModel
+
+        base = _load(model_path, model_path, torch.float32)
+        # Merged in float32: in bfloat16 a small update would be rounded away against the weight.
+        merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
+        return merged.to(dtype)
+    return _load(checkpoint, model_path, dtype)
+
+
+def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    if not any(weights.glob("*.safetensors")):
+        raise RecordDamaged(
+            "A checkpoint holds neither weights nor an adapter.",
+            expected="model.safetensors, or adapter_config.json with its weights",
+            where=str(weights),
+            next_step="`crl verify` names what is missing and the command that mends it.",
+        )
+    config = AutoConfig.from_pretrained(config_from, local_files_only=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        weights,
+        config=config,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    problems = {
+        kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report.get(kind)
+    }
+    if problems:  # transformers would fill these with random numbers and only warn
+        raise RecordDamaged(
+            f"Weights do not fit the model: {problems}.",
+            expected="every weight of the model, in its shape",
+            where=str(weights),
+            next_step="`crl verify` names the damaged file and the command that mends it.",
+        )
+    if (config_from / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(config_from, local_files_only=True)
+    return model
+
+
+def _check_attention(model: Any, name: str, context: int) -> None:
+    config = model.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and context > longest:
+        raise BadInput(
+            f"The role's context of {context} tokens is longer than the model {name!r} allows.",
+            expected=f"at most {longest}",
+            where="the `context` of a role",
+            next_step="Lower the context.",
+        )
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and "layer_types" not in config:
+        kinds.add("sliding_attention")
+    if window is None or window >= context:
+        kinds.discard("sliding_attention")
+    if not kinds <= {"full_attention"}:
+        raise BadInput(
+            f"The model {name!r} has layers that do not see the whole context: {sorted(kinds - {'full_attention'})}.",
+            expected=f"full attention over the role's context of {context} tokens",
+            where="the `model` of a role",
+            next_step=f"Use another model{f', or a context of at most {window}' if window else ''}.",
+        )

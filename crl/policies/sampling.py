@@ -1,0 +1,56 @@
+"""Draw one token a row by inverse transform: one uniform number a token, from the row's own stream.
+
+A row's draw depends on its own logits and its own number only, so it is the same whatever else is in the batch.
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from crl.config import SamplingConfig
+
+
+def scaled_logprobs(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """log softmax(logits / temperature) over the last axis, in float32: the behaviour distribution (section 2)."""
+    return torch.log_softmax(logits.float() / temperature, dim=-1)
+
+
+def draw(
+    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: SamplingConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one token a row.
+
+    Args:
+        logits_BV: the model's last logits.
+        uniforms_B: float64 in [0, 1).
+        sampling: temperature, top_k and top_p; top_k is applied first, top_p to what it leaves.
+
+    Returns:
+        ids [B] (int64) and their log-probabilities [B] (float32) under the temperature-scaled distribution **before**
+        top-k and top-p.
+    """
+    logprobs_BV = scaled_logprobs(logits_BV, sampling.temperature)
+    # float64: a float32 running sum over 10^5 tokens would lose the rare ones.
+    probs_BV = logprobs_BV.double().exp()
+    if 0 < sampling.top_k < probs_BV.shape[1]:
+        kept = torch.zeros_like(probs_BV, dtype=torch.bool)
+        kept.scatter_(1, probs_BV.topk(sampling.top_k, dim=1).indices, True)
+        probs_BV = probs_BV.where(kept, 0.0)
+    if sampling.top_p < 1:
+        probs_BV = _nucleus(probs_BV, sampling.top_p)
+    cumulative_BV = probs_BV.cumsum(1)
+    total_B1 = cumulative_BV[:, -1:]
+    # Below the total even when u times the total rounds up to it: the first larger sum belongs to a token kept.
+    targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True)
+    return ids_B1[:, 0], logprobs_BV.gather(1, ids_B1)[:, 0]
+
+
+def _nucleus(probs_BV: torch.Tensor, mass: float) -> torch.Tensor:
+    """Keep the most probable tokens whose predecessors sum to less than `mass`; the first is always kept."""
+    descending_BV, order_BV = probs_BV.sort(dim=1, descending=True, stable=True)
+    before_BV = descending_BV.cumsum(1) - descending_BV
+    kept_BV = before_BV < mass * descending_BV.sum(1, keepdim=True)
+    kept_BV[:, 0] = True
+    return torch.zeros_like(probs_BV).scatter_(1, order_BV, descending_BV.where(kept_BV, 0.0))

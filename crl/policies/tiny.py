@@ -1,0 +1,109 @@
+"""The built-in miniature `tiny`: a small Llama with random weights and a byte-level tokenizer of its own.
+
+It is for tests and for trying the pipeline in seconds: same code path as any other model, no skill. Everything derives
+from constants in this file, so each machine with the same torch writes the same bytes. It encodes any text (bytes are
+the alphabet); frequent words of the project, such as actions, are single tokens.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+VOCABULARY = 512
+"""Largest vocabulary, special tokens and the 256 bytes included."""
+MAX_POSITIONS = 2048
+SEED = 20_260_317
+"""Seed of the random weights."""
+
+_PAD, _SYSTEM, _USER, _ASSISTANT, _END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_ACTIONS = "north south east west northeast northwest southeast southwest up down left right".split()
+_MORE_ACTIONS = "search open close kick apply wait pickup key door stairs wall monster lava trap goal hole".split()
+_WORDS = (
+    "action actions goal move legal illegal you see reach stairs safe the agent is at grid symbols episode won lost "
+    "experience advice turn observation not an answer with one word success failure outcome learn lesson when then "
+    "avoid first next to of and in on"
+).split()
+
+
+def write_tiny(directory: Path) -> None:
+    """Write model, tokenizer and chat template into an existing directory, in transformers' layout."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(_END),
+        pad_token_id=tokenizer.convert_tokens_to_ids(_PAD),
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = LlamaForCausalLM(config).float()
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _corpus() -> list[str]:
+    """The words of prompts, observations and answers, in a fixed order; frequency decides what becomes a token."""
+    lines: list[str] = []
+    for action in _ACTIONS + _MORE_ACTIONS:
+        lines += [action, f" {action}", f"<action>{action}</action>", f"Action: {action}\n"] * 24
+    for word in _WORDS:
+        lines += [f" {word}", word.capitalize()] * 8
+    for kind in ("ADD", "UPDATE", "RETURN", "KEEP", "MERGE", "DROP"):
+        lines += [kind, f"{kind}: ", f'{{"kind": "{kind.lower()}", "text": ""}}'] * 24
+    for symbols in product(".#@<>|-", repeat=2):
+        lines.append("".join(symbols) + "\n")
+    for cells in product("SFHGABCD", repeat=2):
+        lines.append(" ".join(cells) + "\n")
+    for left, right in product(_ACTIONS[:4], repeat=2):
+        lines.append(f"Goal: reach the stairs. Legal actions: {left}, {right}.\nYou see:\n")
+        lines.append(f"When you see a trap to the {left}, move {right}.\n")
+    return lines
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        min_frequency=2,
+        special_tokens=[_PAD, _SYSTEM, _USER, _ASSISTANT, _END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_corpus(), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=_PAD,
+        eos_token=_END,
+        additional_special_tokens=[_SYSTEM, _USER, _ASSISTANT],
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
