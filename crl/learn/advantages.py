@@ -22,8 +22,10 @@ def standardised(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean
     """
     if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
         return np.zeros_like(rewards_K)
-    centred_K = rewards_K - rewards_K.mean()
-    return centred_K / rewards_K.std() if normalise == "std" else centred_K
+    centred_K: NDArray[np.float64] = rewards_K - rewards_K.mean()
+    if normalise == "std":
+        centred_K /= rewards_K.std()
+    return centred_K
 
 
 def subgroup_advantages(

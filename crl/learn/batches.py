@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -36,10 +37,10 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
-        moved = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in vars(self).items()
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }
-        return MicroBatch(**moved)
+        return replace(self, **moved)
 
 
 def check_sample(sample: Sample) -> None:

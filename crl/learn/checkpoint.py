@@ -35,7 +35,9 @@ def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path)
     """
     directory.mkdir(parents=True, exist_ok=True)
     adapter = hasattr(model, "peft_config")
-    model.save_pretrained(directory, state_dict=dict(state))
+    # peft would otherwise look for the base model's config on the hub to see whether its vocabulary grew.
+    options: dict[str, Any] = {"save_embedding_layers": False} if adapter else {}
+    model.save_pretrained(directory, state_dict=dict(state), **options)
     if adapter:
         (directory / "README.md").unlink(missing_ok=True)
         path = directory / "adapter_config.json"
@@ -50,9 +52,7 @@ def _state_file(directory: Path, rank: int) -> Path:
     return directory / ENGINE_DIRECTORY / f"optimizer-rank{rank:05d}.safetensors"
 
 
-def save_optimizer(
-    optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int
-) -> None:
+def save_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int) -> None:
     """Write this rank's optimiser state: one tensor a part and state name. `parts` are what the optimiser steps."""
     tensors = {
         f"{index:05d}.{name}": value.detach().cpu().contiguous()
@@ -65,9 +65,7 @@ def save_optimizer(
     save_file(tensors, path)
 
 
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int
-) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int) -> None:
     """Restore what :func:`save_optimizer` wrote, bit by bit. Raises RecordDamaged where it does not fit."""
     path = _state_file(directory, rank)
     try:

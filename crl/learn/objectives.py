@@ -95,9 +95,7 @@ def grpo_objective(
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
     low_BT = (ratio_BT < 1 - config.clip) & (advantages_B1 < 0)
     high_BT = (ratio_BT > 1 + config.clip) & (advantages_B1 > 0)
-    return -(weights_B * objective_B).sum(), _statistics(
-        logprobs_BT, behaviour_BT, mask_BT, ratio_BT, low_BT, high_BT
-    )
+    return -(weights_B * objective_B).sum(), _statistics(logprobs_BT, behaviour_BT, mask_BT, ratio_BT, low_BT, high_BT)
 
 
 def cispo_objective(

@@ -7,11 +7,13 @@ each other, and no launcher is needed.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from crl.errors import NotDeepSpeed
 
@@ -30,10 +32,15 @@ def import_deepspeed() -> Any:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    # torch renamed collectives that DeepSpeed still calls by their old names, once a call.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel("ERROR")
+    # DeepSpeed would compile its shared-memory collectives the first time a group is joined: 45 s with a compiler, of
+    # no use to a single rank, and their buffers are named by user and port, so runs side by side could share them.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
@@ -59,7 +66,7 @@ def join() -> Ranks:
             dist.init_process_group(backend)
         else:
             os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if cuda else torch.device("cpu")

@@ -97,12 +97,15 @@ def load_trainable(
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
-    With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose random
-    part comes from `seed` (it changes nothing until it is trained). `source` is the configured name of the model; it is
-    written into adapters instead of a path of this machine. Raises BadInput for files that are not such a model.
+    With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
+    random part comes from `seed` (it changes nothing until it is trained). `source` is the configured name of the
+    model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
+    a model.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     full = checkpoint if checkpoint is not None and lora is None else model_path
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -180,12 +180,12 @@ class Trainer:
     def _gradients(self) -> Gradients:
         from deepspeed.utils import safe_get_full_grad
 
-        found = {
-            name.removeprefix("model."): safe_get_full_grad(parameter)
-            for name, parameter in self._engine.module.named_parameters()
-            if parameter.requires_grad
-        }
-        return {name: gradient.detach().float().cpu().clone() for name, gradient in found.items() if gradient is not None}
+        found: Gradients = {}
+        for name, parameter in self._engine.module.named_parameters():
+            gradient = safe_get_full_grad(parameter) if parameter.requires_grad else None
+            if gradient is not None:
+                found[name.removeprefix("model.")] = gradient.detach().float().cpu().clone()
+        return found
 
     def _plain_gradient_norm(self) -> float | None:
         """Norm of the whole gradient without ZeRO, before clipping; ZeRO tells its own after the step."""
@@ -195,7 +195,8 @@ class Trainer:
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def _update_norm(self, before: Sequence[torch.Tensor]) -> float:
-        squared = sum(float((part.detach() - old).square().sum()) for part, old in zip(self._parts, before, strict=True))
+        pairs = zip(self._parts, before, strict=True)
+        squared = sum(float((part.detach() - old).square().sum()) for part, old in pairs)
         if self.role.deepspeed.zero_stage > 0 and self._ranks.size > 1:
             shared = torch.tensor(squared, dtype=torch.float64, device=self._ranks.device)
             dist.all_reduce(shared)
@@ -298,9 +299,7 @@ def _optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) ->
     """torch's own optimisers: DeepSpeed's compile on first use, and these have the same state on every device."""
     if config.kind == "sgd":
         return torch.optim.SGD(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(
-        parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
-    )
+    return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay)
 
 
 def _engine_config(role: RoleConfig) -> dict[str, Any]:

@@ -1,0 +1,201 @@
+"""Supervised start of a role before round 1, with TRL's SFTTrainer: form, not the answer.
+
+It reads token-exact samples of objective `nll` (ids and masks as they will be trained later; nothing is re-tokenised)
+and writes sampling weights in the layout of `checkpoint`, without optimiser state: the first RL update starts a fresh
+one. It runs plainly, without DeepSpeed, and says so (`deepspeed` 0 in the figures). One process does it: with several
+ranks, rank 0 calls it and the others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crl.config import RoleConfig, WarmStartConfig
+from crl.errors import BadInput, StageFailed
+from crl.learn.batches import check_sample, trained_tokens
+from crl.learn.checkpoint import save_weights
+from crl.learn.scoring import load_trainable
+from crl.records import Sample
+
+_IGNORED = -100
+"""Label of a token that carries no loss."""
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run_warm_start(
+    role: RoleConfig,
+    model_path: Path,
+    samples: Sequence[Sample],
+    config: WarmStartConfig,
+    seed: int,
+    threads: int,
+    output_dir: Path,
+) -> dict[str, float]:
+    """Train `config.epochs` passes over `samples` and write the sampling weights into `output_dir`.
+
+    A step is one micro-batch of the role (`deepspeed.micro_batch` samples, shuffled by `seed`), AdamW at the constant
+    `config.learning_rate`; full weights or LoRA as the role says. Equal inputs write equal bytes; no checkpoints, logs
+    or model cards are left behind and nothing is reported anywhere.
+
+    Returns figures: `loss_first`, `loss_last` (mean next-token loss of the first and last step), `steps`, `samples`,
+    `tokens` (trained tokens of one pass), `deepspeed` 0. Raises BadInput without a sample to learn from, RecordDamaged
+    for a sample that does not hold together, StageFailed when the loss is not finite.
+    """
+    torch.set_num_threads(threads)
+    usable = [sample for sample in samples if trained_tokens(sample) > 0]
+    for sample in usable:
+        check_sample(sample)
+        if sample.objective != "nll":
+            raise BadInput(
+                f"sample {sample.sample_id} has objective {sample.objective!r}",
+                expected="nll: a supervised start learns from demonstrations",
+                next_step="pass the samples of the warm start",
+            )
+    if not usable:
+        raise BadInput(
+            "no demonstration has a token to learn from",
+            expected="at least one sample with a loss mask",
+            next_step="raise warm_start episodes, or leave `warm_start` out",
+        )
+    model = load_trainable(
+        model_path,
+        None,
+        lora=role.lora,
+        source=role.model,
+        seed=seed,
+        gradient_checkpointing=role.deepspeed.gradient_checkpointing,
+    )
+    losses = _train(model, usable, role, config, seed)
+    if not all(loss == loss and abs(loss) != float("inf") for loss in losses):
+        raise StageFailed(
+            f"the loss of the supervised start is not finite: {losses[-1]}",
+            expected="a finite number",
+            where=f"role {role.model}",
+            next_step="lower warm_start.learning_rate",
+        )
+    state = {
+        name: parameter.detach().cpu()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or role.lora is None
+    }
+    save_weights(model, state, output_dir)
+    del model, state
+    gc.collect()
+    return {
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "steps": float(len(losses)),
+        "samples": float(len(usable)),
+        "tokens": float(sum(trained_tokens(sample) for sample in usable)),
+        "deepspeed": 0.0,
+    }
+
+
+def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: WarmStartConfig, seed: int) -> list[float]:
+    """Run the SFTTrainer over the model in place; the loss of every step."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    dataset = Dataset.from_list(
+        [
+            {
+                "input_ids": list(sample.token_ids),
+                "labels": [
+                    token if trained else _IGNORED
+                    for token, trained in zip(sample.token_ids, sample.loss_mask, strict=True)
+                ],
+            }
+            for sample in samples
+        ]
+    )
+    with tempfile.TemporaryDirectory(prefix="crl-warm-start-") as scratch, _plainly(), _special_tokens_kept(model):
+        trainer: Any = SFTTrainer(
+            model=model,
+            args=SFTConfig(
+                output_dir=scratch,
+                num_train_epochs=config.epochs,
+                per_device_train_batch_size=role.deepspeed.micro_batch,
+                gradient_accumulation_steps=1,
+                learning_rate=config.learning_rate,
+                lr_scheduler_type="constant",
+                weight_decay=role.optimizer.weight_decay,
+                max_grad_norm=role.optimizer.gradient_clip,
+                seed=seed,
+                data_seed=seed,
+                bf16=role.deepspeed.autocast == "bfloat16",
+                gradient_checkpointing=False,  # load_trainable switches it on where the role asks for it
+                max_length=None,
+                packing=False,
+                completion_only_loss=False,
+                dataset_kwargs={"skip_prepare_dataset": True},
+                remove_unused_columns=False,
+                dataloader_num_workers=0,
+                dataloader_pin_memory=torch.cuda.is_available(),
+                save_strategy="no",
+                logging_steps=1,
+                report_to="none",
+                push_to_hub=False,
+                disable_tqdm=True,
+                use_cpu=not torch.cuda.is_available(),
+            ),
+            train_dataset=dataset,
+            data_collator=DataCollatorForLanguageModeling(pad_token_id=0),
+            processing_class=_no_tokenizer(),
+        )
+        # Losses are read from the trainer's history; printing each of them belongs to no one.
+        from transformers.trainer_callback import PrinterCallback
+
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    return losses
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Hide the launcher's variables, or accelerate would join the ranks of the RL engine; say nothing about it."""
+    from transformers.utils import logging
+
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHER if name in os.environ}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        os.environ.update(hidden)
+
+
+@contextlib.contextmanager
+def _special_tokens_kept(model: Any) -> Iterator[None]:
+    """The trainer copies its tokenizer's special tokens into the model's configs, which are saved: undo that."""
+    configs = [model.config, model.generation_config]
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    before = [{name: getattr(config, name, None) for name in names} for config in configs]
+    try:
+        yield
+    finally:
+        for config, values in zip(configs, before, strict=True):
+            for name, value in values.items():
+                setattr(config, name, value)
+
+
+def _no_tokenizer() -> Any:
+    """The trainer insists on a tokenizer; the samples are ids already, so an empty one is given and never used."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    empty = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")
