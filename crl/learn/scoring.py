@@ -8,6 +8,7 @@ transformers model takes part, wrapped by peft or not, and ZeRO-3's own hooks ar
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,6 +134,7 @@ def load_trainable(
 def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: str) -> Any:
     import peft
 
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")  # peft's calls
     if checkpoint is not None:
         adapted: Any = peft.PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
     else:

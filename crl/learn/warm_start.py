@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import tempfile
 import warnings
@@ -103,8 +104,8 @@ def run_warm_start(
 def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: WarmStartConfig, seed: int) -> list[float]:
     """Run the SFTTrainer over the model in place; the loss of every step."""
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
     dataset = Dataset.from_list(
         [
@@ -118,7 +119,7 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
             for sample in samples
         ]
     )
-    with tempfile.TemporaryDirectory(prefix="crl-warm-start-") as scratch, _plainly(), _special_tokens_kept(model):
+    with tempfile.TemporaryDirectory(prefix="crl-warm-start-") as scratch, _plainly(), _configs_kept(model):
         trainer: Any = SFTTrainer(
             model=model,
             args=SFTConfig(
@@ -164,25 +165,25 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
     """Hide the launcher's variables, or accelerate would join the ranks of the RL engine; say nothing about it."""
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     hidden = {name: os.environ.pop(name) for name in _LAUNCHER if name in os.environ}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        transformers_logging.set_verbosity(verbosity)
         os.environ.update(hidden)
 
 
 @contextlib.contextmanager
-def _special_tokens_kept(model: Any) -> Iterator[None]:
-    """The trainer copies its tokenizer's special tokens into the model's configs, which are saved: undo that."""
+def _configs_kept(model: Any) -> Iterator[None]:
+    """The trainer writes its tokenizer's special tokens and its cache setting into configs that are saved: undo it."""
     configs = [model.config, model.generation_config]
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "use_cache")
     before = [{name: getattr(config, name, None) for name in names} for config in configs]
     try:
         yield
@@ -198,4 +199,5 @@ def _no_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     empty = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")
+    tokenizer_class: Any = PreTrainedTokenizerFast
+    return tokenizer_class(tokenizer_object=empty, pad_token="<pad>", eos_token="<pad>")
