@@ -82,6 +82,10 @@ class StaleAttempt(CrlError):
     exit_code = 3
 
 
+class StageAlreadyComplete(CrlError):
+    """A stage that is complete was about to be written again."""
+
+
 class RecordDamaged(CrlError):
     """A file of the record is missing or differs from its manifest."""
 

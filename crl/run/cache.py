@@ -1,0 +1,143 @@
+"""What can be rebuilt: indexes under `cache/<key>/`, and single derived files such as the catalog.
+
+Everything here is checksummed, so that a damaged file is noticed and rebuilt rather than used, and disposable: deleting
+it loses time, nothing else. No lease is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from crl.run.files import (
+    canonical_json,
+    disk_full_as_error,
+    fsync_tree,
+    remove,
+    sha256_bytes,
+    sha256_file,
+    temporary,
+    write_atomically,
+)
+
+CACHE = "cache"
+SUMS = "sums.json"
+_SEALS = "seals"
+
+
+@dataclass(frozen=True)
+class CacheFault:
+    """A derived file that is not what was written; `expected` and `found` are SHA-256 where there is one."""
+
+    file: str
+    expected: str
+    found: str
+
+
+def cached(run_path: Path, key: str, build: Callable[[Path], None]) -> Path:
+    """The directory `cache/<key>/`: as it is if every checksum holds, else made by `build(directory)`.
+
+    `key` names the content it is derived from (a digest). Raises DiskFull, and what `build` raises.
+    """
+    target = run_path / CACHE / key
+    if target.is_dir() and not _directory_faults(run_path, target):
+        return target
+    scratch = temporary(target, 0)
+    with disk_full_as_error(target):
+        try:
+            scratch.mkdir(parents=True)
+            build(scratch)
+            sums = {name: sha256_file(scratch / name) for name in _names(scratch)}
+            (scratch / SUMS).write_bytes(_sealed(sums))
+            fsync_tree(scratch)
+            remove(target)
+            # Another process may have finished the same content meanwhile: then its directory serves.
+            with contextlib.suppress(OSError):
+                scratch.rename(target)
+        finally:
+            remove(scratch)
+    return target
+
+
+def seal(run_path: Path, relative: str) -> None:
+    """Remember the checksum of a derived file outside the cache (the catalog), so that damage is noticed."""
+    seals = run_path / CACHE / _SEALS
+    with disk_full_as_error(seals):
+        seals.mkdir(parents=True, exist_ok=True)
+        write_atomically(seals / f"{relative}.json", _sealed({relative: sha256_file(run_path / relative)}))
+
+
+def faults(run_path: Path) -> list[CacheFault]:
+    """Every derived file that is missing, damaged or unknown."""
+    cache = run_path / CACHE
+    if not cache.is_dir():
+        return []
+    found = []
+    for entry in sorted(cache.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file():
+            found.append(CacheFault(f"{CACHE}/{entry.name}", "no such file", sha256_file(entry)))
+        elif entry.name == _SEALS:
+            found += _seal_faults(run_path, entry)
+        else:
+            found += _directory_faults(run_path, entry)
+    return found
+
+
+def clear(run_path: Path) -> None:
+    """Delete the cache."""
+    remove(run_path / CACHE)
+
+
+def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
+    place = directory.relative_to(run_path).as_posix()
+    sums = _read(directory / SUMS)
+    if sums is None:
+        return [_unreadable(run_path, directory / SUMS)]
+    found = []
+    for name in sorted({*sums, *_names(directory)}):
+        actual = sha256_file(directory / name) if (directory / name).is_file() else "no such file"
+        if actual != sums.get(name):
+            found.append(CacheFault(f"{place}/{name}", sums.get(name, "no such file"), actual))
+    return found
+
+
+def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
+    found = []
+    for path in sorted(entry for entry in seals.iterdir() if not entry.name.startswith(".")):
+        sums = _read(path)
+        if sums is None:
+            found.append(_unreadable(run_path, path))
+            continue
+        for name, expected in sums.items():
+            actual = sha256_file(run_path / name) if (run_path / name).is_file() else "no such file"
+            if actual != expected:
+                found.append(CacheFault(name, expected, actual))
+    return found
+
+
+def _names(directory: Path) -> list[str]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(name for path in files if (name := path.relative_to(directory).as_posix()) != SUMS)
+
+
+def _sealed(sums: dict[str, str]) -> bytes:
+    return canonical_json({"check": sha256_bytes(canonical_json(sums)), "sums": sums})
+
+
+def _read(path: Path) -> dict[str, str] | None:
+    try:
+        content = path.read_bytes()
+        sums: dict[str, str] = json.loads(content)["sums"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return sums if content == _sealed(sums) else None
+
+
+def _unreadable(run_path: Path, path: Path) -> CacheFault:
+    actual = sha256_file(path) if path.is_file() else "no such file"
+    return CacheFault(path.relative_to(run_path).as_posix(), "a list of checksums as it was written", actual)

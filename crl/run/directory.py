@@ -1,0 +1,246 @@
+"""The run directory: what is complete, what it holds, and where the next stage is written. The record itself.
+
+    <run>/experiment.yaml                     the frozen method
+    <run>/rounds/0007/<stage>/                Parquet files, manifest.json, perhaps checkpoint/
+    <run>/rounds/0007/.parts-<stage>/0003/    finished parts of a stage that is not complete yet
+    <run>/bank/…                              content-addressed, written once
+    <run>/cache/…, catalog.duckdb             derived
+    <run>/journal.jsonl, lease.json, lease.lock, pruned.jsonl
+
+A stage directory that exists is complete. Reading checks every file against its manifest, so damage stops whoever would
+build on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crl.config import Experiment, Method
+from crl.errors import RecordDamaged, RunDirectoryUnusable
+from crl.records import Row, schema_of
+from crl.run import experiment_file
+from crl.run import files as files_
+from crl.run.manifest import Manifest, key_of, parse_key
+from crl.run.writer import StageWriter
+
+_ROUND = re.compile(r"^\d{4,}$")
+
+
+class RunDirectory:
+    """One run. Opening costs one small file; nothing is kept in memory but the method."""
+
+    def __init__(self, path: Path, experiment_name: str, method: Method) -> None:
+        self.path, self.experiment_name, self.method = path, experiment_name, method
+
+    @classmethod
+    def create_or_open(cls, experiment: Experiment, root: Path) -> RunDirectory:
+        """The run `root/<name>`, made if it is not there.
+
+        Raises FrozenMethodChanged if it was made with another method, RunDirectoryUnusable if it cannot be written.
+        """
+        path = Path(root) / experiment.name
+        with _usable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            files_.temporary(path / "writable", 0).touch()
+            files_.temporary(path / "writable", 0).unlink()
+        if not (path / experiment_file.EXPERIMENT).exists():
+            _check_against_manifests(path, experiment)
+            with _usable(path):
+                experiment_file.create(path, experiment)
+        try:
+            experiment_file.check_same(path, experiment)
+        except RecordDamaged:
+            _check_against_manifests(path, experiment)
+            experiment_file.replace(path, experiment)
+        return cls(path, experiment.name, experiment.method)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run. Raises RunDirectoryUnusable if there is none, RecordDamaged if its method was changed."""
+        path = Path(path)
+        name, method = experiment_file.load(path)
+        return cls(path, name, method)
+
+    @cached_property
+    def method_digest(self) -> str:
+        """Digest of the frozen method."""
+        return self.method.digest()
+
+    def stage_path(self, round_number: int, stage: str) -> Path:
+        """Directory of a stage, complete or not."""
+        return self.path / "rounds" / key_of(round_number, stage)
+
+    def is_complete(self, round_number: int, stage: str) -> bool:
+        """Whether a stage was committed."""
+        return self.stage_path(round_number, stage).is_dir()
+
+    def manifest(self, round_number: int, stage: str) -> Manifest:
+        """Manifest of a complete stage. Raises RecordDamaged."""
+        return Manifest.load(self.stage_path(round_number, stage))
+
+    def read(self, round_number: int, stage: str, row_type: type[Row]) -> pa.Table:
+        """Rows of a complete stage; an empty table if it wrote none of this type.
+
+        Raises RecordDamaged if the stage is missing or the file is not the one that was committed.
+        """
+        return _read(self.stage_path(round_number, stage), row_type)
+
+    def rounds(self) -> list[int]:
+        """Rounds of which at least one stage is complete, in order."""
+        return round_numbers(self.path)
+
+    def complete_stages(self, round_number: int) -> list[str]:
+        """Complete stages of a round, in the order they were committed (a damaged one last)."""
+        return complete_stages(self.path, round_number)
+
+    def begin(self, round_number: int, stage: str, *, token: int) -> StageWriter:
+        """Start writing a stage under a lease's token. Raises StaleAttempt, StageAlreadyComplete, DiskFull."""
+        parts = self._parts(round_number, stage)
+        return StageWriter(
+            self.path,
+            round_number,
+            stage,
+            token=token,
+            target=self.stage_path(round_number, stage),
+            resolve=self._digest,
+            shared_by_parts=lambda: _shared(parts),
+            parts=parts,
+        )
+
+    def begin_part(self, round_number: int, stage: str, part: int, *, token: int) -> StageWriter:
+        """Start writing one part of a stage; parts are kept until the stage is committed."""
+        target = self._parts(round_number, stage) / f"{part:04d}"
+        return StageWriter(self.path, round_number, stage, token=token, target=target, resolve=self._digest)
+
+    def part_is_complete(self, round_number: int, stage: str, part: int) -> bool:
+        """Whether a part can be used: committed, undamaged, and made from the present inputs and method.
+
+        One that cannot is removed: a part is an unfinished stage's, not yet part of the record.
+        """
+        directory = self._parts(round_number, stage) / f"{part:04d}"
+        if not directory.is_dir():
+            return False
+        if self._part_is_sound(directory):
+            return True
+        files_.remove(directory)
+        return False
+
+    def read_part(self, round_number: int, stage: str, part: int, row_type: type[Row]) -> pa.Table:
+        """Rows of a complete part. Raises RecordDamaged."""
+        return _read(self._parts(round_number, stage) / f"{part:04d}", row_type)
+
+    def part_inputs(self, round_number: int, stage: str, part: int) -> set[tuple[int, str]]:
+        """Stages that a complete part read, as (round, stage)."""
+        manifest = Manifest.load(self._parts(round_number, stage) / f"{part:04d}")
+        return {parse_key(key) for key in manifest.digested.inputs}
+
+    def sweep(self, token: int) -> list[Path]:
+        """Remove what attempts before `token` left unfinished; taking a lease does this."""
+        return files_.sweep(self.path, token)
+
+    def _parts(self, round_number: int, stage: str) -> Path:
+        path = self.stage_path(round_number, stage)
+        return path.parent / f".parts-{path.name}"
+
+    def _digest(self, round_number: int, stage: str) -> str:
+        return self.manifest(round_number, stage).digest
+
+    def _part_is_sound(self, directory: Path) -> bool:
+        try:
+            digested = Manifest.load(directory).digested
+            current = {key: self._digest(*parse_key(key)) for key in digested.inputs}
+            return (
+                digested.method == self.method_digest
+                and digested.inputs == current
+                and all(files_.sha256_file(directory / name) == file.sha256 for name, file in digested.files.items())
+                and all(files_.sha256_file(self.path / name) == sha256 for name, sha256 in digested.shared.items())
+            )
+        except (OSError, RecordDamaged):
+            return False
+
+
+def round_numbers(run_path: Path) -> list[int]:
+    """As :meth:`RunDirectory.rounds`, for a run whose experiment file may be damaged."""
+    numbers = [int(entry.name) for entry in _entries(run_path / "rounds") if _ROUND.match(entry.name)]
+    return [number for number in sorted(numbers) if _entries(run_path / "rounds" / f"{number:04d}")]
+
+
+def complete_stages(run_path: Path, round_number: int) -> list[str]:
+    """As :meth:`RunDirectory.complete_stages`, for a run whose experiment file may be damaged."""
+    order: list[tuple[float, str]] = []
+    for entry in _entries(run_path / "rounds" / f"{round_number:04d}"):
+        try:
+            sequence = float(Manifest.load(entry).provenance["sequence"])
+        except (RecordDamaged, KeyError, TypeError, ValueError):
+            sequence = float("inf")
+        order.append((sequence, entry.name))
+    return [name for _, name in sorted(order)]
+
+
+def _read(directory: Path, row_type: type[Row]) -> pa.Table:
+    name = f"{row_type.table}.parquet"
+    recorded = Manifest.load(directory).digested.files.get(name)
+    if recorded is None:
+        return schema_of(row_type).empty_table()
+    try:
+        content = (directory / name).read_bytes()
+        found = files_.sha256_bytes(content)
+    except OSError as error:
+        content, found = b"", f"no readable file ({error.strerror})"
+    if found != recorded.sha256:
+        raise RecordDamaged(
+            f"{name} is not the file that was committed: {found}",
+            expected=recorded.sha256,
+            where=str(directory / name),
+            next_step="`crl verify RUN` names the command that mends it",
+        )
+    return pq.read_table(pa.BufferReader(content))
+
+
+def _shared(parts: Path) -> dict[str, str]:
+    shared: dict[str, str] = {}
+    for entry in _entries(parts):
+        shared.update(Manifest.load(entry).digested.shared)
+    return shared
+
+
+def _entries(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _check_against_manifests(path: Path, experiment: Experiment) -> None:
+    """A run without a readable experiment file takes a new one only if its stages were made with the same method."""
+    for entry in _entries(path / "rounds"):
+        for stage in _entries(entry):
+            with contextlib.suppress(RecordDamaged):
+                method = Manifest.load(stage).digested.method
+                if method != experiment.method.digest():
+                    raise RunDirectoryUnusable(
+                        f"{experiment_file.EXPERIMENT} is missing or damaged, and the stages in {path} were made with "
+                        f"method {method}, not with this one ({experiment.method.digest()})",
+                        expected="the config this run was made with",
+                        where=str(path),
+                        next_step="give the experiment another name, or bring back its config",
+                    )
+
+
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryUnusable(
+            f"the run directory cannot be written: {os.strerror(error.errno or 0)}",
+            where=str(path),
+            next_step="make it writable, or choose another place with CRL_RUNS",
+        ) from error

@@ -1,0 +1,138 @@
+"""`experiment.yaml` of a run directory: name and frozen method, as they were when the run was made.
+
+Its first line holds the SHA-256 of the rest, so that a change by hand is told from the method it was written with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from crl.config import Experiment, Method
+from crl.errors import FrozenMethodChanged, RecordDamaged, RunDirectoryUnusable
+from crl.run.files import disk_full_as_error, fsync, sha256_bytes, temporary, write_atomically
+
+EXPERIMENT = "experiment.yaml"
+_HEADER = "# sha256 of what follows: "
+_NOTE = "# The frozen method of this run. Another method is another experiment: give it another name.\n"
+_LONGEST_VALUE = 60
+_MOST_DIFFERENCES = 20
+
+
+def render(name: str, method: Method) -> bytes:
+    """The bytes of the file."""
+    content = {"name": name, "method_digest": method.digest(), "method": method.model_dump(mode="json")}
+    body: str = _NOTE + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
+    return f"{_HEADER}{sha256_bytes(body.encode())}\n".encode() + body.encode()
+
+
+def load(run_path: Path) -> tuple[str, Method]:
+    """(name, method). Raises RunDirectoryUnusable where there is no such file, RecordDamaged where it was changed."""
+    name, content = _parse(run_path)
+    try:
+        method = Method.model_validate(content)
+    except ValidationError as error:
+        raise RecordDamaged(
+            f"{EXPERIMENT} does not hold a method this version can read: {error.error_count()} errors, first "
+            f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}",
+            where=str(run_path / EXPERIMENT),
+            next_step="read the run with the version of crl that made it",
+        ) from error
+    return name, method
+
+
+def check_same(run_path: Path, experiment: Experiment) -> None:
+    """Raise FrozenMethodChanged, with the keys that differ, unless the run was made with this method."""
+    name, content = _parse(run_path)
+    wanted = experiment.method.model_dump(mode="json")
+    changes = [("name", name, experiment.name)] if name != experiment.name else []
+    changes += list(differences(content, wanted))
+    if not changes:
+        return
+    lines = [f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in changes[:_MOST_DIFFERENCES]]
+    if len(changes) > _MOST_DIFFERENCES:
+        lines.append(f"  and {len(changes) - _MOST_DIFFERENCES} more")
+    raise FrozenMethodChanged(
+        f"the method differs from the one run {name!r} was made with:\n" + "\n".join(lines),
+        expected="the frozen method: everything that can change a number stays as it was",
+        where=str(run_path / EXPERIMENT),
+        next_step="give the experiment another name, or take the change back; `runtime` may change at any time",
+    )
+
+
+def create(run_path: Path, experiment: Experiment) -> None:
+    """Write the file unless it is there. Two processes may do so at once: one wins, both find a whole file."""
+    path, content = run_path / EXPERIMENT, render(experiment.name, experiment.method)
+    scratch = temporary(path, 0)
+    with disk_full_as_error(path):
+        try:
+            scratch.write_bytes(content)
+            fsync(scratch)
+            try:
+                os.link(scratch, path)
+            except FileExistsError:
+                return
+            fsync(run_path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def replace(run_path: Path, experiment: Experiment) -> None:
+    """Write the file anew over a damaged one."""
+    write_atomically(run_path / EXPERIMENT, render(experiment.name, experiment.method))
+
+
+def differences(old: Any, new: Any, key: str = "") -> Iterable[tuple[str, Any, Any]]:
+    """Dotted keys at which two plain values differ, with both values; `(absent)` where one has none."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted({*old, *new}):
+            inner = f"{key}.{name}" if key else str(name)
+            yield from differences(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from differences(before, after, f"{key}.{index}")
+    elif old != new or type(old) is not type(new):
+        yield key, old, new
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+_ABSENT = _Absent()
+
+
+def _parse(run_path: Path) -> tuple[str, dict[str, Any]]:
+    path = run_path / EXPERIMENT
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise RunDirectoryUnusable(
+            f"{run_path} is not a run directory: it has no {EXPERIMENT}",
+            next_step="name the directory of a run, or start one with `crl train CONFIG`",
+        ) from error
+    except OSError as error:
+        raise RunDirectoryUnusable(f"{path} cannot be read: {error.strerror}") from error
+    first, _, body = content.partition(b"\n")
+    expected = first.decode(errors="replace").removeprefix(_HEADER)
+    found = sha256_bytes(body)
+    if found != expected:
+        raise RecordDamaged(
+            f"{EXPERIMENT} was changed: its content has SHA-256 {found}",
+            expected=expected,
+            where=str(path),
+            next_step="`crl train CONFIG` with the unchanged config writes it again",
+        )
+    parsed = yaml.safe_load(body)
+    return str(parsed["name"]), parsed["method"]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

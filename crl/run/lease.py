@@ -1,0 +1,307 @@
+"""The lease: one attempt at a time writes a run, and a newer attempt shuts an older one out.
+
+`lease.json` names the owner and its **token**, which grows with every attempt; `lease.lock` guards taking the lease and
+every commit (`flock`). A dead owner on this machine is replaced at once; one elsewhere when its heartbeat (the file's
+modification time) is older than the lease's seconds. Commits check the token under the lock, so an attempt that was
+replaced while it slept cannot commit. Needs a POSIX file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
+from crl.run.files import aside, canonical_json, sha256_bytes, sweep, write_atomically
+from crl.run.journal import JOURNAL, Journal
+from crl.run.linelog import Head
+from crl.run.owner import Owner
+from crl.run.prunelog import restore_pruned
+
+LEASE = "lease.json"
+LOCK = "lease.lock"
+_LOCK_PATIENCE_SECONDS = 60.0
+
+
+class LeaseFile(BaseModel):
+    """Content of `lease.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    token: int
+    released: bool
+    seconds: float
+    owner: Owner
+    journal_bytes: int
+    journal_check: str
+    """How far the journal reached when this was written: a shorter one has lost lines."""
+    check: str = ""
+
+    def sealed(self) -> LeaseFile:
+        """With `check` computed over the rest."""
+        return self.model_copy(update={"check": self._check()})
+
+    def _check(self) -> str:
+        return sha256_bytes(canonical_json(self.model_dump(mode="json", exclude={"check"})))
+
+    @property
+    def head(self) -> Head:
+        """How far the journal is known to reach."""
+        return Head(self.journal_bytes, self.journal_check)
+
+    @classmethod
+    def load(cls, run_path: Path) -> LeaseFile | None:
+        """Read it; None if there is none. Raises ValueError if it is not what was written."""
+        try:
+            content = (run_path / LEASE).read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            lease = cls.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(f"{LEASE} is not a lease") from error
+        if lease.check != lease._check() or content != lease.render():
+            raise ValueError(f"{LEASE} has check {lease._check()}, expected {lease.check}")
+        return lease
+
+    def render(self) -> bytes:
+        """The bytes of the file."""
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """Who holds a run, for `crl status`."""
+
+    owner: Owner
+    token: int
+    live: bool
+    heartbeat_age_seconds: float
+
+
+def lease_state(run_path: Path) -> LeaseState | None:
+    """The current owner of a run; None if nobody ever held it or the last one released it."""
+    try:
+        lease = LeaseFile.load(run_path)
+    except ValueError:
+        return None
+    if lease is None or lease.released:
+        return None
+    age = max(0.0, time.time() - (run_path / LEASE).stat().st_mtime)
+    return LeaseState(lease.owner, lease.token, _is_live(lease, age), age)
+
+
+def check_token(run_path: Path, token: int) -> None:
+    """Raise StaleAttempt unless `token` is the one that holds the lease now."""
+    try:
+        lease = LeaseFile.load(run_path)
+    except ValueError as error:
+        raise StaleAttempt(str(error), expected=f"token {token} to hold the lease", where=str(run_path)) from error
+    if lease is not None and lease.token == token and not lease.released:
+        return
+    if lease is None:
+        found = "nobody holds the lease of this run"
+    elif lease.released:
+        found = f"the lease with token {lease.token} was given back"
+    else:
+        found = f"the lease was taken over: token {lease.token}, process {lease.owner.pid} on {lease.owner.host}"
+    raise StaleAttempt(
+        f"attempt {token} may not write: {found}",
+        expected=f"token {token} to hold the lease",
+        where=str(run_path),
+        next_step="nothing was committed; let the newer attempt work, or `crl resume` after it",
+    )
+
+
+@contextlib.contextmanager
+def commit_guard(run_path: Path, token: int) -> Iterator[None]:
+    """Hold the lease's lock while something is committed. Raises StaleAttempt if `token` does not hold the lease."""
+    with _locked(run_path):
+        check_token(run_path, token)
+        yield
+
+
+class Lease:
+    """A held lease; a context manager. A thread keeps the heartbeat and notices when the lease is lost."""
+
+    def __init__(self, run_path: Path, token: int, seconds: float, on_lost: Callable[[], None] | None) -> None:
+        self.run_path, self.token, self.seconds = run_path, token, seconds
+        self.lost = threading.Event()
+        """Set when a newer attempt took the lease, or the heartbeat could not be written for `seconds`."""
+        self._on_lost = on_lost
+        self._ended = threading.Event()
+        self._released = False
+        self._thread = threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True)
+
+    @classmethod
+    def acquire(cls, run_path: Path, *, seconds: float, on_lost: Callable[[], None] | None = None) -> Lease:
+        """Take the lease of a run directory, or raise LeaseHeld naming its live owner.
+
+        What dead attempts left unfinished is removed, the journal is mended if a dying process tore it.
+        """
+        run_path = Path(run_path)
+        if not run_path.is_dir():
+            raise RunDirectoryUnusable(
+                f"there is no run directory at {run_path}", next_step="start it with `crl train CONFIG`"
+            )
+        with _locked(run_path):
+            try:
+                previous = LeaseFile.load(run_path)
+            except ValueError:
+                previous = None
+            if previous is not None and not previous.released:
+                age = _heartbeat_age(run_path)
+                if _is_live(previous, age):
+                    raise _held(run_path, previous, age)
+            token = 1 + (previous.token if previous is not None else _latest_token(run_path))
+            lease = cls(run_path, token, seconds, on_lost)
+            journal = Journal(run_path)
+            journal.repair(previous.head if previous is not None else None, aside(run_path, JOURNAL))
+            if previous is not None and not previous.released:
+                journal.record("attempt_taken_over", token=token, owner=previous.owner.model_dump(mode="json"))
+            owner = Owner.this_process()
+            journal.record("attempt_started", token=token, owner=owner.model_dump(mode="json"))
+            # The token is on disk before anything is removed: no later attempt can get the same one.
+            lease._write(owner, released=False)
+            sweep(run_path, token)
+            restore_pruned(run_path)
+        lease._thread.start()
+        return lease
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Give the lease back; no error if it was lost already. Called by leaving the context."""
+        if self._released:
+            return
+        self._released = True
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(StaleAttempt), commit_guard(self.run_path, self.token):
+            previous = LeaseFile.load(self.run_path)
+            # A full disk must not keep the lease.
+            with contextlib.suppress(Exception):
+                Journal(self.run_path).record("attempt_ended", token=self.token, error=error)
+            if previous is not None:
+                try:
+                    self._write(previous.owner, released=True)
+                except Exception:
+                    # Removing needs no space; the journal still knows the token, so the next one is higher.
+                    (self.run_path / LEASE).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise StaleAttempt if the lease was lost."""
+        check_token(self.run_path, self.token)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release(error)
+
+    def _write(self, owner: Owner, *, released: bool) -> None:
+        head = Journal(self.run_path).head()
+        content = LeaseFile(
+            token=self.token,
+            released=released,
+            seconds=self.seconds,
+            owner=owner,
+            journal_bytes=head.bytes,
+            journal_check=head.check,
+        )
+        write_atomically(self.run_path / LEASE, content.sealed().render(), token=self.token)
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while not self._ended.wait(min(self.seconds / 4, 5.0)):
+            try:
+                check_token(self.run_path, self.token)
+                # Touching needs no disk space, and on a network file system it takes the server's clock.
+                os.utime(self.run_path / LEASE)
+                last = time.monotonic()
+            except StaleAttempt:
+                self._lose()
+                return
+            except OSError:
+                if time.monotonic() - last > self.seconds:
+                    self._lose()
+                    return
+
+    def _lose(self) -> None:
+        self.lost.set()
+        if self._on_lost is not None:
+            self._on_lost()
+
+
+def _is_live(lease: LeaseFile, heartbeat_age: float) -> bool:
+    if lease.owner.is_local():
+        return lease.owner.lives()
+    return heartbeat_age <= lease.seconds
+
+
+def _heartbeat_age(run_path: Path) -> float:
+    # Both times come from the file system's own clock, so clocks of different machines are never compared.
+    os.utime(run_path / LOCK)
+    return max(0.0, (run_path / LOCK).stat().st_mtime - (run_path / LEASE).stat().st_mtime)
+
+
+def _held(run_path: Path, lease: LeaseFile, age: float) -> LeaseHeld:
+    owner = lease.owner
+    step = f"wait until it ends, or end it (`kill {owner.pid}` on {owner.host}); then `crl resume`"
+    if not owner.is_local():
+        step += f". If that machine is gone, the run is free when the heartbeat is {lease.seconds:.0f} s old"
+    return LeaseHeld(
+        f"the run is owned by process {owner.pid} on {owner.host} since {owner.since}: {owner.command}\n"
+        f"(attempt {lease.token}, last heartbeat {age:.0f} s ago)",
+        expected="one attempt at a time",
+        where=str(run_path),
+        next_step=step,
+    )
+
+
+def _latest_token(run_path: Path) -> int:
+    """The highest token the journal knows: a lost lease file must not let an old token come back."""
+    tokens = [event.get("token") for event in Journal(run_path).read()]
+    return max((token for token in tokens if isinstance(token, int)), default=0)
+
+
+@contextlib.contextmanager
+def _locked(run_path: Path) -> Iterator[None]:
+    try:
+        descriptor = os.open(run_path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunDirectoryUnusable(
+            f"the run directory cannot be written: {error.strerror}",
+            where=str(run_path),
+            next_step="make it writable, or choose another place with CRL_RUNS",
+        ) from error
+    try:
+        deadline = time.monotonic() + _LOCK_PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LeaseHeld(
+                        f"another process has held {LOCK} for {_LOCK_PATIENCE_SECONDS:.0f} s",
+                        expected="a commit to take less than a second",
+                        where=str(run_path),
+                        next_step="look for a stopped process of this run, then `crl resume`",
+                    ) from None
+                time.sleep(0.005)
+        yield
+    finally:
+        # Unlocking by hand: a child forked at the wrong moment would keep a lock that only closing releases.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -1,0 +1,128 @@
+"""The manifest of a stage: what it wrote, from what, by which method and seed. Written last, it makes a stage complete.
+
+`manifest.json` has two sections. `digested` is the digest section: files (SHA-256, rows, bytes), shared files, digests
+of the stages read, method, seed; `digest` is the SHA-256 of its canonical JSON, and because inputs are digests, the
+digest of a stage vouches for everything before it. `provenance` (times, host, attempt, versions, command) stands
+beside, outside the chain. `check` covers the whole file, so that a changed provenance is found too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from crl.errors import RecordDamaged
+from crl.run.files import canonical_json, sha256_bytes
+
+MANIFEST = "manifest.json"
+_PLAIN = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileDigest(BaseModel):
+    """One file of a stage."""
+
+    model_config = _PLAIN
+
+    sha256: str
+    bytes: int
+    rows: int | None = None
+    """Rows of a table; null for other files."""
+
+
+class Digested(BaseModel):
+    """The digest section."""
+
+    model_config = _PLAIN
+
+    stage: str
+    round: int
+    files: dict[str, FileDigest]
+    """By path inside the stage directory (POSIX)."""
+    shared: dict[str, str]
+    """SHA-256 of content-addressed files outside the stage, by run-relative path."""
+    inputs: dict[str, str]
+    """Digests of the stages read, by `<round, four digits>/<stage>`."""
+    method: str
+    seed: int | list[int]
+    """What the stage's random streams derive from."""
+
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of this section."""
+        return sha256_bytes(canonical_json(self.model_dump(mode="json")))
+
+
+class Manifest(BaseModel):
+    """`manifest.json` of a stage or of a part."""
+
+    model_config = _PLAIN
+
+    digest: str
+    digested: Digested
+    provenance: dict[str, Any]
+    check: str
+
+    @classmethod
+    def seal(cls, digested: Digested, provenance: dict[str, Any]) -> Manifest:
+        """A manifest with its digest and check computed."""
+        plain = json.loads(json.dumps(provenance, default=str))
+        digest = digested.digest()
+        return cls(digest=digest, digested=digested, provenance=plain, check=_check(digest, digested, plain))
+
+    def rows(self) -> dict[str, int]:
+        """Rows of each table of the stage, by table name."""
+        tables = {name: file.rows for name, file in self.digested.files.items() if file.rows is not None}
+        return {name.removesuffix(".parquet"): rows for name, rows in tables.items()}
+
+    def render(self) -> bytes:
+        """The bytes of the file."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False)
+        return text.encode() + b"\n"
+
+    @classmethod
+    def load(cls, directory: Path) -> Manifest:
+        """Read the manifest of a stage directory. Raises RecordDamaged if it is missing or not what was written."""
+        path = directory / MANIFEST
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _damaged(path, f"{MANIFEST} cannot be read: {error.strerror}", None) from error
+        try:
+            manifest = cls.model_validate_json(content)
+        except (ValidationError, ValueError) as error:
+            raise _damaged(
+                path, f"{MANIFEST} is not a manifest (its SHA-256 is {sha256_bytes(content)})", None
+            ) from error
+        expected = _check(manifest.digest, manifest.digested, manifest.provenance)
+        if manifest.digested.digest() != manifest.digest:
+            raise _damaged(path, f"its digest section has digest {manifest.digested.digest()}", manifest.digest)
+        if expected != manifest.check or manifest.render() != content:
+            raise _damaged(path, f"its content has check {expected}", manifest.check)
+        return manifest
+
+
+def _check(digest: str, digested: Digested, provenance: dict[str, Any]) -> str:
+    whole = {"digest": digest, "digested": digested.model_dump(mode="json"), "provenance": provenance}
+    return sha256_bytes(canonical_json(whole))
+
+
+def _damaged(path: Path, found: str, expected: str | None) -> RecordDamaged:
+    return RecordDamaged(
+        found,
+        expected=expected or "the manifest that was committed with the stage",
+        where=str(path),
+        next_step="`crl verify RUN` names what is damaged and the command that mends it",
+    )
+
+
+def key_of(round_number: int, stage: str) -> str:
+    """How a stage of a round is named in `inputs` and on the command line: `0007/collect`."""
+    return f"{round_number:04d}/{stage}"
+
+
+def parse_key(key: str) -> tuple[int, str]:
+    """(round, stage) of a key (the inverse of :func:`key_of`)."""
+    number, _, stage = key.partition("/")
+    return int(number), stage

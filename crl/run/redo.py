@@ -1,0 +1,149 @@
+"""Setting a stage aside, with everything that came after it, so that resuming makes it again.
+
+Nothing is deleted: the directories move to `damaged/<n>/rounds/…`. Stages and rounds are moved newest first, so a crash
+in the middle leaves a record that is whole up to some stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from crl.errors import BadInput, RecordDamaged
+from crl.records import Weights
+from crl.run.directory import complete_stages, round_numbers
+from crl.run.files import aside, fsync
+from crl.run.journal import Journal
+from crl.run.lease import commit_guard
+from crl.run.manifest import Manifest, key_of, parse_key
+
+Place = tuple[int, str]
+Order = Callable[[int], Sequence[str]] | Sequence[str] | None
+
+
+def set_aside(run_path: Path, round_number: int, stage: str, order: Order = None, *, token: int) -> list[Place]:
+    """Move a stage and what comes after it to `damaged/<n>/`; returns what was moved, oldest first.
+
+    After it come the stages behind it in `order` (the recipe's stages, for all rounds or by round; without it the
+    order of their commits), all later rounds, and whatever read one of them. Where making them again needs a
+    checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises BadInput if there
+    is no such stage or round, StaleAttempt if `token` does not hold the lease.
+    """
+    everything = _all_stages(run_path, order)
+    # A stage that is gone altogether can be redone as well: what came after it was made from it.
+    if not (run_path / "rounds" / f"{round_number:04d}").is_dir() and round_number > max(
+        round_numbers(run_path), default=-1
+    ):
+        raise BadInput(
+            f"there is no round {round_number} in this run",
+            expected="a stage of the record, such as 0007/collect",
+            where=str(run_path),
+            next_step="`crl status RUN` lists rounds and stages",
+        )
+    affected = _affected(run_path, (round_number, stage), everything, order)
+    target = aside(run_path, "rounds")
+    with commit_guard(run_path, token):
+        if affected:
+            target.mkdir(parents=True)
+        for number, name in reversed(affected):
+            source = run_path / "rounds" / key_of(number, name)
+            destination = target / key_of(number, name)
+            destination.parent.mkdir(exist_ok=True)
+            source.rename(destination)
+            fsync(source.parent)
+            _move_parts(run_path, target, number, name)
+        _move_unfinished(run_path, target, round_number)
+        if affected:
+            moved = [key_of(*place) for place in affected]
+            where = target.parent.relative_to(run_path).as_posix()
+            Journal(run_path).record("set_aside", token=token, stages=moved, directory=where)
+    return affected
+
+
+def _affected(run_path: Path, start: Place, everything: list[Place], order: Order) -> list[Place]:
+    first = start
+    while True:
+        # The first may be gone altogether; its readers are found all the same.
+        chosen = _from(first, everything, order) | {first}
+        chosen |= _readers(run_path, chosen, everything)
+        earlier = _pruned_sources(run_path, chosen, everything)
+        if not earlier:
+            return [place for place in everything if place in chosen]
+        first = min(earlier, key=everything.index)
+
+
+def _from(first: Place, everything: list[Place], order: Order) -> set[Place]:
+    names = _names(order, first[0]) or [name for number, name in everything if number == first[0]]
+    behind = set(names[names.index(first[1]) :]) if first[1] in names else {first[1]}
+    return {
+        (number, name)
+        for number, name in everything
+        # A stage the recipe does not know is not guessed at: it goes too.
+        if number > first[0] or (number == first[0] and (name in behind or name not in names))
+    }
+
+
+def _readers(run_path: Path, chosen: set[Place], everything: list[Place]) -> set[Place]:
+    readers: set[Place] = set()
+    for place in everything:
+        if _inputs(run_path, place) & (chosen | readers):
+            readers.add(place)
+    return readers
+
+
+def _pruned_sources(run_path: Path, chosen: set[Place], everything: list[Place]) -> list[Place]:
+    """Stages outside `chosen` whose deleted checkpoint making `chosen` again would need."""
+    needed: set[Place] = set()
+    for place in chosen:
+        needed |= _inputs(run_path, place) or {other for other in everything if place[0] - 1 <= other[0] <= place[0]}
+    found = []
+    for place in needed - chosen:
+        path = run_path / "rounds" / key_of(*place) / f"{Weights.table}.parquet"
+        if not path.is_file():
+            continue
+        for checkpoint in pq.read_table(path).column("checkpoint").to_pylist():
+            if checkpoint is not None and not (run_path / checkpoint).is_dir():
+                owner = parse_key("/".join(Path(checkpoint).parts[1:3]))
+                if owner in everything and owner not in chosen:
+                    found.append(owner)
+    return found
+
+
+def _inputs(run_path: Path, place: Place) -> set[Place]:
+    try:
+        manifest = Manifest.load(run_path / "rounds" / key_of(*place))
+    except RecordDamaged:
+        return set()
+    return {parse_key(key) for key in manifest.digested.inputs}
+
+
+def _all_stages(run_path: Path, order: Order) -> list[Place]:
+    found: list[Place] = []
+    for number in round_numbers(run_path):
+        names = complete_stages(run_path, number)
+        known = list(_names(order, number))
+        found += [(number, name) for name in sorted(names, key=lambda name: known.index(name) if name in known else -1)]
+    return found
+
+
+def _names(order: Order, round_number: int) -> list[str]:
+    if order is None:
+        return []
+    return list(order(round_number) if callable(order) else order)
+
+
+def _move_parts(run_path: Path, target: Path, number: int, stage: str) -> None:
+    source = run_path / "rounds" / f"{number:04d}" / f".parts-{stage}"
+    if source.is_dir():
+        source.rename(target / f"{number:04d}" / source.name)
+
+
+def _move_unfinished(run_path: Path, target: Path, first_round: int) -> None:
+    """Parts of stages that were not complete: they may have been made from what is set aside."""
+    for directory in sorted((run_path / "rounds").glob("[0-9]*/.parts-*")):
+        if int(directory.parent.name) >= first_round:
+            destination = target / directory.parent.name / directory.name
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            directory.rename(destination)

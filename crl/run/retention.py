@@ -1,0 +1,108 @@
+"""Retention: which checkpoints are kept, and how the others are deleted so that a crash leaves nothing in doubt.
+
+A checkpoint is the directory `checkpoint/` of a committed stage. Before one is deleted, a line in `pruned.jsonl` (and
+in the journal) says so; verification accepts exactly those. Deleting is one rename out of the record, then the removal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from crl.records import Weights
+from crl.run.directory import complete_stages, round_numbers
+from crl.run.files import fsync, remove
+from crl.run.journal import Journal
+from crl.run.lease import commit_guard
+from crl.run.linelog import LineLog
+from crl.run.manifest import Manifest, key_of
+from crl.run.prunelog import PRUNED, Pruned, pruned
+
+CHECKPOINT = "checkpoint"
+
+
+def prune(
+    run_path: Path,
+    role_stages: Mapping[str, Sequence[str] | str],
+    keep_last: int,
+    keep_every: int,
+    protected: Collection[str] = (),
+    *,
+    token: int,
+) -> list[Pruned]:
+    """Delete checkpoints that nothing needs any more; returns what was deleted.
+
+    `role_stages` names, for each role, the stages that write its checkpoints. Kept are the newest `keep_last` of each
+    role, those of every `keep_every`-th round (0: none), those in `protected` (run-relative directories), and whatever
+    the newest `weights` row of the role points to. `token` is the lease's: raises StaleAttempt if it was lost.
+    """
+    deleted = []
+    for stages in role_stages.values():
+        names = [stages] if isinstance(stages, str) else list(stages)
+        committed = _committed(run_path, names)
+        present = [place for place in committed if (_stage(run_path, place) / CHECKPOINT).is_dir()]
+        kept = set(present[-keep_last:] if keep_last else [])
+        kept |= {place for place in present if keep_every and place[0] % keep_every == 0}
+        needed = {*protected, *_in_use(run_path, committed)}
+        for place in present:
+            if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
+                continue
+            with commit_guard(run_path, token):
+                deleted.append(_delete(run_path, place, token))
+    return deleted
+
+
+def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: str, manifest: Manifest) -> bool:
+    """Whether a directory of a stage was deleted by retention (and not one that an earlier making of it wrote)."""
+    wanted = (round_number, stage, path, manifest.check)
+    return any((entry.round, entry.stage, entry.path, entry.manifest) == wanted for entry in entries)
+
+
+def _delete(run_path: Path, place: tuple[int, str], token: int) -> Pruned:
+    directory = _stage(run_path, place)
+    manifest = Manifest.load(directory)
+    files = {name: file for name, file in manifest.digested.files.items() if name.startswith(f"{CHECKPOINT}/")}
+    entry = Pruned(
+        round=place[0],
+        stage=place[1],
+        path=CHECKPOINT,
+        sha256s={name: file.sha256 for name, file in files.items()},
+        bytes=sum(file.bytes for file in files.values()),
+        manifest=manifest.check,
+    )
+    # After a crash between these steps the line stands already, and the next call ends what this one began.
+    if not is_pruned(pruned(run_path), *place, CHECKPOINT, manifest):
+        LineLog(run_path / PRUNED).append(entry.model_dump(mode="json"))
+        more = entry.model_dump(mode="json", exclude={"round", "stage"})
+        Journal(run_path).record("pruned", token=token, round_number=place[0], stage=place[1], **more)
+    grave = directory.parent / f".tmp-{place[1]}.{CHECKPOINT}-{token}"
+    remove(grave)
+    (directory / CHECKPOINT).rename(grave)
+    fsync(directory)
+    fsync(directory.parent)
+    remove(grave)
+    return entry
+
+
+def _committed(run_path: Path, stages: Collection[str]) -> list[tuple[int, str]]:
+    """Complete stages of these names, oldest first."""
+    found = []
+    for round_number in round_numbers(run_path):
+        found += [(round_number, name) for name in complete_stages(run_path, round_number) if name in stages]
+    return found
+
+
+def _in_use(run_path: Path, committed: Sequence[tuple[int, str]]) -> set[str]:
+    """Checkpoints that the newest weights rows point to: a role not updated lately still needs an old one."""
+    for place in reversed(committed):
+        path = _stage(run_path, place) / f"{Weights.table}.parquet"
+        if path.is_file():
+            rows = pq.read_table(path).column("checkpoint").to_pylist()
+            return {row for row in rows if row is not None}
+    return set()
+
+
+def _stage(run_path: Path, place: tuple[int, str]) -> Path:
+    return run_path / "rounds" / key_of(*place)

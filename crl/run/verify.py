@@ -1,0 +1,275 @@
+"""Verification: does every file of a run match what was recorded, and does each stage match what later ones read?
+
+Problems name the file, what was expected and found, and the command that mends it. Three severities: **damaged** (the
+record itself: training refuses to build on it), **derived** (cache, catalog: rebuilt), **housekeeping** (journal, lease,
+list of pruned checkpoints: the next attempt mends them). What a running or killed attempt has not committed is no
+problem.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from crl.errors import RecordDamaged, RunDirectoryUnusable
+from crl.run import cache, experiment_file
+from crl.run.directory import complete_stages, round_numbers
+from crl.run.files import sha256_bytes, sha256_file
+from crl.run.journal import JOURNAL, Journal
+from crl.run.lease import LEASE, LOCK, LeaseFile
+from crl.run.linelog import LineLog
+from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of, parse_key
+from crl.run.prunelog import PRUNED, Pruned, lost_entries, pruned
+from crl.run.retention import CHECKPOINT, is_pruned
+
+NO_FILE = "no such file"
+_CATALOG = "catalog.duckdb"
+_SHOWN = 5
+
+
+class Severity(StrEnum):
+    """What a problem means for going on."""
+
+    damaged = "damaged"
+    derived = "derived"
+    housekeeping = "housekeeping"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One file that is not what was recorded."""
+
+    file: str
+    """Run-relative path."""
+    stage: str | None
+    round: int | None
+    expected: str
+    """A SHA-256 where there is one."""
+    found: str
+    mend: str
+    """The exact command."""
+    severity: Severity = Severity.damaged
+
+    def __str__(self) -> str:
+        note = "" if self.severity is Severity.damaged else f" ({self.severity})"
+        return f"{self.file}{note}\n  expected {self.expected}\n  found    {self.found}\n  mend     {self.mend}"
+
+
+@dataclass
+class _Record:
+    """What is known about a run while it is verified."""
+
+    run_path: Path
+    deep: bool
+    manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict)
+    unreadable: dict[tuple[int, str], RecordDamaged] = field(default_factory=dict)
+    pruned: list[Pruned] = field(default_factory=list)
+
+    def redo(self, round_number: int, stage: str) -> str:
+        return f"crl redo {_quoted(self.run_path)} --from {key_of(round_number, stage)}"
+
+    def resume(self) -> str:
+        return f"crl resume {_quoted(self.run_path)}"
+
+
+def verify(run_path: Path, *, deep: bool = True) -> list[Problem]:
+    """Every problem of a run, the record's first; an empty list means it is whole.
+
+    `deep` reads and hashes every file; without it only presence and size are compared. Raises RunDirectoryUnusable
+    where there is no run.
+    """
+    run_path = Path(run_path)
+    if not run_path.is_dir():
+        raise RunDirectoryUnusable(f"there is no run directory at {run_path}", next_step="name the directory of a run")
+    record = _Record(run_path, deep, pruned=pruned(run_path))
+    for round_number in round_numbers(run_path):
+        for stage in complete_stages(run_path, round_number):
+            try:
+                record.manifests[round_number, stage] = Manifest.load(run_path / "rounds" / key_of(round_number, stage))
+            except RecordDamaged as error:
+                record.unreadable[round_number, stage] = error
+    problems = [*_experiment(record), *_manifests(record), *_stages(record), *_chain(record), *_shared(record)]
+    return problems + [*_foreign(record), *_derived(record), *_housekeeping(record)]
+
+
+def require_intact(run_path: Path, *, deep: bool = True) -> None:
+    """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here."""
+    problems = [problem for problem in verify(run_path, deep=deep) if problem.severity is Severity.damaged]
+    if not problems:
+        return
+    more = f"\nand {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    raise RecordDamaged(
+        "\n".join(str(problem) for problem in problems[:_SHOWN]) + more,
+        expected="a record that matches its manifests; nothing is built on a damaged one",
+        where=str(run_path),
+        next_step=problems[0].mend,
+    )
+
+
+def _experiment(record: _Record) -> Iterator[Problem]:
+    path = record.run_path
+    methods = Counter(manifest.digested.method for manifest in record.manifests.values())
+    recorded = methods.most_common(1)[0][0] if methods else "a method"
+    mend = f"crl train conf/{shlex.quote(path.absolute().name)}.yaml"
+    try:
+        _, method = experiment_file.load(path)
+    except RunDirectoryUnusable:
+        yield Problem(experiment_file.EXPERIMENT, None, None, f"method {recorded}", NO_FILE, mend)
+        return
+    except RecordDamaged as error:
+        expected = error.expected or f"method {recorded}"
+        yield Problem(experiment_file.EXPERIMENT, None, None, expected, error.found, mend)
+        return
+    digest = method.digest()
+    for (number, stage), manifest in record.manifests.items():
+        if manifest.digested.method != digest:
+            file = f"rounds/{key_of(number, stage)}/{MANIFEST}"
+            found = f"method {manifest.digested.method}"
+            yield Problem(file, stage, number, f"method {digest}", found, record.redo(number, stage))
+
+
+def _manifests(record: _Record) -> Iterator[Problem]:
+    for (number, stage), error in record.unreadable.items():
+        file = f"rounds/{key_of(number, stage)}/{MANIFEST}"
+        present = (record.run_path / file).is_file()
+        readers = [manifest.digested.inputs.get(key_of(number, stage)) for manifest in record.manifests.values()]
+        known = next((digest for digest in readers if digest), None)
+        expected = error.expected or ""
+        if known:
+            expected = f"digest {known}"
+        yield Problem(file, stage, number, expected, error.found if present else NO_FILE, record.redo(number, stage))
+
+
+def _stages(record: _Record) -> Iterator[Problem]:
+    for (number, stage), manifest in record.manifests.items():
+        directory = record.run_path / "rounds" / key_of(number, stage)
+        gone = is_pruned(record.pruned, number, stage, CHECKPOINT, manifest) and not (directory / CHECKPOINT).exists()
+        for name, file in manifest.digested.files.items():
+            if gone and name.startswith(f"{CHECKPOINT}/"):
+                continue
+            found = _differs(directory / name, file, deep=record.deep)
+            if found is not None:
+                place = f"rounds/{key_of(number, stage)}/{name}"
+                yield Problem(place, stage, number, file.sha256, found, record.redo(number, stage))
+        known = {*manifest.digested.files, MANIFEST}
+        for path in sorted(directory.rglob("*")):
+            name = path.relative_to(directory).as_posix()
+            if not path.is_dir() and name not in known:
+                yield _unexpected(record, path, number, stage)
+
+
+def _chain(record: _Record) -> Iterator[Problem]:
+    reported: set[str] = set()
+    for manifest in record.manifests.values():
+        for key, digest in manifest.digested.inputs.items():
+            place = parse_key(key)
+            if key in reported or place in record.unreadable:
+                continue
+            current = record.manifests.get(place)
+            if current is not None and current.digest == digest:
+                continue
+            reported.add(key)
+            found = "no such stage" if current is None else f"digest {current.digest}"
+            file = f"rounds/{key}" if current is None else f"rounds/{key}/{MANIFEST}"
+            reader = key_of(manifest.digested.round, manifest.digested.stage)
+            expected = f"digest {digest} (read by {reader})"
+            yield Problem(file, place[1], place[0], expected, found, record.redo(*place))
+
+
+def _shared(record: _Record) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for (number, stage), manifest in record.manifests.items():
+        for relative, sha256 in manifest.digested.shared.items():
+            if relative in seen:
+                continue
+            seen.add(relative)
+            path = record.run_path / relative
+            if not path.is_file():
+                found = NO_FILE
+            elif not record.deep or (found := sha256_file(path)) == sha256:
+                continue
+            yield Problem(relative, stage, number, sha256, found, record.redo(number, stage))
+
+
+def _foreign(record: _Record) -> Iterator[Problem]:
+    """Files among the rounds that no stage wrote; what attempts have not committed starts with a dot."""
+    rounds = record.run_path / "rounds"
+    for entry in sorted(rounds.iterdir()) if rounds.is_dir() else []:
+        if entry.is_file():
+            yield _unexpected(record, entry, None, None)
+            continue
+        for inner in sorted(entry.iterdir()):
+            if inner.is_file() and not inner.name.startswith("."):
+                yield _unexpected(record, inner, None, None)
+
+
+def _derived(record: _Record) -> Iterator[Problem]:
+    mend = f"crl catalog {_quoted(record.run_path)}"
+    faults = cache.faults(record.run_path) if record.deep else []
+    for fault in faults:
+        yield Problem(fault.file, None, None, fault.expected, fault.found, mend, Severity.derived)
+    catalog = record.run_path / _CATALOG
+    if catalog.is_file() and not any(fault.file == _CATALOG for fault in faults):
+        with catalog.open("rb") as file:
+            magic = file.read(12)[8:]
+        if magic != b"DUCK":
+            yield Problem(_CATALOG, None, None, "a DuckDB file", f"one starting with {magic!r}", mend, Severity.derived)
+
+
+def _housekeeping(record: _Record) -> Iterator[Problem]:
+    def problem(file: str, expected: str, found: str) -> Problem:
+        return Problem(file, None, None, expected, found, record.resume(), Severity.housekeeping)
+
+    head = None
+    try:
+        lease = LeaseFile.load(record.run_path)
+        head = lease.head if lease is not None else None
+        if lease is None and (record.run_path / LOCK).exists():
+            yield problem(LEASE, "the last attempt's lease", NO_FILE)
+        if lease is not None and not (record.run_path / LOCK).exists():
+            yield problem(LOCK, "an empty file", NO_FILE)
+    except ValueError as error:
+        yield problem(LEASE, "the lease as it was written", str(error))
+    lock = record.run_path / LOCK
+    if lock.exists() and lock.stat().st_size:
+        yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_file(lock))
+    fault = Journal(record.run_path).fault(head)
+    if fault is not None:
+        yield problem(JOURNAL, fault.expected, fault.found)
+    fault = LineLog(record.run_path / PRUNED).fault()
+    lost = lost_entries(record.run_path)
+    if fault is not None:
+        yield problem(PRUNED, fault.expected, fault.found)
+    elif lost:
+        found = f"{len(lost)} lines fewer" if (record.run_path / PRUNED).exists() else NO_FILE
+        yield problem(PRUNED, json.dumps([key_of(entry.round, entry.stage) for entry in lost]), found)
+
+
+def _differs(path: Path, file: FileDigest, *, deep: bool) -> str | None:
+    """What is found instead of a recorded file; None where it is the one."""
+    if not path.is_file():
+        return NO_FILE
+    size = path.stat().st_size
+    if not deep:
+        return None if size == file.bytes else f"{size} bytes instead of {file.bytes}"
+    found = sha256_file(path)
+    if found == file.sha256:
+        return None
+    return found if size == file.bytes else f"{found} ({size} bytes instead of {file.bytes})"
+
+
+def _unexpected(record: _Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
+    aside = record.run_path / "damaged"
+    mend = f"mkdir -p {_quoted(aside)} && mv {_quoted(path)} {_quoted(aside)}/"
+    found = sha256_file(path) if path.is_file() else "a link that leads nowhere"
+    place = path.relative_to(record.run_path).as_posix()
+    return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
