@@ -23,8 +23,7 @@ ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left":
 _PLAIN = {"agent": "@", "goal": "G", "hole": "H", "safe": "F"}
 _MASKED = {"agent": "A", "goal": "B", "hole": "C", "safe": "D"}
 _PLAIN_GOAL = (
-    "Walk from @ to the goal G over frozen cells F. Stepping on a hole H ends the game. "
-    "Actions: up, down, left, right."
+    "Walk from @ to the goal G over frozen cells F. Stepping on a hole H ends the game. Actions: up, down, left, right."
 )
 _MASKED_GOAL = "Actions: up, down, left, right."
 _ATTEMPTS = 1000

@@ -41,6 +41,7 @@ class Walker:
         self._nethack: Any = importlib.import_module("nle.nethack")
         self._visited: set[Cell] = set()
         self._tried: Counter[tuple[Cell, str]] = Counter()
+        self._known: dict[Cell, str] = {}
 
     def see(self, screen: Screen) -> None:
         """Remember where the agent stands; called at reset and after every step."""
@@ -76,7 +77,10 @@ class Walker:
                 kinds[(row, column)] = "bad"
             elif screen.chars_RC[row, column] != ord("`"):
                 kinds[(row, column)] = "free"
-        kinds[(screen.row, screen.column)] = "free"
+        # The agent hides what it stands on: a doorway that was seen before is still one.
+        here = (screen.row, screen.column)
+        kinds[here] = "door" if self._known.get(here) in ("door", "closed") else "free"
+        self._known.update(kinds)
         return kinds
 
     def _choose(

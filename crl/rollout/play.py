@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -40,12 +41,12 @@ class PlayedEpisode:
     generation: Generation
 
 
-Progress = Callable[..., None]
-"""Called as `progress(done, total, turns=…, successes=…)` after every turn of a wave; never part of the record."""
+Progress = Callable[[dict[str, Any]], None]
+"""Called with `done`, `total`, `turns` and `successes` of the wave after each turn; never part of the record."""
 
 
 def waves_of(tasks: Sequence[Task], wave_groups: int) -> list[list[Task]]:
-    """Cut the tasks of a round into waves: at most `wave_groups` whole groups of one family each, in order of planning."""
+    """Cut the tasks of a round into waves: at most `wave_groups` whole groups of one family each, in planned order."""
     families: dict[str, dict[int, list[Task]]] = {}
     for task in tasks:
         families.setdefault(task.family, {}).setdefault(task.group, []).append(task)
@@ -142,7 +143,8 @@ def play_wave(
             _compare_lengths(session, rows, live)
         if progress is not None:
             turns = sum(len(row.turns) for row in rows)
-            progress(len(rows) - len(live), len(rows), turns=turns, successes=sum(row.success for row in rows))
+            successes = sum(row.success for row in rows)
+            progress({"done": len(rows) - len(live), "total": len(rows), "turns": turns, "successes": successes})
     return [_played(row, sampling, weights_digest, stage) for row in rows]
 
 
@@ -202,9 +204,7 @@ def _turn(
 ) -> dict[int, list[int]]:
     """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
     texts = {index: policy.chat.decode(sampled[index].token_ids) for index in live}
-    actions = {
-        index: parse_action(texts[index], rows[index].actions, method.rollout.action_format) for index in live
-    }
+    actions = {index: parse_action(texts[index], rows[index].actions, method.rollout.action_format) for index in live}
     steps = _step(environment, actions)
     pieces: dict[int, list[int]] = {}
     for index in live:

@@ -1,9 +1,9 @@
-"""What the actor reads: messages filled from the templates of a `PromptConfig`, and the check of all templates.
+"""What the actor reads: messages filled from the templates of a `PromptConfig`, and the check of these templates.
 
 Placeholders are filled by name in one pass (`crl/templates.py`), so braces in observations and experiences stay as they
 are. The experience comes last before the first observation, or at the end of the system text (`placement`, section 2 of
-the method notes): with `user`, guided and free members of a group share everything before it. The extractor fills its
-own templates; only their check is here, beside the actor's, so that a config is refused in one place.
+the method notes): with `user`, guided and free members of a group share everything before it. The extractor's
+templates are filled and checked in `crl/extractor/prompts.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ Placement = Literal["system", "user"]
 _SYSTEM = frozenset({"goal", "actions"})
 _FIRST = frozenset({"goal", "actions", "experience", "observation"})
 _FOLLOWING = frozenset({"goal", "actions", "feedback", "observation"})
-_DISTILL = frozenset({"goal", "trajectory", "outcome", "experience", "max_operations"})
-_MERGE = frozenset({"family", "entries"})
 _EXPERIENCE_LAST = re.compile(r"\{experience\}[^{}]*\{observation\}")
 
 
@@ -38,7 +36,7 @@ def _require(template: str, names: Sequence[str], where: str) -> None:
 
 
 def check_prompts(prompts: PromptSet, placement: Placement = "user") -> None:
-    """Raise BadInput for a template with an unknown placeholder, without a necessary one, or in the wrong order.
+    """Raise BadInput for an actor template with an unknown placeholder, without a necessary one, or in the wrong order.
 
     With `placement: user`, the actor's `first` must hold `{experience}` before `{observation}` with no placeholder
     between them, each once.
@@ -62,12 +60,6 @@ def check_prompts(prompts: PromptSet, placement: Placement = "user") -> None:
                 where="prompts.actor.first",
                 next_step="move {experience} in front of {observation}, or set rollout.placement to system",
             )
-    for part, template in (("system", prompts.distill.system), ("first", prompts.distill.first)):
-        check(template, _DISTILL, f"prompts.distill.{part}")
-    _require(prompts.distill.first, ("trajectory",), "prompts.distill.first")
-    for part, template in (("system", prompts.merge.system), ("first", prompts.merge.first)):
-        check(template, _MERGE, f"prompts.merge.{part}")
-    _require(prompts.merge.first, ("entries",), "prompts.merge.first")
 
 
 def actor_messages(
@@ -79,7 +71,7 @@ def actor_messages(
     experience: str | None,
     placement: Placement,
 ) -> list[dict[str, str]]:
-    """Messages of an episode's first prompt: system, example exchanges, first user message. None shows no experience."""
+    """Messages of a first prompt: system, example exchanges, first user message. None shows no experience."""
     shown = "" if experience is None else fill(prompt.experience, {"experience": experience})
     values = {"goal": goal, "actions": ", ".join(actions)}
     system = fill(prompt.system, values)

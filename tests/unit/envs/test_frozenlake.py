@@ -1,0 +1,99 @@
+"""FrozenLake: solvable, deterministic, masked without rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crl.config import FrozenLakeConfig
+from crl.envs import check_environment, make_environment
+from crl.envs.frozenlake import ACTIONS, draw_lake
+from crl.protocols import StopReason
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 2**32 - 1), low=st.integers(2, 9), more=st.integers(0, 4),
+    probability=st.floats(0.05, 1.0), turns=st.integers(1, 20), masked=st.booleans(),
+)  # fmt: skip
+def test_every_map_is_solved_by_its_oracle_within_the_limit(seed, low, more, probability, turns, masked):
+    config = FrozenLakeConfig(
+        size_min=low, size_max=low + more, frozen_probability=probability, max_turns=turns, masked=masked
+    )
+    check_environment(config)
+    environment = make_environment(config)
+    start = environment.reset_many([seed])[0]
+    assert low <= len(start.observation.splitlines()) <= low + more
+    assert environment.reset_many([seed]) == [start]
+    step = None
+    while step is None or not step.done:
+        action = environment.oracle(0)
+        assert action in start.actions
+        step = environment.step_many({0: action})[0]
+        assert step.legal and step.feedback == ""
+    assert (step.success, step.reward, step.stop_reason) == (True, 1.0, StopReason.success)
+    assert environment.oracle(0) is None
+    with pytest.raises(RuntimeError):
+        environment.step_many({0: "up"})
+
+
+def test_oracle_path_is_shortest():
+    """Against an independent distance: powers of the adjacency matrix."""
+    for seed in range(20):
+        lake = draw_lake(FrozenLakeConfig(size_min=5, size_max=5, max_turns=25, frozen_probability=0.6), seed)
+        safe = [(r, c) for r in range(5) for c in range(5) if (r, c) not in lake.holes]
+        near = np.array([[abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for b in safe] for a in safe])
+        reach, length = np.eye(len(safe), dtype=bool)[safe.index(lake.start)], 0
+        while not reach[safe.index(lake.goal)]:
+            reach, length = reach | (reach @ near), length + 1
+        path = lake.path(lake.start)
+        assert path is not None and len(path) == length
+
+
+def test_known_map_word_for_word():
+    environment = make_environment(FrozenLakeConfig())
+    masked = make_environment(FrozenLakeConfig(masked=True))
+    plain_start, masked_start = environment.reset_many([7])[0], masked.reset_many([7])[0]
+    lake = draw_lake(FrozenLakeConfig(), 7)
+    cells = [row.split() for row in plain_start.observation.splitlines()]
+    assert cells[lake.start[0]][lake.start[1]] == "@" and cells[lake.goal[0]][lake.goal[1]] == "G"
+    assert {(r, c) for r in range(4) for c in range(4) if cells[r][c] == "H"} == lake.holes
+    translated = plain_start.observation.translate(str.maketrans("@GHF", "ABCD"))
+    assert masked_start.observation == translated
+    assert masked_start.goal == "Actions: up, down, left, right."
+    assert "hole" in plain_start.goal
+
+
+def test_holes_borders_limits_and_illegal_actions():
+    config = FrozenLakeConfig(max_turns=4, frozen_probability=0.5)
+    environment = make_environment(config)
+    fell = stayed = False
+    for seed in range(60):
+        lake = draw_lake(config, seed)
+        for action in ACTIONS:
+            start = environment.reset_many([seed])[0]
+            step = environment.step_many({0: action})[0]
+            target = lake.moved(lake.start, action)
+            if target in lake.holes:
+                fell = True
+                assert (step.done, step.success, step.stop_reason) == (True, False, StopReason.failure)
+            elif target == lake.start:
+                stayed = True
+                assert step.legal and step.observation == start.observation
+    assert fell and stayed
+    start = environment.reset_many([1])[0]
+    for turn in range(4):
+        step = environment.step_many({0: (None, "jump", "UP", "")[turn]})[0]
+        assert not step.legal and "up, down, left, right" in step.feedback
+    assert step.stop_reason is StopReason.turn_limit and step.done
+    environment.close()
+
+
+def test_slots_are_independent_and_seeds_matter():
+    environment = make_environment(FrozenLakeConfig(size_min=3, size_max=6))
+    starts = environment.reset_many(list(range(30)))
+    assert len({start.observation for start in starts}) > 25
+    environment.step_many({3: "up"})
+    assert environment.reset_many([4])[0] == starts[4]

@@ -1,0 +1,80 @@
+"""Action parsing: legal actions only, and never a crash."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crl.rollout.actions import parse_action
+
+MOVES = ("north", "northeast", "east", "pick up", "pick", "wait")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("north", "north"),
+        ("Northeast.", "northeast"),
+        ("I go NORTHEAST, not north", "northeast"),
+        ("not northern, east", "east"),
+        ("north-east", None),
+        ("pick  up", "pick up"),
+        ("pick\nup", "pick up"),
+        ("pick it up", "pick"),
+        ("await", None),
+        ("wait_", None),
+        ("**wait**", "wait"),
+        ("", None),
+    ],
+)
+def test_word_takes_the_first_whole_word(text, expected):
+    assert parse_action(text, MOVES, "word") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<action>north</action>", "north"),
+        ("<action>north</action> no: <ACTION> East </ACTION>", "east"),
+        ("<action>north</action><action>fly</action>", None),
+        ("<action>go north</action>", None),
+        ("<action>\npick   UP\n</action>", "pick up"),
+        ("<action><action>north</action>", "north"),
+        ("north", None),
+        ("<action>north", None),
+    ],
+)
+def test_tag_takes_the_last(text, expected):
+    assert parse_action(text, MOVES, "tag") == expected
+
+
+NASTY = st.text(max_size=60) | st.lists(
+    st.sampled_from(
+        ["<action>", "</action>", "north", "ı", "ſ", "K", "EAST", " ", "\n", "-", "{", "pick", "up", "\x00"]
+    ),
+    max_size=30,
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    text=NASTY,
+    actions=st.lists(st.sampled_from(MOVES) | st.text(max_size=6), max_size=5),
+    form=st.sampled_from(["tag", "word"]),
+)
+def test_only_legal_actions_come_back(text, actions, form):
+    found = parse_action(text, actions, form)
+    assert found is None or found in actions
+
+
+@settings(deadline=None)
+@given(action=st.sampled_from(MOVES), before=st.text("xyz .,", max_size=10), after=st.text(".,! ", max_size=10))
+def test_a_named_action_is_found(action, before, after):
+    assert parse_action(f"{before} {action.upper()}{after}", MOVES, "word") == action
+    assert parse_action(f"{before}<action> {action} </action>{after}", MOVES, "tag") == action
+
+
+def test_a_long_text_is_parsed_in_time():
+    assert parse_action("<action>" * 20_000 + "north</action>", MOVES, "tag") == "north"
+    assert parse_action("northish " * 50_000 + "north", MOVES, "word") == "north"

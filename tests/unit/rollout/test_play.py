@@ -1,0 +1,249 @@
+"""Playing a wave: the token record against an independent reconstruction, stop reasons, random streams."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crl.config import FrozenLakeConfig, SamplingConfig
+from crl.envs import make_environment
+from crl.errors import BadInput, PromptTooLong, StageFailed
+from crl.records import Episode, Generation, Turn, rows_of, table_of
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, waves_of
+from crl.rollout.prompts import actor_messages, following_text
+from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, actor_prompt, method, task
+
+SAMPLING = SamplingConfig(max_new_tokens=12)
+
+
+def seed_of(episode_id: str) -> np.random.SeedSequence:
+    return np.random.SeedSequence(list(episode_id.encode()))
+
+
+def play(policy, environment, slots, **options):
+    rollout = options.pop("rollout", {})
+    return play_wave(
+        policy, environment, slots, method=method(**rollout), seed_of=seed_of, sampling=SAMPLING,
+        weights_digest="w", stage="collect", **options,
+    )  # fmt: skip
+
+
+def reconstruct(played: PlayedEpisode) -> tuple[list[int], list[int]]:
+    """Ids and mask of an episode from its texts alone, by the rules of the chat."""
+    chat, prompt = CharacterChat(), actor_prompt()
+    episode = played.episode
+    ids = chat.opening(
+        actor_messages(
+            prompt, goal=episode.goal, observation=played.turns[0].observation, actions=Corridor.actions,
+            experience=episode.experience, placement="user",
+        )
+    )  # fmt: skip
+    mask = [0] * len(ids)
+    for turn, following in zip(played.turns, [*played.turns[1:], None], strict=True):
+        ended = turn.stop_reason == "end_of_turn"
+        written = [*map(ord, turn.output), *([2] if ended else [])]
+        assert (turn.first_token, turn.last_token) == (len(ids), len(ids) + len(written))
+        ids, mask = ids + written, mask + [1] * len(written)
+        if following is not None:
+            text = following_text(
+                prompt, goal=episode.goal, observation=following.observation, actions=Corridor.actions,
+                feedback=turn.feedback or "",
+            )  # fmt: skip
+            reply = chat.reply(text, ended=ended)
+            ids, mask = ids + reply, mask + [0] * len(reply)
+    return ids, mask
+
+
+def assert_exact(policy: ScriptedPolicy, played: list[PlayedEpisode]) -> None:
+    assert policy.session is not None
+    for row, each in enumerate(played):
+        generation = each.generation
+        assert generation.token_ids == policy.session.ids[row]
+        ids, mask = reconstruct(each)
+        assert (generation.token_ids, generation.loss_mask) == (ids, mask)
+        sampled = [p for first, last in policy.session.sampled_at[row] for p in range(first, last)]
+        assert [p for p, value in enumerate(generation.loss_mask) if value] == sampled
+        assert [p for p, value in enumerate(generation.logprobs) if value != 0.0] == sampled
+        expected = np.random.default_rng(seed_of(each.episode.episode_id)).random(len(sampled))
+        assert [generation.logprobs[p] for p in sampled] == pytest.approx([-value for value in expected])
+        assert row in policy.session.dropped
+
+
+OUTPUTS = st.sampled_from(["right", "left", "go right now", "hm", "", "Right {goal}", "LEFT"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seeds=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    outputs=st.lists(st.tuples(OUTPUTS, st.booleans()), min_size=1, max_size=12),
+    guided=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_record_is_what_went_through_the_session(seeds, outputs, guided):
+    policy = ScriptedPolicy(lambda row, turn: outputs[(row * 3 + turn) % len(outputs)])
+    slots = [
+        EpisodeSlot(task(member, seed), "e1", "d1", "use {observation} & go") if guided[member]
+        else EpisodeSlot(task(member, seed))
+        for member, seed in enumerate(seeds)
+    ]  # fmt: skip
+    played = play(policy, Corridor(), slots)
+    assert_exact(policy, played)
+    for slot, each in zip(slots, played, strict=True):
+        assert each.episode.guided == (slot.experience is not None)
+        assert each.episode.entry_id == slot.entry_id
+        assert each.episode.turns == len(each.turns) <= 6
+        assert each.episode.invalid_actions == sum(not turn.valid for turn in each.turns)
+        assert each.generation.output == "\n".join(turn.output for turn in each.turns)
+        for turn in each.turns:
+            assert turn.valid == (turn.action is not None) == (turn.feedback is None)
+    for row_type, rows in (
+        (Episode, [each.episode for each in played]),
+        (Generation, [each.generation for each in played]),
+        (Turn, [turn for each in played for turn in each.turns]),
+    ):
+        assert len(rows_of(row_type, table_of(row_type, rows))) == len(rows)
+
+
+def test_rows_finish_at_different_times_with_their_reason():
+    scripts = [["right"], ["right", "right", "right"], ["right", "left"], ["hm"] * 6]
+    policy = ScriptedPolicy(lambda row, turn: (scripts[row][turn], True))
+    slots = [EpisodeSlot(task(m, s, group=m // 2)) for m, s in enumerate([1, 3, 3, 2])]
+    told = []
+    played = play(policy, Corridor(), slots, progress=told.append)
+    found = [(e.episode.stop_reason, e.episode.success, e.episode.reward, e.episode.turns) for e in played]
+    assert found == [
+        ("success", True, 1.0, 1), ("success", True, 1.0, 3), ("failure", False, 0.0, 2),
+        ("turn_limit", False, 0.0, 6),
+    ]  # fmt: skip
+    assert policy.groups == [0, 0, 1, 1]
+    assert played[3].episode.invalid_actions == 6
+    assert played[3].turns[0].feedback == "Say right or left."
+    assert told[0] == {"done": 1, "total": 4, "turns": 4, "successes": 1}
+    assert told[-1] == {"done": 4, "total": 4, "turns": 12, "successes": 2}
+    assert_exact(policy, played)
+
+
+def test_context_limit_ends_before_a_reply_that_leaves_no_room():
+    slot = EpisodeSlot(task(0, 5))
+    free = ScriptedPolicy(lambda row, turn: ("right", True))
+    whole = play(free, Corridor(), [slot])[0]
+    third = whole.turns[2]
+    # Room for the third turn's whole budget, and for nothing of the fourth.
+    policy = ScriptedPolicy(lambda row, turn: ("right", True), context=third.first_token + SAMPLING.max_new_tokens)
+    played = play(policy, Corridor(), [slot])
+    assert played[0].episode.stop_reason == "context_limit"
+    assert (played[0].episode.success, played[0].episode.turns) == (False, 3)
+    assert len(played[0].generation.token_ids) <= policy.context
+    assert_exact(policy, played)
+    shorter = ScriptedPolicy(lambda row, turn: ("right", True), context=policy.context - 1)
+    assert play(shorter, Corridor(), [slot])[0].episode.turns == 2
+
+
+def test_first_prompt_that_does_not_fit_is_refused_with_both_numbers():
+    policy = ScriptedPolicy(lambda row, turn: ("right", True), context=40)
+    with pytest.raises(PromptTooLong, match=r"has \d+ tokens") as caught:
+        play(policy, Corridor(), [EpisodeSlot(task(0, 2))])
+    assert "at most 28" in str(caught.value)
+    assert isinstance(caught.value, BadInput)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_environment_error_keeps_the_row_with_its_reason(whole):
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+    played = play(policy, Corridor(breaks=(1, 1), whole=whole), [EpisodeSlot(task(m, 3)) for m in range(2)])
+    broken = played[1]
+    assert (broken.episode.stop_reason, broken.episode.error) == ("error", "environment_KeyError")
+    assert (broken.episode.success, broken.episode.reward, broken.episode.turns) == (False, 0.0, 2)
+    assert broken.turns[-1].valid is False
+    assert broken.episode.invalid_actions == 0
+    assert played[0].episode.stop_reason == ("error" if whole else "success")
+    assert_exact(policy, played)
+
+
+def test_errors_of_our_own_are_not_swallowed():
+    class Refusing(Corridor):
+        def step_many(self, actions):
+            raise StageFailed("stop")
+
+    with pytest.raises(StageFailed, match="stop"):
+        play(ScriptedPolicy(lambda row, turn: ("right", True)), Refusing(), [EpisodeSlot(task(0, 3))])
+
+
+def test_environment_that_starts_otherwise_than_planned_is_refused():
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+
+    class Other(Corridor):
+        def reset_many(self, seeds):
+            return super().reset_many([seed + 1 for seed in seeds])
+
+    with pytest.raises(StageFailed, match="otherwise than it was planned"):
+        play(policy, Other(), [EpisodeSlot(task(0, 3))])
+
+
+def test_session_that_loses_tokens_is_noticed():
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+    opened = policy.open
+
+    def lossy(prompts, groups):
+        session = opened(prompts, groups)
+        session.extend = lambda pieces: None
+        return session
+
+    policy.open = lossy
+    with pytest.raises(StageFailed, match="session holds"):
+        play(policy, Corridor(), [EpisodeSlot(task(0, 3))])
+
+
+def test_an_episode_samples_alike_alone_and_in_a_wave():
+    def script(row, turn):
+        return ("right", True)
+
+    together = play(ScriptedPolicy(script), Corridor(), [EpisodeSlot(task(m, 3)) for m in range(3)])
+    alone = play(ScriptedPolicy(script), Corridor(), [EpisodeSlot(task(2, 3))])
+    assert together[2] == alone[0]
+    assert together[0].generation.logprobs != together[1].generation.logprobs
+
+
+def test_placement_system_keeps_the_user_message_free_of_the_experience():
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+    slots = [EpisodeSlot(task(0, 1), "e", "d", "go right"), EpisodeSlot(task(1, 1))]
+    guided, free = play(policy, Corridor(), slots, rollout={"placement": "system"})
+    assert "Advice: go right\n\n[user]" in guided.generation.prompt
+    assert guided.generation.prompt.replace("\nAdvice: go right", "") == free.generation.prompt
+
+
+def test_tag_format_plays():
+    policy = ScriptedPolicy(lambda row, turn: ("left? <action>left</action> <action> Right </action>", True))
+    played = play(policy, Corridor(), [EpisodeSlot(task(0, 2))], rollout={"action_format": "tag"})
+    assert [turn.action for turn in played[0].turns] == ["right", "right"]
+
+
+def test_a_real_environment_is_won_by_its_oracle():
+    environment = make_environment(FrozenLakeConfig(max_turns=20))
+    starts = environment.reset_many([3, 4])
+    slots = []
+    for member, (seed, start) in enumerate(zip([3, 4], starts, strict=True)):
+        planned = task(member, seed)
+        fields = {name: getattr(planned, name) for name in planned.__slots__}
+        fields |= {"goal": start.goal, "first_observation": start.observation}
+        slots.append(EpisodeSlot(type(planned)(**fields)))
+    policy = ScriptedPolicy(lambda row, turn: (environment.oracle(row) or "", True))
+    assert all(each.episode.success for each in play(policy, environment, slots))
+
+
+def test_waves_are_whole_groups_of_one_family_in_order():
+    tasks = [task(m, 1, group=g, family=f) for f, gs in (("b", (0, 1, 2)), ("a", (3, 4))) for g in gs for m in range(2)]
+    waves = waves_of(tasks, 2)
+    assert [[(each.family, each.group, each.member) for each in wave] for wave in waves] == [
+        [("b", 0, 0), ("b", 0, 1), ("b", 1, 0), ("b", 1, 1)], [("b", 2, 0), ("b", 2, 1)],
+        [("a", 3, 0), ("a", 3, 1), ("a", 4, 0), ("a", 4, 1)],
+    ]  # fmt: skip
+    assert waves_of([], 2) == []
+
+
+def test_a_wave_of_two_families_is_a_mistake():
+    slots = [EpisodeSlot(task(0, 1)), EpisodeSlot(task(0, 1, family="other"))]
+    with pytest.raises(ValueError, match="one task family"):
+        play(ScriptedPolicy(lambda row, turn: ("right", True)), Corridor(), slots)
+    assert play(ScriptedPolicy(lambda row, turn: ("right", True)), Corridor(), []) == []
