@@ -1,0 +1,373 @@
+"""Runs rounds on engines, without Prefect: the one path that flows, the command line and tests share.
+
+A driver owns a run for as long as it is open: it holds the lease, has checked the record, writes the journal and keeps
+the engines warm between stages and rounds. It decides nothing about stages; it asks the recipe. What is complete is
+skipped, so a first run, a retry and a resume are the same call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from crl.config import Runtime
+from crl.engine.devices import device_environment
+from crl.engine.events import (
+    Event,
+    LogLine,
+    Progress,
+    RetryScheduled,
+    RoundDone,
+    RoundStarted,
+    StageDone,
+    StageErrored,
+    StageSkipped,
+    StageStarted,
+    Subscriber,
+)
+from crl.engine.jobs import Job, JobKind, StageOutcome, default_recipe, load_recipe
+from crl.engine.parts import PartProgress, run_parts
+from crl.engine.services import prepare_environment
+from crl.engine.supervisor import Cancelled, Engine
+from crl.errors import CrlError, StageFailed
+from crl.recipes.stage import Recipe, Stage
+from crl.records import Weights
+from crl.run.directory import RunDirectory
+from crl.run.journal import Journal
+from crl.run.lease import Lease
+
+_open_drivers: dict[Path, Driver] = {}
+_watchers: list[Subscriber] = []
+
+
+class Driver:
+    """Context manager: inside, this process owns the run.
+
+    Args:
+        run: the run directory.
+        runtime: shards, time limit, retries, retention.
+        recipe: `module:function` that gives the recipe; default `$CRL_RECIPE`, else the project's.
+        environment: added to the engines' environment.
+
+    Raises on entering: LeaseHeld where another attempt owns the run, RecordDamaged where the record does not verify.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        runtime: Runtime,
+        *,
+        recipe: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run, self.runtime = run, runtime
+        self.recipe_reference = recipe or default_recipe()
+        self.recipe: Recipe = load_recipe(self.recipe_reference, run.method)
+        self._environment = {**prepare_environment(run.method.threads), **(environment or {})}
+        self._engines: dict[tuple[str, int], Engine] = {}
+        self._subscribers: list[Subscriber] = []
+        self._attempts: dict[tuple[int, str], int] = {}
+        self._now: tuple[int | None, str | None] = (None, None)
+        self._lease: Lease | None = None
+        self._stack = contextlib.ExitStack()
+        self._closing = threading.Event()
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Driver:
+        from crl.run.verify import require_intact
+
+        with contextlib.ExitStack() as stack:
+            lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._cancel_engines)
+            self._lease = stack.enter_context(lease)
+            require_intact(self.run.path)
+            self._journal = Journal(self.run.path)
+            key = Path(self.run.path).resolve()
+            _open_drivers[key] = self
+            stack.callback(_open_drivers.pop, key, None)
+            # What a killed engine left unfinished goes with this attempt; finished parts stay, a resume uses them.
+            stack.callback(self.run.sweep, self.token + 1)
+            stack.callback(self._stop_engines)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._stack.__exit__(kind, error, traceback)
+
+    @property
+    def token(self) -> int:
+        """Fencing token of the lease."""
+        if self._lease is None:
+            raise AssertionError("the driver is not open")
+        return self._lease.token
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Have every event handed to `callback`, from whichever thread; returns what ends it. It must be quick."""
+        self._subscribers.append(callback)
+        return lambda: self._subscribers.remove(callback) if callback in self._subscribers else None
+
+    # -- what there is to do ---------------------------------------------------------------------------------------
+
+    def stages(self, round_number: int) -> tuple[str, ...]:
+        """Names of the stages due in a round, in order."""
+        return tuple(stage.name for stage in self.recipe.stages_of(self.run.method, round_number))
+
+    def round_complete(self, round_number: int) -> bool:
+        """Whether every stage due in the round is complete."""
+        return all(self.run.is_complete(round_number, stage) for stage in self.stages(round_number))
+
+    def next_round(self) -> int:
+        """The first round whose stages are not all complete; round 0 prepares."""
+        number = 0
+        while self.round_complete(number):
+            number += 1
+        return number
+
+    def set_target(self, rounds: int, *, purpose: str | None = None) -> tuple[int, int]:
+        """Set out for so many further rounds; returns the (first, last) round to run.
+
+        `purpose` names who asks (a flow run's id): asked again, it gets the same answer, so a retried flow run finishes
+        what it set out to do and no more.
+        """
+        first = self.next_round()
+        return self._remember(first, max(first - 1, 0) + rounds, purpose)
+
+    def unfinished(self, *, purpose: str | None = None) -> tuple[int, int]:
+        """(first, last) round of what was set out for and not reached; last < first where nothing is left."""
+        first = self.next_round()
+        begun = any(self.run.is_complete(first, stage) for stage in self.stages(first))
+        last = max([first if begun else -1, *(int(line["last"]) for line in self._targets())])
+        return self._remember(first, last, purpose) if last >= first else (first, last)
+
+    def _remember(self, first: int, last: int, purpose: str | None) -> tuple[int, int]:
+        for line in self._targets():
+            if purpose is not None and line["purpose"] == purpose:
+                return int(line["first"]), int(line["last"])
+        self._journal.record("target", token=self.token, first=first, last=last, purpose=purpose)
+        return first, last
+
+    def _targets(self) -> list[dict[str, Any]]:
+        return [line for line in self._journal.read() if line.get("event") == "target"]
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def run_stage(self, round_number: int, stage_name: str) -> StageOutcome:
+        """Run one attempt of a stage, or skip it where it is complete. Errors are those of `crl.errors`."""
+        stage = self.recipe.stage(self.run.method, round_number, stage_name)
+        if self.run.is_complete(round_number, stage_name):
+            outcome = StageOutcome(
+                round_number,
+                stage_name,
+                digest=self.run.manifest(round_number, stage_name).digest,
+                seconds=0.0,
+                skipped=True,
+            )
+            self._emit(StageSkipped(round_number, stage_name, outcome.digest))
+            return outcome
+        place = (round_number, stage_name)
+        self._attempts[place] = self._attempts.get(place, 0) + 1
+        self._now = place
+        self._record("stage_started", place, attempt=self._attempts[place])
+        started = time.monotonic()
+        try:
+            outcome = self._attempt(stage, round_number, started)
+        except Cancelled:
+            if self._lease is not None and self._lease.lost.is_set():
+                self._lease.check()  # says who took the lease; the engines were ended because of it
+            raise
+        except BaseException as error:
+            self._failed(place, error)
+            raise
+        finally:
+            self._now = (round_number, None)
+        self._record("stage_committed", place, digest=outcome.digest, seconds=round(time.monotonic() - started, 3))
+        self._emit(StageDone(round_number, stage_name, outcome.digest, time.monotonic() - started, outcome.rows))
+        return outcome
+
+    @contextmanager
+    def round(self, round_number: int) -> Iterator[tuple[str, ...]]:
+        """Around the stages of a round: gives their names, and afterwards prunes what retention lets go."""
+        from crl.run.retention import prune
+
+        started, stages = time.monotonic(), self.stages(round_number)
+        idle = self.round_complete(round_number)
+        self._emit(RoundStarted(round_number, stages))
+        yield stages
+        if not self.round_complete(round_number):
+            missing = [stage for stage in stages if not self.run.is_complete(round_number, stage)]
+            raise StageFailed(f"round {round_number} ended without {', '.join(missing)}", where=str(self.run.path))
+        prune(
+            self.run.path,
+            self._checkpoint_stages(),
+            keep_last=self.runtime.keep_checkpoints,
+            keep_every=self.runtime.keep_every,
+            token=self.token,
+        )
+        self._emit(RoundDone(round_number, 0.0 if idle else time.monotonic() - started))
+
+    def run_round(self, round_number: int) -> list[StageOutcome]:
+        """Every stage of a round in order, transient failures retried as `runtime` says."""
+        with self.round(round_number) as stages:
+            return [self._with_retries(round_number, stage) for stage in stages]
+
+    def run_rounds(self, last: int) -> list[int]:
+        """Run until round `last` is complete; returns the rounds that had something to do."""
+        done = []
+        while (number := self.next_round()) <= last:
+            self.run_round(number)
+            done.append(number)
+        return done
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _with_retries(self, round_number: int, stage: str) -> StageOutcome:
+        attempt = 1
+        while True:
+            try:
+                return self.run_stage(round_number, stage)
+            except CrlError as error:
+                if not error.transient or attempt > self.runtime.retries:
+                    raise
+                # Jitter keeps several runs on one machine from failing together again.
+                delay = self.runtime.retry_delay_seconds * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)
+                attempt += 1
+                self._emit(RetryScheduled(round_number, stage, attempt, delay, error.found))
+                self._closing.wait(delay)
+
+    def _attempt(self, stage: Stage, round_number: int, started: float) -> StageOutcome:
+        place = (round_number, stage.name)
+        main = self._engine_of(stage)
+        for engine in self._engines.values():
+            if engine is not main:
+                engine.release()
+        missing: list[int] = []
+        progress = self._progress_of(place, started)
+        if stage.parts is not None and self.runtime.shards > 1:
+            counted = main.run(self._job(JobKind.count_parts, place), time_limit=self._left(started))
+            missing = counted["missing"]
+        self._emit(StageStarted(*place, attempt=self._attempts[place], parts=len(missing) if missing else None))
+        if len(missing) > 1:
+            combined = PartProgress(counted["count"], lambda figures: progress({"figures": figures}))
+            combined.finished_before(counted["count"] - len(missing))
+            self._spread(place, missing, combined, started)
+        result = main.run(self._job(JobKind.stage, place), on_message=progress, time_limit=self._left(started))
+        return StageOutcome.from_json(result)
+
+    def _spread(self, place: tuple[int, str], parts: list[int], combined: PartProgress, started: float) -> None:
+        engines = [self._engine("shard", index) for index in range(min(self.runtime.shards, len(parts)))]
+
+        def run_part(engine: Engine, part: int) -> None:
+            engine.run(
+                self._job(JobKind.part, place, part),
+                on_message=lambda message: combined.report(part, message["figures"]),
+                time_limit=self._left(started),
+            )
+
+        run_parts(engines, parts, run_part)
+
+    def _progress_of(self, place: tuple[int, str], started: float) -> Callable[[dict[str, Any]], None]:
+        def progress(message: dict[str, Any]) -> None:
+            figures = dict(message["figures"])
+            done, total = int(figures.pop("done")), int(figures.pop("total"))
+            self._emit(Progress(*place, done, total, time.monotonic() - started, figures))
+
+        return progress
+
+    def _job(self, kind: JobKind, place: tuple[int, str], part: int | None = None) -> Job:
+        return Job(
+            kind,
+            run_path=str(Path(self.run.path).resolve()),
+            round=place[0],
+            stage=place[1],
+            token=self.token,
+            recipe=self.recipe_reference,
+            part=part,
+            attempt=self._attempts[place],
+            command=" ".join(sys.argv),
+        )
+
+    def _left(self, started: float) -> float:
+        return self.runtime.stage_time_limit_seconds - (time.monotonic() - started)
+
+    def _engine_of(self, stage: Stage) -> Engine:
+        """The engine a stage runs in: an update over several ranks has one of its own, all else the first shard's."""
+        if stage.update and stage.role is not None:
+            ranks = self.run.method.role(stage.role).deepspeed.ranks
+            if ranks > 1:
+                return self._engine("ranks", ranks)
+        return self._engine("shard", 0)
+
+    def _engine(self, kind: str, number: int) -> Engine:
+        key = (kind, number)
+        if key not in self._engines:
+            name = f"{kind}-{number}"
+            self._engines[key] = Engine(
+                name=name,
+                world_size=number if kind == "ranks" else 1,
+                environment={**self._environment, **(device_environment(number) if kind == "shard" else {})},
+                on_line=lambda text: self._emit(LogLine(text, name, *self._now)),
+            )
+        return self._engines[key]
+
+    def _cancel_engines(self) -> None:
+        for engine in tuple(self._engines.values()):
+            engine.cancel()
+
+    def _stop_engines(self) -> None:
+        for engine in self._engines.values():
+            engine.stop()
+
+    def _checkpoint_stages(self) -> dict[str, list[str]]:
+        """Stages that write a role's weights; one that names no role writes those of every role."""
+        found: dict[str, list[str]] = {}
+        for stage in (*self.recipe.preparation, *self.recipe.stages):
+            if Weights in stage.writes:
+                for role in [stage.role] if stage.role is not None else sorted(self.recipe.trains):
+                    found.setdefault(role, []).append(stage.name)
+        return found
+
+    def _failed(self, place: tuple[int, str], error: BaseException) -> None:
+        with contextlib.suppress(CrlError):  # the disk may be full: the error itself matters more than the diary
+            self._record("stage_failed", place, error=error, attempt=self._attempts[place])
+        if isinstance(error, CrlError):
+            self._emit(StageErrored(*place, error.payload(), error.transient))
+
+    def _record(self, event: str, place: tuple[int, str], **more: Any) -> None:
+        self._journal.record(event, token=self.token, round_number=place[0], stage=place[1], **more)
+
+    def _emit(self, event: Event) -> None:
+        for subscriber in (*self._subscribers, *_watchers):
+            with contextlib.suppress(Exception):  # a broken display must not stop training
+                subscriber(event)
+
+
+def driver_for(run_path: str | Path) -> Driver:
+    """The driver that is open on a run in this process: how a task finds what its flow opened."""
+    driver = _open_drivers.get(Path(run_path).resolve())
+    if driver is None:
+        raise StageFailed(
+            f"no driver is open on {run_path} in this process",
+            expected="a flow (or `with Driver(…)`) that holds the run's lease",
+            next_step="run the flow `train` or `resume`; a stage's task cannot be run alone",
+        )
+    return driver
+
+
+def watch(callback: Subscriber) -> Callable[[], None]:
+    """Have the events of every driver of this process, present and future, handed over; returns what ends it.
+
+    For displays that start before a flow opens its driver.
+    """
+    _watchers.append(callback)
+    return lambda: _watchers.remove(callback) if callback in _watchers else None

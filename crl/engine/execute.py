@@ -1,0 +1,281 @@
+"""Runs one stage against the record: read, run, check, commit. The engine's worker and in-process tests call the same.
+
+A stage that is complete is skipped. A stage in parts runs the parts that are missing, then becomes their concatenation
+in part order, so it has the same digest however its parts were spread. Nothing is committed unless the data checks of
+every table pass. Files land in `rounds/<round>/<stage>/`, through `crl.run` only.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from crl.engine.jobs import StageOutcome
+from crl.protocols import Services
+from crl.recipes.context import Progress, StageContext, Writer
+from crl.recipes.stage import Recipe, Stage
+from crl.records import Row
+from crl.run.seeds import seed_for
+
+if TYPE_CHECKING:
+    from crl.run.directory import RunDirectory
+
+_PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow", "minihack", "nle")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Who runs a stage, and what is told on the way."""
+
+    token: int
+    """Fencing token of the lease."""
+    progress: Progress = lambda figures: None
+    number: int = 1
+    """How often the stage was tried, this time included; provenance only."""
+    command: str = ""
+    """Command line behind the attempt; provenance only."""
+    begun: Callable[[Path], None] = lambda directory: None
+    """Called with the stage's temporary directory before it runs: further ranks are told of it."""
+    before_commit: Callable[[], None] = lambda: None
+    """Called after the stage ran, before it is committed: waits for further ranks."""
+
+
+def execute_stage(
+    run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str, *, attempt: Attempt, services: Services
+) -> StageOutcome:
+    """Run a stage and commit it, or skip it where it is complete.
+
+    Raises what the stage raises, DataCheckFailed where a table breaks a rule, StaleAttempt where the lease was lost.
+    Whatever is raised, nothing is committed.
+    """
+    if run.is_complete(round_number, stage_name):
+        return _outcome(run, round_number, stage_name, seconds=0.0, skipped=True)
+    stage = recipe.stage(run.method, round_number, stage_name)
+    started = time.monotonic()
+    if stage.parts is not None:
+        _run_missing_parts(run, recipe, stage, round_number, attempt, services)
+    with run.begin(round_number, stage_name, token=attempt.token) as writer:
+        context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
+        attempt.begun(context.directory)
+        if stage.parts is None:
+            stage.run(context)
+            inputs = context.inputs
+        else:
+            inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
+        _check(writer.tables(), f"round {round_number}, stage {stage_name}")
+        attempt.before_commit()
+        seconds = time.monotonic() - started
+        writer.commit(
+            inputs=sorted(inputs),
+            method_digest=run.method_digest,
+            seed=_seed_words(run, round_number, stage_name),
+            provenance=_provenance(attempt, seconds),
+        )
+    return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
+
+
+def execute_part(
+    run: RunDirectory,
+    recipe: Recipe,
+    round_number: int,
+    stage_name: str,
+    part: int,
+    *,
+    attempt: Attempt,
+    services: Services,
+) -> StageOutcome:
+    """Run one part of a stage and commit the part, or skip it where it is complete. Any engine, any order."""
+    if run.is_complete(round_number, stage_name) or run.part_is_complete(round_number, stage_name, part):
+        return StageOutcome(round_number, stage_name, digest="", seconds=0.0, skipped=True)
+    stage = recipe.stage(run.method, round_number, stage_name)
+    if stage.run_part is None:
+        raise AssertionError(f"stage {stage_name} has no parts")
+    started = time.monotonic()
+    with run.begin_part(round_number, stage_name, part, token=attempt.token) as writer:
+        context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
+        stage.run_part(context, part)
+        tables = writer.tables()
+        _check(tables, f"round {round_number}, stage {stage_name}, part {part}")
+        seconds = time.monotonic() - started
+        writer.commit(
+            inputs=sorted(context.inputs),
+            method_digest=run.method_digest,
+            seed=_seed_words(run, round_number, stage_name),
+            provenance=_provenance(attempt, seconds),
+        )
+    rows = {row_type.table: table.num_rows for row_type, table in tables.items()}
+    return StageOutcome(round_number, stage_name, digest="", seconds=seconds, rows=rows)
+
+
+def execute_rank(
+    run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str, directory: Path, services: Services
+) -> None:
+    """Take part in an update as a rank above 0: same reads, same collective calls, no rows written.
+
+    `directory` is where rank 0 writes the stage; a sharded checkpoint puts this rank's files there.
+    """
+    stage = recipe.stage(run.method, round_number, stage_name)
+    writer = _RankWriter(directory)
+    stage.run(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
+
+
+def missing_parts(
+    run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str, services: Services
+) -> tuple[int, list[int]]:
+    """How many parts a stage has, and the indexes of those that are not complete; (0, []) for one without parts."""
+    stage = recipe.stage(run.method, round_number, stage_name)
+    if stage.parts is None:
+        return 0, []
+    count = stage.parts(_reading_context(run, recipe, stage, round_number, services))
+    return count, [part for part in range(count) if not run.part_is_complete(round_number, stage_name, part)]
+
+
+class _RankWriter:
+    """Writer of a rank above 0: rank 0 writes the rows."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None:
+        """Nothing: rank 0 writes the same rows."""
+
+    def share(self, relative: str, content: bytes) -> None:
+        """Nothing: rank 0 writes the same file."""
+
+
+class _NoWriter:
+    """Writer of a context that only counts parts."""
+
+    @property
+    def directory(self) -> Path:
+        raise AssertionError("parts() may read, not write")
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None:
+        raise AssertionError("parts() may read, not write")
+
+    def share(self, relative: str, content: bytes) -> None:
+        raise AssertionError("parts() may read, not write")
+
+
+def _run_missing_parts(
+    run: RunDirectory, recipe: Recipe, stage: Stage, round_number: int, attempt: Attempt, services: Services
+) -> None:
+    count, missing = missing_parts(run, recipe, round_number, stage.name, services)
+    finished = count - len(missing)
+    for part in missing:
+        inner = _part_progress(attempt.progress, finished, count)
+        execute_part(
+            run,
+            recipe,
+            round_number,
+            stage.name,
+            part,
+            attempt=Attempt(attempt.token, inner, attempt.number, attempt.command),
+            services=services,
+        )
+        finished += 1
+
+
+def _part_progress(outer: Progress, finished: int, count: int) -> Progress:
+    """Progress of one part as progress of the stage: parts are taken to be of one size."""
+
+    def progress(figures: dict[str, Any]) -> None:
+        total = int(figures["total"])
+        outer({**figures, "done": finished * total + int(figures["done"]), "total": count * total})
+
+    return progress
+
+
+def _concatenate(
+    run: RunDirectory, stage: Stage, round_number: int, count: int, context: StageContext
+) -> set[tuple[int, str]]:
+    """Write the stage's tables from its parts; returns what the parts (and counting them) read."""
+    inputs = set(context.inputs)
+    for row_type in stage.writes:
+        tables = [run.read_part(round_number, stage.name, part, row_type) for part in range(count)]
+        if tables:
+            context.write_table(row_type, pa.concat_tables(tables))
+        else:
+            context.write(row_type, [])
+    for part in range(count):
+        inputs |= run.part_inputs(round_number, stage.name, part)
+    return inputs
+
+
+def _context(
+    run: RunDirectory,
+    recipe: Recipe,
+    stage: Stage,
+    round_number: int,
+    writer: Writer,
+    services: Services,
+    progress: Progress,
+) -> StageContext:
+    return StageContext(
+        method=run.method,
+        recipe=recipe,
+        stage=stage,
+        round_number=round_number,
+        reader=run,
+        writer=writer,
+        services=services,
+        progress=progress,
+    )
+
+
+def _reading_context(
+    run: RunDirectory, recipe: Recipe, stage: Stage, round_number: int, services: Services
+) -> StageContext:
+    return _context(run, recipe, stage, round_number, _NoWriter(), services, lambda figures: None)
+
+
+def _check(tables: dict[type[Row], pa.Table], where: str) -> None:
+    from crl.checks import check_tables
+
+    check_tables(tables, where=where)
+
+
+def _seed_words(run: RunDirectory, round_number: int, stage_name: str) -> list[int]:
+    """The entropy of the stage's seed: it stands in the manifest, so a reader can draw the same streams."""
+    entropy = seed_for(run.method.seed, round_number, stage_name).entropy
+    return [int(word) for word in entropy] if isinstance(entropy, Iterable) else [int(entropy or 0)]
+
+
+def _outcome(run: RunDirectory, round_number: int, stage_name: str, *, seconds: float, skipped: bool) -> StageOutcome:
+    manifest = run.manifest(round_number, stage_name)
+    files = manifest.digested.files.items()
+    rows = {Path(name).stem: file.rows for name, file in files if file.rows is not None}
+    return StageOutcome(round_number, stage_name, manifest.digest, seconds, rows, skipped)
+
+
+def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
+    """What stands beside the digest: where, with what, how often tried. The writer adds times, host and process."""
+    return {
+        "machine": platform.platform(),
+        "seconds": round(seconds, 3),
+        "attempt": attempt.number,
+        "command": attempt.command or " ".join(sys.argv),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in ("crl", *_PACKAGES):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,250 @@
+"""What the engine lends its stages: environments, policies, trainers, the embedder. All of it is cache.
+
+At most one set of weights a role and at most one trainer is held: the weights of the next round replace those of the
+last, and a trainer's optimiser state is several times its model. A trainer that a stage asked for counts as spoilt
+until the stage says where it stands (`trained`); a stage that failed in between never hands a half-made update on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crl.config import RoleConfig
+from crl.errors import BadInput, RecordDamaged
+from crl.protocols import Embedder, Environment, Policy
+from crl.records import Weights
+from crl.run.seeds import seed_for
+
+if TYPE_CHECKING:
+    from crl.learn.trainer import Trainer
+    from crl.policies.sources import ModelSource
+    from crl.run.directory import RunDirectory
+
+
+class EngineServices:
+    """The `Services` of one process of the engine, for one run."""
+
+    def __init__(self, run: RunDirectory, *, rank: int = 0, world_size: int = 1) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._run, self._method = run, run.method
+        self._environments: dict[str, Environment] = {}
+        self._policies: dict[str, tuple[str, Policy]] = {}
+        self._embedder: Embedder | None = None
+        self._sources: dict[str, ModelSource] = {}
+        self._trainer: tuple[str, str, Trainer] | None = None
+        """(role, weights digest, trainer); an empty digest while a stage trains it."""
+        self._stage_seed = 0
+        self._torch_ready = False
+
+    # -- what stages ask for ---------------------------------------------------------------------------------------
+
+    def environment(self, family: str) -> Environment:
+        """The environment of a task family, made once."""
+        if family not in self._environments:
+            from crl.envs import make_environment
+
+            config = next((entry for entry in self._method.families if entry.name == family), None)
+            if config is None:
+                names = ", ".join(entry.name for entry in self._method.families)
+                raise BadInput(f"there is no task family {family!r}", expected=f"one of {names}")
+            self._environments[family] = make_environment(config.environment)
+        return self._environments[family]
+
+    def policy(self, role: str, weights: Weights) -> Policy:
+        """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""
+        held = self._policies.get(role)
+        if held is not None and held[0] == weights.weights_digest:
+            return held[1]
+        self._prepare_torch()
+        held = None
+        if self._policies.pop(role, None) is not None:
+            _collect()
+        config = self._method.role(role)
+        model_path, checkpoint = self._base(role, config, weights), self._checkpoint(weights)
+        from crl.policies import load_policy
+
+        with self._seeded("weights", role):
+            policy: Policy = load_policy(config, model_path, checkpoint, threads=self._method.threads)
+        self._policies[role] = (weights.weights_digest, policy)
+        return policy
+
+    def trainer(self, role: str, weights: Weights) -> Trainer:
+        """The role's trainer standing at the weights of a row, optimiser state included."""
+        if self._trainer is not None and self._trainer[:2] == (role, weights.weights_digest):
+            trainer = self._trainer[2]
+        else:
+            self._drop_trainer()
+            # These weights are about to change: the sampling copy would only take room.
+            if self._policies.pop(role, None) is not None:
+                _collect()
+            self._prepare_torch()
+            trainer = self._new_trainer(role, weights)
+        self._trainer = (role, "", trainer)
+        return trainer
+
+    def trained(self, role: str, weights: Weights) -> None:
+        """Say that the trainer of a role now stands at the weights of a new row: the next round goes on from there."""
+        if self._trainer is None or self._trainer[0] != role:
+            raise AssertionError(f"no trainer of {role} is lent out")
+        # With several ranks every rank must build its trainer at the same time, and only rank 0 learns of this row.
+        if self.world_size == 1:
+            self._trainer = (role, weights.weights_digest, self._trainer[2])
+
+    def model_digest(self, role: str) -> str:
+        """SHA-256 over the base model's files."""
+        return self._source(self._method.role(role).model).digest
+
+    def model_path(self, role: str) -> Path:
+        """Directory of the base model's transformers checkpoint."""
+        return self._source(self._method.role(role).model).path
+
+    def embedder(self) -> Embedder:
+        """The embedder of the retrieval config, made once."""
+        if self._embedder is None:
+            name = self._method.retrieval.embedder
+            if name != "lexical":
+                self._prepare_torch()
+            from crl.policies import load_embedder
+
+            embedder: Embedder = load_embedder(name)
+            self._embedder = embedder
+        return self._embedder
+
+    # -- what the worker asks for ----------------------------------------------------------------------------------
+
+    def begin(self, round_number: int, stage: str, part: int | None) -> None:
+        """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed."""
+        if self._trainer is not None and not self._trainer[1]:
+            self._drop_trainer()
+        place: tuple[str | int, ...] = ("torch", round_number, stage, -1 if part is None else part)
+        self._stage_seed = _torch_seed(self._method.seed, *(str(item) for item in place))
+        if self._torch_ready:
+            _torch().manual_seed(self._stage_seed)
+
+    def release(self) -> None:
+        """Free every model. Environments stay: they are small."""
+        self._policies.clear()
+        self._embedder = None
+        self._drop_trainer()
+        _collect()
+
+    def close(self) -> None:
+        """Free everything."""
+        self.release()
+        for environment in self._environments.values():
+            environment.close()
+        self._environments.clear()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _new_trainer(self, role: str, weights: Weights) -> Trainer:
+        from crl.learn.trainer import Trainer
+
+        config = self._method.role(role)
+        with self._seeded("weights", role):
+            return Trainer(
+                config,
+                model_path=self._base(role, config, weights),
+                checkpoint=self._checkpoint(weights),
+                threads=self._method.threads,
+                seed=_torch_seed(self._method.seed, "weights", role),
+            )
+
+    def _source(self, name: str) -> ModelSource:
+        if name not in self._sources:
+            from crl.policies.sources import resolve_model
+
+            self._sources[name] = resolve_model(name)
+        return self._sources[name]
+
+    def _base(self, role: str, config: RoleConfig, weights: Weights) -> Path:
+        """Directory of the base model, after making sure that it is the one the run was begun with."""
+        source = self._source(config.model)
+        if source.digest != weights.base_digest:
+            raise RecordDamaged(
+                f"the base model of the {role} has digest {source.digest}",
+                expected=f"{weights.base_digest}, as when the run was begun",
+                where=str(source.path),
+                next_step="restore the model's files, or begin a new experiment",
+            )
+        return source.path
+
+    def _checkpoint(self, weights: Weights) -> Path | None:
+        if weights.checkpoint is None:
+            return None
+        path = Path(self._run.path) / weights.checkpoint
+        if not path.is_dir():
+            raise RecordDamaged(
+                f"the checkpoint of the {weights.role} after round {weights.round} is missing",
+                expected="a directory with its weights",
+                where=str(path),
+                next_step="`crl verify` says whether it was pruned or lost",
+            )
+        return path
+
+    def _prepare_torch(self) -> None:
+        """Threads and determinism, once, before the first model."""
+        if self._torch_ready:
+            return
+        torch = _torch()
+        torch.set_num_threads(self._method.threads)
+        with contextlib.suppress(RuntimeError):  # too late once anything ran in parallel; then it is one by default
+            torch.set_num_interop_threads(1)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Filling every new tensor with NaN is for finding bugs in torch; it costs time and changes no number of ours.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+        self._torch_ready = True
+        torch.manual_seed(self._stage_seed)
+
+    @contextmanager
+    def _seeded(self, *place: str) -> Iterator[None]:
+        """Torch's generators at the seed of a place, then as before: a cached model must make no difference."""
+        torch = _torch()
+        with torch.random.fork_rng():
+            torch.manual_seed(_torch_seed(self._method.seed, *place))
+            yield
+
+    def _drop_trainer(self) -> None:
+        if self._trainer is not None:
+            trainer, self._trainer = self._trainer[2], None
+            trainer.dispose()
+            del trainer
+            _collect()
+
+
+def prepare_environment(threads: int) -> dict[str, str]:
+    """Variables an engine process must start with: libraries read them once, when they are imported."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        # No telemetry. Whether the hub may be reached is left to HF_HUB_OFFLINE: models may come from it.
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        "GX_ANALYTICS_ENABLED": "false",
+    }
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _torch_seed(experiment_seed: int, *place: str) -> int:
+    return int(seed_for(experiment_seed, *place).generate_state(1)[0])
+
+
+def _collect() -> None:
+    gc.collect()
+    if "torch" in sys.modules and _torch().cuda.is_available():
+        _torch().cuda.empty_cache()

@@ -1,0 +1,284 @@
+"""The flow's side of an engine: start it, give it jobs, notice its death, end it on time limit or cancel.
+
+An :class:`Engine` is one worker process, or several ranks under torch's launcher on this machine. It starts with its
+first job, stays warm, and is started again after it died. It may be used from any thread, one job at a time. The
+worker's output is read line by line and handed on. No file is left anywhere: the socket lies in Linux's abstract
+namespace (elsewhere in a temporary directory).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from crl.engine.jobs import Job, JobKind, decode, encode
+from crl.engine.launch import Gate, command_line, describe_exit
+from crl.errors import EngineDied, StageTimedOut, from_payload
+
+_TICK_SECONDS = 0.2
+_START_SECONDS = 180.0
+_STOP_SECONDS = 5.0
+_LINES_KEPT = 60
+_LINE_LENGTH = 2000
+
+OnMessage = Callable[[dict[str, Any]], None]
+OnLine = Callable[[str], None]
+
+
+class Cancelled(BaseException):
+    """The job was cancelled from another thread. Not an error: nothing may catch and retry it."""
+
+
+class Engine:
+    """A supervised worker (or `world_size` ranks). `environment` is added to the workers' environment."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "engine",
+        world_size: int = 1,
+        environment: Mapping[str, str] | None = None,
+        on_line: OnLine | None = None,
+    ) -> None:
+        self.name, self.world_size = name, world_size
+        self._environment = dict(environment or {})
+        self._on_line = on_line
+        self._one_job = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connections: list[Connection] = []
+        self._pids: list[int] = []
+        self._reader: threading.Thread | None = None
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._cancelled = threading.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, rank 0 first."""
+        return list(self._pids)
+
+    def run(self, job: Job, *, on_message: OnMessage | None = None, time_limit: float | None = None) -> dict[str, Any]:
+        """Have a job done; the engine is started if need be.
+
+        Raises what the stage raised; EngineDied where the process ended; StageTimedOut where `time_limit` seconds
+        passed (the engine is ended then). On anything else that interrupts the wait (cancellation, Ctrl-C) the engine
+        is ended before the interruption goes on its way.
+        """
+        with self._one_job:
+            deadline = None if time_limit is None else time.monotonic() + time_limit
+            try:
+                self._ensure_started(job, deadline)
+                return self._converse(job, on_message or (lambda message: None), deadline)
+            except BaseException as error:
+                if not getattr(error, "engine_survives", False):
+                    self.kill()
+                raise
+            finally:
+                self._cancelled.clear()
+
+    def release(self) -> None:
+        """Have every model freed, if the engine runs."""
+        if self.running:
+            self.run(Job(JobKind.release, run_path="", round=0, stage="", token=0), time_limit=60)
+
+    def cancel(self) -> None:
+        """End the engine from another thread; a running job raises :class:`Cancelled` in its own."""
+        self._cancelled.set()
+        self._signal_all(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the engine in peace: idle workers leave by themselves, a busy one is cancelled first."""
+        if not self._one_job.acquire(timeout=0):
+            self.cancel()
+            self._one_job.acquire()
+        try:
+            if self.running:
+                for connection in self._connections:
+                    with contextlib.suppress(OSError):
+                        connection.send_bytes(encode({"type": "stop"}))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    assert self._process is not None
+                    self._process.wait(_STOP_SECONDS)
+            self.kill()
+            self._cancelled.clear()
+        finally:
+            self._one_job.release()
+
+    def kill(self) -> None:
+        """End every process of the engine now and forget it; the next job starts a new one."""
+        self._signal_all(signal.SIGKILL)
+        for connection in self._connections:
+            connection.close()
+        if self._process is not None:
+            self._process.wait()
+            if self._reader is not None:
+                self._reader.join(timeout=1.0)
+        self._process, self._connections, self._pids = None, [], []
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def _ensure_started(self, job: Job, deadline: float | None) -> None:
+        if self.running:
+            return
+        self.kill()
+        self._lines.clear()
+        with Gate() as gate:
+            self._process = subprocess.Popen(
+                command_line(self.world_size),
+                env={**os.environ, **self._environment, **gate.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Its own session: Ctrl-C in a terminal reaches only us, and the whole group can be ended at once.
+                start_new_session=True,
+            )
+            self._reader = threading.Thread(target=self._read_lines, args=(self._process,), daemon=True)
+            self._reader.start()
+            started = time.monotonic()
+            ranks: dict[int, tuple[Connection, int]] = {}
+            while len(ranks) < self.world_size:
+                self._check_waiting(job, deadline)
+                if time.monotonic() - started > _START_SECONDS:
+                    raise EngineDied(f"the engine did not start within {_START_SECONDS:.0f} s", **self._context(job))
+                connection = gate.accept(_TICK_SECONDS)
+                if connection is not None:
+                    hello = decode(connection.recv_bytes())
+                    ranks[hello["rank"]] = (connection, hello["pid"])
+            self._connections = [ranks[rank][0] for rank in sorted(ranks)]
+            self._pids = [ranks[rank][1] for rank in sorted(ranks)]
+
+    def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout as stream:
+            for content in stream:
+                for text in re.split(r"[\r\n]+", content.decode(errors="replace")):
+                    if text.strip():
+                        self._lines.append(text[:_LINE_LENGTH])
+                        if self._on_line is not None:
+                            with contextlib.suppress(Exception):  # whoever watches must not stop the reading
+                                self._on_line(text[:_LINE_LENGTH])
+
+    # -- one job ---------------------------------------------------------------------------------------------------
+
+    def _converse(self, job: Job, on_message: OnMessage, deadline: float | None) -> dict[str, Any]:
+        """Send the job to rank 0; once it began to write, to the others; commit when all are done."""
+        self._send(0, {"type": "job", "job": job.to_json()}, job)
+        others_busy = 0
+        while True:
+            self._check_waiting(job, deadline)
+            for ready in wait(self._connections, timeout=_TICK_SECONDS):
+                rank = next(index for index, connection in enumerate(self._connections) if connection is ready)
+                try:
+                    message = decode(self._connections[rank].recv_bytes())
+                except (EOFError, OSError):
+                    raise self._died(job) from None
+                kind = message["type"]
+                if kind == "error":
+                    raise self._rebuilt(message)
+                if kind == "result" and rank == 0:
+                    result: dict[str, Any] = message["result"]
+                    return result
+                if kind == "begun":
+                    for other in range(1, self.world_size):
+                        job_there = Job.from_json({**job.to_json(), "directory": message["directory"]})
+                        self._send(other, {"type": "job", "job": job_there.to_json()}, job)
+                    others_busy = self.world_size - 1
+                elif kind == "result":
+                    others_busy -= 1
+                elif kind == "progress":
+                    on_message(message)
+                if kind == "ready":
+                    self._wait_for_others(job, others_busy, deadline)
+                    others_busy = 0
+                    self._send(0, {"type": "commit"}, job)
+
+    def _wait_for_others(self, job: Job, busy: int, deadline: float | None) -> None:
+        """Until the ranks above 0 are done; rank 0 waits for the permission to commit and says nothing meanwhile."""
+        while busy:
+            self._check_waiting(job, deadline)
+            for ready in wait(self._connections, timeout=_TICK_SECONDS):
+                assert isinstance(ready, Connection)
+                try:
+                    message = decode(ready.recv_bytes())
+                except (EOFError, OSError):
+                    raise self._died(job) from None
+                if message["type"] == "error":
+                    raise self._rebuilt(message)
+                busy -= message["type"] == "result"
+
+    def _send(self, rank: int, message: dict[str, Any], job: Job) -> None:
+        try:
+            self._connections[rank].send_bytes(encode(message))
+        except OSError:
+            raise self._died(job) from None
+
+    def _check_waiting(self, job: Job, deadline: float | None) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled(f"round {job.round}, stage {job.stage}")
+        if deadline is not None and time.monotonic() > deadline:
+            raise StageTimedOut(
+                f"stage {job.stage} ran past its time limit and its engine was ended",
+                where=f"round {job.round}, stage {job.stage}",
+                next_step="raise runtime.stage_time_limit_seconds if the stage needs longer; nothing was committed",
+            )
+        if not self.running:
+            raise self._died(job)
+
+    def _rebuilt(self, message: dict[str, Any]) -> BaseException:
+        error = from_payload(message["error"])
+        if message["traceback"]:
+            error.add_note(message["traceback"])
+            for line in message["traceback"].splitlines():
+                self._lines.append(line)
+                if self._on_line is not None:
+                    self._on_line(line)
+        # One rank that failed leaves the others waiting for it in a collective call: only a new start helps.
+        error.engine_survives = not message["fatal"] and self.world_size == 1  # type: ignore[attr-defined]
+        return error
+
+    def _died(self, job: Job) -> BaseException:
+        if self._cancelled.is_set():
+            return Cancelled(f"round {job.round}, stage {job.stage}")
+        process = self._process
+        code: int | None = None
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=3.0)
+            if self._reader is not None:
+                self._reader.join(timeout=1.0)
+        return EngineDied(f"the engine process {describe_exit(code)}", **self._context(job, killed=code))
+
+    def _context(self, job: Job, killed: int | None = None) -> dict[str, str]:
+        """`where` and `next_step` of an EngineDied: the last lines of the log say more than the exit code."""
+        last = list(self._lines)[-5:]
+        where = f"round {job.round}, stage {job.stage}"
+        if last:
+            where += "; last lines of its log:\n  " + "\n  ".join(last)
+        step = "it is tried again in a new engine"
+        if killed in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            step += (
+                "; a SIGKILL that nobody sent is usually the system out of memory: use a smaller rollout.wave_groups or"
+                " deepspeed.micro_batch, gradient_checkpointing, or bfloat16"
+            )
+        return {"where": where, "next_step": step}
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        # The launcher puts each rank in a session of its own, so the group of the launcher is not enough.
+        process = self._process
+        if process is not None and process.returncode is None:
+            for pid in {process.pid, *self._pids}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, number)

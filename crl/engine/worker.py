@@ -1,0 +1,172 @@
+"""The engine process: `python -m crl.engine.worker`, started by the supervisor only.
+
+It connects to the supervisor, then executes one job after the other and tells progress. Its state (models,
+environments) is only a cache: it may be killed at any moment, and a new one starts from the record. A thread watches
+the connection; when the supervisor is gone, in whatever way, this process ends at once, in the middle of a stage too.
+Under a launcher there are several such processes (ranks); all take part in updates, rank 0 alone writes the record.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
+from crl.engine.failures import failure_of
+from crl.engine.jobs import Job, JobKind, decode, encode, load_recipe
+from crl.engine.launch import connect
+from crl.engine.services import EngineServices
+from crl.errors import EngineDied
+from crl.run.directory import RunDirectory
+
+_PROGRESS_INTERVAL_SECONDS = 0.2
+
+
+class Link:
+    """The connection to the supervisor, with the thread that watches it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        threading.Thread(target=self._watch, name="supervisor-watch", daemon=True).start()
+
+    def send(self, **message: Any) -> None:
+        """Send one message; without a supervisor there is nothing to live for."""
+        try:
+            with self._sending:
+                self._connection.send_bytes(encode(message))
+        except OSError:
+            _end_at_once()
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; waits."""
+        return self._inbox.get()
+
+    def _watch(self) -> None:
+        # The parent's id is a second sign of its death: a process it forked could keep its end of the socket open.
+        parent = os.getppid()
+        while True:
+            try:
+                if not self._connection.poll(1.0):
+                    if os.getppid() != parent:
+                        _end_at_once()
+                    continue
+                message = decode(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                _end_at_once()
+            self._inbox.put(message)
+
+
+class Worker:
+    """Executes jobs for one rank."""
+
+    def __init__(self, link: Link, rank: int, world_size: int) -> None:
+        self._link, self._rank, self._world_size = link, rank, world_size
+        self._opened: dict[str, tuple[RunDirectory, EngineServices]] = {}
+        self._last_progress = 0.0
+
+    def serve(self) -> None:
+        """Answer jobs until told to stop."""
+        self._link.send(type="hello", rank=self._rank, pid=os.getpid())
+        while True:
+            message = self._link.receive()
+            if message["type"] == "stop":
+                break
+            if message["type"] == "job":
+                self._answer(Job.from_json(message["job"]))
+        for _, services in self._opened.values():
+            services.close()
+
+    def _answer(self, job: Job) -> None:
+        where = f"round {job.round}, stage {job.stage}" + ("" if job.part is None else f", part {job.part}")
+        try:
+            result = self._execute(job)
+        except BaseException as error:
+            # Also SystemExit: a library that exits must not take the engine down without a word.
+            failure = failure_of(error, where)
+            self._link.send(
+                type="error", error=failure.error.payload(), traceback=failure.traceback, fatal=failure.fatal
+            )
+        else:
+            self._link.send(type="result", result=result)
+
+    def _execute(self, job: Job) -> dict[str, Any]:
+        if job.kind is JobKind.release:
+            for _, services in self._opened.values():
+                services.release()
+            return {}
+        run, services = self._open(job.run_path)
+        recipe = load_recipe(job.recipe, run.method)
+        if job.kind is JobKind.count_parts:
+            if run.is_complete(job.round, job.stage):
+                return {"count": 0, "missing": []}
+            count, missing = missing_parts(run, recipe, job.round, job.stage, services)
+            return {"count": count, "missing": missing}
+        services.begin(job.round, job.stage, job.part)
+        if self._rank > 0:
+            execute_rank(run, recipe, job.round, job.stage, Path(cast(str, job.directory)), services)
+            return {}
+        attempt = Attempt(
+            token=job.token,
+            progress=self._progress,
+            number=job.attempt,
+            command=job.command,
+            begun=lambda directory: self._link.send(type="begun", directory=str(directory)),
+            before_commit=self._wait_for_ranks,
+        )
+        if job.kind is JobKind.part:
+            part = cast(int, job.part)
+            outcome = execute_part(run, recipe, job.round, job.stage, part, attempt=attempt, services=services)
+        else:
+            outcome = execute_stage(run, recipe, job.round, job.stage, attempt=attempt, services=services)
+        return outcome.to_json()
+
+    def _open(self, run_path: str) -> tuple[RunDirectory, EngineServices]:
+        if run_path not in self._opened:
+            run = RunDirectory.open(Path(run_path))
+            self._opened[run_path] = (run, EngineServices(run, rank=self._rank, world_size=self._world_size))
+        return self._opened[run_path]
+
+    def _progress(self, figures: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._last_progress >= _PROGRESS_INTERVAL_SECONDS or figures["done"] >= figures["total"]:
+            self._last_progress = now
+            self._link.send(type="progress", figures=figures)
+
+    def _wait_for_ranks(self) -> None:
+        """Commit only when every rank has written its part of the checkpoint."""
+        if self._world_size == 1:
+            return
+        self._link.send(type="ready")
+        message = self._link.receive()
+        if message["type"] != "commit":
+            raise EngineDied(f"the supervisor sent {message['type']} in place of the permission to commit")
+
+
+def main() -> None:
+    """Connect to the supervisor named in the environment and serve it."""
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    Worker(Link(connect(os.environ)), rank, world_size).serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Skip interpreter shutdown: thread pools of torch may abort there, which would look like a crash.
+    os._exit(0)
+
+
+def _end_at_once() -> NoReturn:
+    # A compiler started by DeepSpeed, for one, is in our process group and must not outlive us.
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    main()

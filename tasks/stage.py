@@ -1,0 +1,101 @@
+"""The Prefect task that runs one stage: retries of transient failures, log lines, artifacts of data-check breaches.
+
+What it takes and returns is small: paths, names, a digest. Rows stay in the run directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.logging import get_run_logger
+from prefect.tasks import exponential_backoff
+
+from crl.config import Runtime
+from crl.engine.driver import driver_for
+from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
+from crl.errors import CrlError, DataCheckFailed
+from tasks.artifacts import publish_breach
+
+_PROGRESS_LOG_SECONDS = 10.0
+
+
+def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether trying again may help: the error's class says so. Anything that is not our own error is not retried."""
+    try:
+        state.result()
+    except CrlError as error:
+        return error.transient
+    except BaseException:
+        return False
+    return False
+
+
+# The record decides what is complete; Prefect's caches must not.
+@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, persist_result=False)
+def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any]:
+    """Run a stage of a round, or find it complete. Returns where it lies and its digest.
+
+    Raises the stage's error; a breach of a data check becomes an artifact first.
+    """
+    driver = driver_for(run_path)
+    unsubscribe = driver.subscribe(_logging(stage))
+    try:
+        outcome = driver.run_stage(round_number, stage)
+    except DataCheckFailed as error:
+        publish_breach(round_number, stage, error)
+        raise
+    finally:
+        unsubscribe()
+    return {
+        "round": round_number,
+        "stage": stage,
+        "path": str(driver.run.stage_path(round_number, stage)),
+        "digest": outcome.digest,
+        "seconds": round(outcome.seconds, 3),
+        "skipped": outcome.skipped,
+    }
+
+
+def stage_task(runtime: Runtime) -> Task[..., dict[str, Any]]:
+    """The task with the retries of an experiment: delays double and are spread, only transient failures are retried.
+
+    The time limit is not Prefect's (which cannot interrupt a blocking call): the driver ends the engine.
+    """
+    return run_stage.with_options(
+        retries=runtime.retries,
+        retry_delay_seconds=exponential_backoff(runtime.retry_delay_seconds),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=is_transient,
+    )
+
+
+def _logging(stage: str) -> Callable[[Event], None]:
+    """A subscriber that writes to the task run's log; progress at most every few seconds."""
+    logger = get_run_logger()
+    last = time.monotonic()
+
+    def write(event: Event) -> None:
+        nonlocal last
+        match event:
+            case LogLine():
+                logger.info("%s | %s", event.engine, event.text)
+            case Progress() if time.monotonic() - last >= _PROGRESS_LOG_SECONDS:
+                last = time.monotonic()
+                figures = ", ".join(f"{name} {_short(value)}" for name, value in event.figures.items())
+                logger.info("%s: %d of %d%s", stage, event.done, event.total, f" ({figures})" if figures else "")
+            case StageDone():
+                rows = ", ".join(f"{count} {table}" for table, count in event.rows.items())
+                logger.info("%s: done in %.1f s, digest %s; %s", stage, event.seconds, event.digest[:12], rows)
+            case StageSkipped():
+                logger.info("%s: complete already, digest %s", stage, event.digest[:12])
+
+    return write
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,125 @@
+"""A recipe of tiny stages that need no model, with mishaps on order: what engine and flow tests run.
+
+`$CRL_FAKE` holds JSON: stage name → [mishap, argument]. A mishap strikes in the middle of the stage, after a row was
+written; those with a marker file strike once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from crl.config import Method
+from crl.errors import BadInput, DataCheckFailed
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Read, Recipe, Stage
+from crl.records import Metric
+
+PARTS = 4
+
+
+def recipe_of(method: Method) -> Recipe:
+    """Round 0: `prepare`. Later: `draw`, `spread` (in parts), `learn` (an update), `total`."""
+    return Recipe(
+        name="fake",
+        preparation=(Stage("prepare", run=prepare, writes=(Metric,)),),
+        stages=(
+            Stage("draw", run=draw, reads=(Read("total", -1),), writes=(Metric,)),
+            Stage("spread", run=nothing, parts=count_parts, run_part=spread, reads=(Read("draw"),), writes=(Metric,)),
+            Stage("learn", run=learn, role="actor", update=True, reads=(Read("spread"),), writes=(Metric,)),
+            Stage("total", run=total, reads=(Read("spread"), Read("draw")), writes=(Metric,)),
+        ),
+        initial={"total": "prepare"},
+    )
+
+
+def metric(ctx: StageContext, name: str, value: float) -> Metric:
+    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=None)
+
+
+def prepare(ctx: StageContext) -> None:
+    mishap(ctx)
+    ctx.write(Metric, [metric(ctx, "start", 1.0)])
+
+
+def draw(ctx: StageContext) -> None:
+    before = sum(row.value for row in ctx.rows(Metric, "total", -1))
+    generator = np.random.default_rng(ctx.seed("draw"))
+    rows = [metric(ctx, f"d{index}", before + float(generator.random())) for index in range(5)]
+    ctx.progress(2, 5, drawn=2)
+    (ctx.directory / "half.txt").write_text("half")
+    mishap(ctx)
+    ctx.write(Metric, rows)
+    ctx.progress(5, 5, drawn=5, rate=2.5)
+
+
+def count_parts(ctx: StageContext) -> int:
+    return PARTS
+
+
+def nothing(ctx: StageContext) -> None:
+    raise AssertionError("a stage in parts is not run whole")
+
+
+def spread(ctx: StageContext, part: int) -> None:
+    drawn = ctx.rows(Metric, "draw")
+    mishap(ctx, part)
+    ctx.write(Metric, [metric(ctx, f"p{part}", row.value * (part + 1)) for row in drawn])
+    ctx.progress(10, 10, made=10)
+
+
+def learn(ctx: StageContext) -> None:
+    """Every rank writes a file, as a sharded checkpoint does; rank 0 writes the row and is not the last to finish."""
+    rank = ctx.services.rank
+    mishap(ctx)
+    if rank > 0:
+        time.sleep(0.5)
+    (ctx.directory / f"rank{rank}.txt").write_text(f"rank {rank}")
+    ctx.write(Metric, [metric(ctx, "loss", float(len(ctx.rows(Metric, "spread"))))])
+
+
+def total(ctx: StageContext) -> None:
+    mishap(ctx)
+    rows = ctx.rows(Metric, "spread") + ctx.rows(Metric, "draw")
+    ctx.write(Metric, [metric(ctx, "total", sum(row.value for row in rows))])
+
+
+def mishap(ctx: StageContext, part: int | None = None) -> None:
+    """What `$CRL_FAKE` orders for this stage (or `stage/part`)."""
+    orders = json.loads(os.environ.get("CRL_FAKE", "{}"))
+    name = ctx.stage.name if part is None else f"{ctx.stage.name}/{part}"
+    if name not in orders:
+        return
+    kind, argument = orders[name]
+    if kind.endswith("_once"):
+        if Path(argument).exists():
+            return
+        Path(argument).write_text(str(os.getpid()))
+    match kind.removesuffix("_once"):
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(int(argument))
+        case "sleep":
+            Path(argument).write_text(str(os.getpid()))
+            time.sleep(600)
+        case "raise":
+            raise ValueError("the fake broke")
+        case "bad_input":
+            raise BadInput("the fake refuses", expected="something else")
+        case "breach":
+            raise DataCheckFailed("table metrics, rule value >= 0: row 3 has -1.0", next_step="look at row 3")
+        case "disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        case "memory":
+            raise MemoryError("too much")
+        case "say":
+            print("a line\nnext line", flush=True)
+            os.write(2, b"an error line\n")

@@ -1,0 +1,59 @@
+"""A small experiment and helpers to run the fake recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from crl.config import (
+    DeepSpeedConfig,
+    Experiment,
+    FamilyConfig,
+    FrozenLakeConfig,
+    Method,
+    PromptConfig,
+    PromptSet,
+    RoleConfig,
+    Runtime,
+)
+from crl.engine.driver import Driver
+from crl.run.directory import RunDirectory
+
+RECIPE = "tests.unit.engine.fake_recipe:recipe_of"
+
+
+def make_experiment(*, seed: int = 0, ranks: int = 1, **runtime: Any) -> Experiment:
+    """An experiment on the tiny model; its recipe is given to the driver."""
+    prompt = PromptConfig(system="s", first="f")
+    role = RoleConfig(model="tiny", deepspeed=DeepSpeedConfig(ranks=ranks))
+    method = Method(
+        seed=seed,
+        families=[FamilyConfig(name="lake", environment=FrozenLakeConfig())],
+        actor=role,
+        extractor=role,
+        prompts=PromptSet(actor=prompt, distill=prompt, merge=prompt),
+        threads=1,
+    )
+    return Experiment(name="fake", method=method, runtime=Runtime(**{"retry_delay_seconds": 0.01, **runtime}))
+
+
+def make_driver(root: Path, mishaps: dict[str, Any] | None = None, **experiment: Any) -> Driver:
+    """A driver on the fake recipe in `root`, with mishaps by stage."""
+    made = make_experiment(**experiment)
+    environment = {"CRL_FAKE": json.dumps(mishaps or {})}
+    return Driver(RunDirectory.create_or_open(made, root), made.runtime, recipe=RECIPE, environment=environment)
+
+
+def digests(run: RunDirectory) -> dict[str, str]:
+    """Digest of every complete stage."""
+    return {
+        f"{number}/{stage}": run.manifest(number, stage).digest
+        for number in run.rounds()
+        for stage in run.complete_stages(number)
+    }
+
+
+def leftovers(run: RunDirectory) -> list[Path]:
+    """Temporary files and directories anywhere in the run."""
+    return [path for path in run.path.rglob("*") if path.name.startswith((".tmp", ".parts"))]

@@ -1,0 +1,260 @@
+"""The driver and its engines on the fake recipe: what is skipped, what is retried, what survives which death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from crl.engine.driver import driver_for, watch
+from crl.engine.events import (
+    Event,
+    LogLine,
+    Progress,
+    RetryScheduled,
+    RoundDone,
+    StageDone,
+    StageErrored,
+    StageSkipped,
+    StageStarted,
+)
+from crl.engine.supervisor import Cancelled
+from crl.errors import BadInput, DataCheckFailed, DiskFull, EngineDied, LeaseHeld, StageFailed, StageTimedOut
+from crl.run.directory import RunDirectory
+from tests.unit.engine.harness import digests, leftovers, make_driver
+
+
+def of(kind: type, events: list[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    """Wait until a condition holds; the limit only keeps a broken test from hanging."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_rounds_run_once_and_a_second_call_does_nothing(tmp_path, undisturbed, seen):
+    with make_driver(tmp_path) as driver:
+        driver.subscribe(seen.append)
+        assert driver.run_rounds(1) == [0, 1]
+        assert [event.stage for event in of(StageDone, seen)] == ["prepare", "draw", "spread", "learn", "total"]
+        assert driver.run_rounds(1) == []
+        assert driver.next_round() == 2
+        assert driver.run_rounds(2) == [2]
+        assert digests(driver.run) == undisturbed
+        seen.clear()
+        driver.run_round(2)
+        assert len(of(StageSkipped, seen)) == 4 and not of(StageStarted, seen)
+        assert of(RoundDone, seen)[0].seconds == 0
+        assert not leftovers(driver.run)
+
+
+def test_another_seed_gives_other_digests(tmp_path, undisturbed):
+    with make_driver(tmp_path, seed=1) as driver:
+        driver.run_rounds(1)
+        assert not set(digests(driver.run).values()) & set(undisturbed.values())
+
+
+def test_manifest_lists_what_a_stage_and_its_parts_read(tmp_path):
+    with make_driver(tmp_path) as driver:
+        driver.run_rounds(1)
+        assert set(driver.run.manifest(1, "draw").digested.inputs) == {"0000/prepare"}
+        assert set(driver.run.manifest(1, "spread").digested.inputs) == {"0001/draw"}
+        assert set(driver.run.manifest(1, "total").digested.inputs) == {"0001/draw", "0001/spread"}
+        assert driver.run.manifest(1, "total").provenance["attempt"] == 1
+
+
+@pytest.mark.parametrize("stage", ["draw", "spread/2", "learn"])
+def test_a_killed_engine_is_replaced_and_the_digests_are_those_of_an_undisturbed_run(
+    tmp_path, undisturbed, seen, stage
+):
+    with make_driver(tmp_path, {stage: ["kill_once", str(tmp_path / "marker")]}) as driver:
+        driver.subscribe(seen.append)
+        driver.run_rounds(2)
+        assert digests(driver.run) == undisturbed
+        assert driver.run.manifest(1, stage.partition("/")[0]).provenance["attempt"] == 2
+        assert not leftovers(driver.run)
+    (error,) = of(StageErrored, seen)
+    assert error.error["type"] == "EngineDied" and error.transient
+    assert "SIGKILL" in error.error["found"] and "out of memory" in error.error["next_step"]
+    assert len(of(RetryScheduled, seen)) == 1
+    assert gone(int((tmp_path / "marker").read_text()))
+
+
+def test_a_transient_failure_is_retried_only_so_often(tmp_path, seen):
+    with make_driver(tmp_path, {"draw": ["kill", ""]}, retries=2) as driver:
+        driver.subscribe(seen.append)
+        with pytest.raises(EngineDied):
+            driver.run_rounds(1)
+        assert [event.attempt for event in of(RetryScheduled, seen)] == [2, 3]
+        assert driver.next_round() == 1
+    assert not leftovers(driver.run)
+
+
+@pytest.mark.parametrize(
+    ("mishap", "expected"),
+    [
+        (["raise", ""], StageFailed),
+        (["exit", "3"], StageFailed),
+        (["bad_input", ""], BadInput),
+        (["breach", ""], DataCheckFailed),
+    ],
+)
+def test_a_permanent_failure_is_raised_at_once_and_the_engine_lives_on(tmp_path, seen, mishap, expected):
+    with make_driver(tmp_path, {"draw": mishap}) as driver:
+        driver.subscribe(seen.append)
+        driver.run_round(0)
+        before = driver._engine("shard", 0).pids
+        with pytest.raises(expected) as raised:
+            driver.run_round(1)
+        assert driver._engine("shard", 0).pids == before
+        assert not of(RetryScheduled, seen) and not leftovers(driver.run)
+    if mishap[0] == "raise":
+        assert raised.value.found == "ValueError: the fake broke"
+        assert "round 1, stage draw, fake_recipe.py line" in raised.value.where
+        assert any("Traceback" in event.text for event in of(LogLine, seen))
+
+
+@pytest.mark.parametrize(("mishap", "name", "restarted"), [("memory", "EngineDied", True), ("disk", "DiskFull", False)])
+def test_exhausted_memory_and_a_full_disk_are_transient(tmp_path, undisturbed, seen, mishap, name, restarted):
+    with make_driver(tmp_path, {"draw": [f"{mishap}_once", str(tmp_path / "marker")]}) as driver:
+        driver.subscribe(seen.append)
+        driver.run_round(0)
+        before = driver._engine("shard", 0).pids
+        driver.run_rounds(2)
+        assert (driver._engine("shard", 0).pids != before) == restarted
+        assert [event.error["type"] for event in of(StageErrored, seen)] == [name]
+        assert digests(driver.run) == undisturbed
+    assert DiskFull.transient
+
+
+def test_a_stage_past_its_time_limit_is_ended_with_its_engine(tmp_path):
+    marker = tmp_path / "marker"
+    with make_driver(tmp_path, {"draw": ["sleep", str(marker)]}, stage_time_limit_seconds=4, retries=0) as driver:
+        driver.run_round(0)
+        with pytest.raises(StageTimedOut):
+            driver.run_round(1)
+        assert gone(int(marker.read_text()))
+        assert not driver.run.is_complete(1, "draw")
+
+
+def test_cancelling_ends_the_engine_and_the_next_call_starts_a_new_one(tmp_path, undisturbed):
+    marker = tmp_path / "marker"
+    with make_driver(tmp_path, {"draw": ["sleep_once", str(marker)]}) as driver:
+        driver.run_round(0)
+        engine = driver._engine("shard", 0)
+        threading.Thread(target=lambda: (wait_for(marker.exists), engine.cancel())).start()
+        with pytest.raises(Cancelled):
+            driver.run_round(1)
+        assert gone(int(marker.read_text()))
+        driver.run_rounds(2)
+        assert digests(driver.run) == undisturbed
+
+
+@pytest.mark.parametrize("stage", ["spread", "spread-killed"])
+def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed, seen, stage):
+    mishaps = {"spread/1": ["kill_once", str(tmp_path / "marker")]} if stage == "spread-killed" else {}
+    with make_driver(tmp_path, mishaps, shards=3) as driver:
+        driver.subscribe(seen.append)
+        driver.run_rounds(2)
+        assert digests(driver.run) == undisturbed
+        assert len({pid for engine in driver._engines.values() for pid in engine.pids}) == 3
+        assert not leftovers(driver.run)
+    last = [event for event in of(Progress, seen) if event.stage == "spread" and event.round == 2][-1]
+    assert (last.done, last.total, last.figures["made"]) == (40, 40, 40)
+
+
+def test_progress_and_output_reach_whoever_watches(tmp_path, seen):
+    unwatch = watch(seen.append)
+    with make_driver(tmp_path, {"draw": ["say", ""]}) as driver:
+        driver.run_rounds(1)
+        wait_for(lambda: len(of(LogLine, seen)) >= 3)
+    unwatch()
+    drawn = [event for event in of(Progress, seen) if event.stage == "draw"]
+    assert (drawn[-1].done, drawn[-1].total) == (5, 5) and drawn[-1].figures == {"drawn": 5, "rate": 2.5}
+    texts = [event.text for event in of(LogLine, seen)]
+    assert [text for text in texts if text in ("a line", "next line", "an error line")] == [
+        "a line",
+        "next line",
+        "an error line",
+    ]
+
+
+def test_a_broken_subscriber_does_not_stop_a_run(tmp_path):
+    with make_driver(tmp_path) as driver:
+        driver.subscribe(lambda event: 1 / 0)
+        assert driver.run_rounds(0) == [0]
+
+
+def test_one_driver_at_a_time_owns_a_run_and_tasks_find_it(tmp_path):
+    with make_driver(tmp_path) as driver:
+        assert driver_for(driver.run.path) is driver
+        with pytest.raises(LeaseHeld), make_driver(tmp_path):
+            pass
+        assert driver_for(driver.run.path) is driver
+    with pytest.raises(StageFailed, match="no driver is open"):
+        driver_for(driver.run.path)
+
+
+def test_targets_are_remembered_for_whoever_set_them(tmp_path):
+    with make_driver(tmp_path) as driver:
+        assert driver.unfinished() == (0, -1)
+        assert driver.set_target(2, purpose="flow-a") == (0, 2)
+        driver.run_rounds(1)
+        assert driver.set_target(2, purpose="flow-a") == (0, 2)
+        assert driver.unfinished() == (2, 2)
+    with make_driver(tmp_path) as driver:
+        driver.run_rounds(2)
+        assert driver.unfinished() == (3, 2)
+        assert driver.set_target(2, purpose="flow-b") == (3, 4)
+
+
+def test_a_recipe_that_cannot_be_loaded_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.unit.engine.harness.RECIPE", "no_such_module:recipe_of")
+    with pytest.raises(BadInput, match="no_such_module"):
+        make_driver(tmp_path)
+
+
+def test_kill_9_of_the_parent_takes_the_engine_along_and_a_resume_gives_equal_digests(tmp_path, undisturbed):
+    marker = tmp_path / "marker"
+    script = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
+from pathlib import Path
+from tests.unit.engine.harness import make_driver
+with make_driver(Path({str(tmp_path)!r}), {{"spread/2": ["sleep", {str(marker)!r}]}}) as driver:
+    driver.run_rounds(2)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    wait_for(marker.exists, 60)
+    worker = int(marker.read_text())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: gone(worker), 5)
+    with make_driver(tmp_path) as driver:
+        driver.run_rounds(2)
+        assert digests(driver.run) == undisturbed
+        assert not leftovers(driver.run)
+
+
+def test_run_directory_opens_without_a_driver(tmp_path, undisturbed):
+    """What a reader sees does not depend on any lease."""
+    with make_driver(tmp_path) as driver:
+        driver.run_rounds(2)
+    assert digests(RunDirectory.open(tmp_path / "fake")) == undisturbed
