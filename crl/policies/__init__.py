@@ -3,3 +3,31 @@
 torch and transformers are imported inside functions or in modules that only the engine imports, so that naming a
 model (`sources`) stays light.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crl.policies.sources import ModelSource, check_model, resolve_model
+
+if TYPE_CHECKING:
+    from crl.config import RoleConfig
+    from crl.policies.language_model import LanguagePolicy
+    from crl.protocols import Embedder
+
+__all__ = ["ModelSource", "check_model", "load_embedder", "load_policy", "resolve_model"]
+
+
+def load_policy(role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> LanguagePolicy:
+    """See :func:`crl.policies.language_model.load_policy`."""
+    from crl.policies import language_model
+
+    return language_model.load_policy(role, model_path, checkpoint, threads=threads)
+
+
+def load_embedder(name: str) -> Embedder:
+    """See :func:`crl.policies.embedders.load_embedder`."""
+    from crl.policies import embedders
+
+    return embedders.load_embedder(name)

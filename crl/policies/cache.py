@@ -115,7 +115,7 @@ class RowCache(Cache):
                 layer.keys[target] = layer.keys[source]
                 layer.values[target] = layer.values[source]
             elif not in_place:
-                index = torch.tensor(rows, device=layer.device)
+                index = torch.tensor(rows, dtype=torch.long, device=layer.device)
                 layer.keys, layer.values = layer.keys[index], layer.values[index]
         self.rows = len(rows)
 

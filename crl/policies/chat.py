@@ -80,6 +80,10 @@ class ChatFormat:
         ids = self._encode(self._after + _SLOT.format(0) + self._before, [text])
         return ids[1:] if ended else ids
 
+    def answer(self, text: str) -> list[int]:
+        """Ids a model would have sampled to say `text` and end its turn (demonstrations only)."""
+        return [*self._encode_text(_SLOT.format(0), [text]), self.end_ids[0]]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

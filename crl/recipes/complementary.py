@@ -10,16 +10,8 @@
 from __future__ import annotations
 
 from crl.config import Method, RecipeName
-from crl.recipes.collect import collect, collect_part, count_waves
-from crl.recipes.consolidate import consolidate
-from crl.recipes.credit import credit
-from crl.recipes.distill import count_batches, distill, distill_part, merge, merge_due
-from crl.recipes.evaluate import base_evaluation_due, count_evaluations, evaluate, evaluate_part, evaluation_due
-from crl.recipes.initialise import initialise
-from crl.recipes.plan import plan
+from crl.recipes import collect, consolidate, credit, distill, evaluate, initialise, plan, update, warm_start
 from crl.recipes.stage import Read, Recipe, Stage
-from crl.recipes.update import update_stage
-from crl.recipes.warm_start import warm_start_actor, warm_start_actor_due, warm_start_extractor, warm_start_extractor_due
 from crl.records import (
     BankEntry,
     BankEvent,
@@ -39,3 +31,122 @@ from crl.records import (
     Turn,
     Weights,
 )
+
+BANK = Read("consolidate", -1)
+ACTOR = Read("update_actor", -1)
+EXTRACTOR = Read("update_extractor", -1)
+
+INITIALISE = Stage(name="initialise", run=initialise.initialise, writes=(Weights, BankEntry, BankEvent))
+PLAN = Stage(
+    name="plan",
+    run=plan.plan,
+    reads=(BANK, Read("plan", -1)),
+    writes=(Task, Retrieval, RetrievalCount),
+)
+COLLECT = Stage(
+    name="collect",
+    run=collect.collect,
+    reads=(Read("plan"), BANK, ACTOR),
+    writes=(Episode, Turn, Generation),
+    role="actor",
+    parts=collect.count_parts,
+    run_part=collect.collect_part,
+)
+DISTILL = Stage(
+    name="distill",
+    run=distill.distill,
+    reads=(Read("collect"), EXTRACTOR),
+    writes=(Distillation, Operation, Generation),
+    role="extractor",
+)
+MERGE = Stage(
+    name="merge",
+    run=distill.merge,
+    reads=(BANK, Read("distill"), EXTRACTOR),
+    writes=(Distillation, Operation, Generation),
+    role="extractor",
+    due=distill.merge_due,
+)
+CONSOLIDATE = Stage(
+    name="consolidate",
+    run=consolidate.consolidate,
+    reads=(BANK, Read("distill"), Read("merge"), Read("credit", -1)),
+    writes=(BankEntry, BankEvent),
+)
+CREDIT = Stage(
+    name="credit",
+    run=credit.credit,
+    reads=(Read("collect"), Read("plan"), Read("distill"), Read("merge"), BANK, Read("credit", -1)),
+    writes=(Credit, EntryScore, BufferItem, Sample, Metric),
+)
+UPDATE_ACTOR = update.update_stage("actor")
+UPDATE_EXTRACTOR = update.update_stage("extractor")
+EVALUATE = Stage(
+    name="evaluate",
+    run=evaluate.evaluate,
+    reads=(Read("update_actor"), Read("consolidate"), Read("plan")),
+    writes=(Evaluation,),
+    role="actor",
+    due=evaluate.due,
+    parts=evaluate.count_parts,
+    run_part=evaluate.evaluate_part,
+)
+EVALUATE_BASE = Stage(
+    name="evaluate_base",
+    run=evaluate.evaluate,
+    reads=(Read("initialise"),),
+    writes=(Evaluation,),
+    role="actor",
+    due=evaluate.base_due,
+    parts=evaluate.count_parts,
+    run_part=evaluate.evaluate_part,
+)
+WARM_START_ACTOR = Stage(
+    name="warm_start_actor",
+    run=warm_start.warm_start_actor,
+    reads=(Read("initialise"),),
+    writes=(Episode, Turn, Generation, Sample, Weights, Metric),
+    role="actor",
+)
+WARM_START_EXTRACTOR = Stage(
+    name="warm_start_extractor",
+    run=warm_start.warm_start_extractor,
+    reads=(Read("initialise"), Read("update_actor")),
+    writes=(Episode, Turn, Generation, Distillation, Sample, Weights, Metric),
+    role="extractor",
+)
+
+_LEFT_OUT: dict[RecipeName, frozenset[str]] = {
+    RecipeName.complementary: frozenset(),
+    RecipeName.baseline: frozenset({"distill", "merge", "consolidate", "update_extractor"}),
+    RecipeName.static_online: frozenset({"update_extractor"}),
+    RecipeName.experience_only: frozenset({"update_actor"}),
+}
+
+
+def build(method: Method) -> Recipe:
+    """The recipe a method names."""
+    left_out = _LEFT_OUT[method.recipe]
+    stages = (
+        PLAN, COLLECT, DISTILL, MERGE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, EVALUATE,
+    )  # fmt: skip
+    has_bank = "consolidate" not in left_out
+    warm_actor = method.warm_start is not None and method.warm_start.actor_episodes > 0
+    warm_extractor = has_bank and method.warm_start is not None and method.warm_start.extractor_episodes > 0
+    preparation = [INITIALISE]
+    if warm_actor:
+        preparation += [EVALUATE_BASE, WARM_START_ACTOR]
+    if warm_extractor:
+        preparation.append(WARM_START_EXTRACTOR)
+    return Recipe(
+        name=method.recipe.value,
+        preparation=(*preparation, EVALUATE),
+        stages=tuple(stage for stage in stages if stage.name not in left_out),
+        initial={
+            "consolidate": "initialise",
+            "update_actor": "warm_start_actor" if warm_actor else "initialise",
+            "update_extractor": "warm_start_extractor" if warm_extractor else "initialise",
+        },
+        trains=frozenset({"actor", "extractor"} - {name.removeprefix("update_") for name in left_out}),
+        guided=has_bank,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from crl.config import SamplingConfig
-from crl.protocols import Policy
+from crl.protocols import Environment, Policy
 from crl.recipes.context import StageContext
 from crl.records import Retrieval, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
@@ -40,11 +40,12 @@ def play(
     sampling: SamplingConfig,
     weights_digest: str,
     seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+    environment: Environment | None = None,
 ) -> list[PlayedEpisode]:
-    """Play one wave (slots of one family) with the environment of its family."""
+    """Play one wave (slots of one family), in the environment of its family unless another is given."""
     return play_wave(
         policy,
-        ctx.services.environment(slots[0].task.family),
+        environment or ctx.services.environment(slots[0].task.family),
         slots,
         method=ctx.method,
         seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),

@@ -1,0 +1,39 @@
+"""Stage `collect`: play the planned episodes, a wave a part; shards are whole waves."""
+
+from __future__ import annotations
+
+from crl.recipes.bank_access import chosen_by_episode, texts_of
+from crl.recipes.context import StageContext
+from crl.recipes.waves import play, slots_of
+from crl.recipes.weights import weights_of
+from crl.records import BankEntry, Episode, Generation, Retrieval, Task, Turn
+from crl.rollout.play import waves_of
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves of the round."""
+    return len(waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups))
+
+
+def collect(ctx: StageContext) -> None:
+    """Nothing remains once the parts are joined: the stage is their concatenation."""
+
+
+def collect_part(ctx: StageContext, part: int) -> None:
+    """Play one wave with the actor of the round before."""
+    tasks = waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups)[part]
+    wanted = {task.episode_id for task in tasks}
+    chosen = chosen_by_episode([row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted])
+    digests = {row.content_digest for row in chosen.values()}
+    texts = texts_of(ctx, ctx.rows(BankEntry, "consolidate", -1), digests)
+    weights = weights_of(ctx, "actor", -1)
+    played = play(
+        ctx,
+        ctx.services.policy("actor", weights),
+        slots_of(tasks, chosen, texts),
+        sampling=ctx.method.actor.sampling,
+        weights_digest=weights.weights_digest,
+    )
+    ctx.write(Episode, [each.episode for each in played])
+    ctx.write(Turn, [turn for each in played for turn in each.turns])
+    ctx.write(Generation, [each.generation for each in played])

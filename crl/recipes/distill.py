@@ -1,0 +1,71 @@
+"""Stages `distill` and `merge`: what the extractor writes about this round's episodes, and about the bank itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.bank.consolidate import consolidate
+from crl.bank.segments import load_texts
+from crl.config import Method
+from crl.extractor.distill import distill_wave, items_of
+from crl.extractor.merge import run_merge
+from crl.extractor.outputs import BATCH, Distilled
+from crl.recipes.context import StageContext
+from crl.recipes.weights import weights_of
+from crl.records import BankEntry, Distillation, Episode, Generation, Operation, Turn
+
+
+def distill(ctx: StageContext) -> None:
+    """One output an episode, with the extractor of the round before."""
+    weights = weights_of(ctx, "extractor", -1)
+    policy = ctx.services.policy("extractor", weights)
+    items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), ctx.method.distill)
+    results: list[Distilled] = []
+    for at in range(0, len(items), BATCH):
+        results += distill_wave(
+            policy,
+            items[at : at + BATCH],
+            method=ctx.method,
+            seed_of=lambda distillation_id: ctx.seed(distillation_id),
+            weights_digest=weights.weights_digest,
+            round=ctx.round,
+        )
+        malformed = sum(each.distillation.verdict == "malformed" for each in results)
+        ctx.progress(len(results), len(items), malformed=malformed)
+    _write(ctx, results)
+
+
+def merge_due(method: Method, round_number: int) -> bool:
+    """After every `merge.every` rounds."""
+    return method.merge.every > 0 and round_number % method.merge.every == 0
+
+
+def merge(ctx: StageContext) -> None:
+    """Slide over the bank as it is with this round's distilled operations applied, before eviction."""
+    entries = ctx.rows(BankEntry, "consolidate", -1)
+    preview = consolidate(
+        entries,
+        ctx.rows(Operation, "distill"),
+        [],
+        ctx.method.bank,
+        round=ctx.round,
+        max_characters=ctx.method.distill.max_characters,
+        evict=False,
+    )
+    weights = weights_of(ctx, "extractor", -1)
+    results = run_merge(
+        ctx.services.policy("extractor", weights),
+        preview.entries,
+        {**load_texts(ctx.run_path, entries), **preview.new_texts},
+        method=ctx.method,
+        seed_of=lambda distillation_id: ctx.seed(distillation_id),
+        weights_digest=weights.weights_digest,
+        round=ctx.round,
+    )
+    _write(ctx, results)
+
+
+def _write(ctx: StageContext, results: Sequence[Distilled]) -> None:
+    ctx.write(Distillation, [each.distillation for each in results])
+    ctx.write(Operation, [operation for each in results for operation in each.operations])
+    ctx.write(Generation, [each.generation for each in results])

@@ -1,0 +1,129 @@
+"""Stage `evaluate`: held-out seeds, with and without the bank. Read-only: no counter moves, nothing is trained.
+
+Each held-out task has one random stream, the same in every round and arm, so that differences between rounds and arms
+are not sampling noise of their own. `evaluate_base` is the same for the base model, before a warm start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crl.config import FamilyConfig, Method
+from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
+from crl.recipes.context import StageContext
+from crl.recipes.plan import query_of
+from crl.recipes.waves import play, slots_of
+from crl.recipes.weights import weights_of
+from crl.records import BankEntry, Evaluation, Retrieval, RetrievalCount, Task
+from crl.rollout.play import PlayedEpisode
+from crl.run.seeds import seed_for
+
+WITH_BANK, WITHOUT_BANK = "with_bank", "without_bank"
+
+
+@dataclass(frozen=True)
+class _Wave:
+    """One part: an arm and consecutive held-out seeds of a family."""
+
+    arm: str
+    family: FamilyConfig
+    environment_seeds: tuple[int, ...]
+
+
+def due(method: Method, round_number: int) -> bool:
+    """After every `evaluation.every` rounds, and before round 1."""
+    every = method.evaluation.every
+    return every > 0 and round_number % every == 0
+
+
+def base_due(method: Method, round_number: int) -> bool:
+    """Before a warm start, wherever there is evaluation at all."""
+    return method.evaluation.every > 0
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves over arms and families."""
+    return len(_waves(ctx))
+
+
+def evaluate(ctx: StageContext) -> None:
+    """Nothing remains once the parts are joined."""
+
+
+def evaluate_part(ctx: StageContext, part: int) -> None:
+    """Play one wave of one arm with this round's actor."""
+    wave = _waves(ctx)[part]
+    base = ctx.stage.name == "evaluate_base"
+    weights = weights_of(ctx, "actor", stage="initialise") if base else weights_of(ctx, "actor")
+    tasks = _tasks(ctx, wave)
+    entries = _entries(ctx)
+    retrievals: list[Retrieval] = []
+    if wave.arm == WITH_BANK:
+        retriever = open_retriever(ctx, entries, ctx.rows(RetrievalCount, "plan"), bank_round=ctx.round)
+        retrievals = retrieve_all(ctx, retriever, tasks, advance=False)
+    chosen = chosen_by_episode(retrievals)
+    texts = texts_of(ctx, entries, {row.content_digest for row in chosen.values()})
+    sampling = ctx.method.actor.sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
+    played = play(
+        ctx,
+        ctx.services.policy("actor", weights),
+        slots_of(tasks, chosen, texts),
+        sampling=sampling,
+        weights_digest=weights.weights_digest,
+        seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", episode_id.split("/")[-1]),
+    )
+    ctx.write(Evaluation, [_row(ctx, wave.arm, each) for each in played])
+
+
+def _entries(ctx: StageContext) -> list[BankEntry]:
+    return [] if ctx.stage.name == "evaluate_base" else ctx.rows(BankEntry, "consolidate")
+
+
+def _waves(ctx: StageContext) -> list[_Wave]:
+    arms = [WITHOUT_BANK] + ([WITH_BANK] if _entries(ctx) else [])
+    width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
+    waves = []
+    for arm in arms:
+        for family in ctx.method.families:
+            held_out = family.evaluation_seeds
+            seeds = range(held_out.start, held_out.start + held_out.count)
+            waves += [_Wave(arm, family, tuple(seeds[at : at + width])) for at in range(0, len(seeds), width)]
+    return waves
+
+
+def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
+    starts = ctx.services.environment(wave.family.name).reset_many(wave.environment_seeds)
+    return [
+        Task(
+            episode_id=f"e{ctx.round:04d}/{wave.arm}/{wave.family.name}-s{seed}",
+            round=ctx.round,
+            family=wave.family.name,
+            group=index,
+            member=0,
+            environment_seed=seed,
+            slot="guided" if wave.arm == WITH_BANK else "free",
+            goal=start.goal,
+            first_observation=start.observation,
+            query=query_of(start.goal, start.observation),
+        )
+        for index, (seed, start) in enumerate(zip(wave.environment_seeds, starts, strict=True))
+    ]
+
+
+def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
+    episode = played.episode
+    return Evaluation(
+        evaluation_id=episode.episode_id,
+        round=ctx.round,
+        arm=arm,
+        family=episode.family,
+        environment_seed=episode.environment_seed,
+        guided=episode.guided,
+        entry_id=episode.entry_id,
+        success=episode.success,
+        reward=episode.reward,
+        turns=episode.turns,
+        invalid_actions=episode.invalid_actions,
+        stop_reason=episode.stop_reason,
+        actions=[turn.action or "" for turn in played.turns],
+    )
