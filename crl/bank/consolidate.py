@@ -70,7 +70,8 @@ def consolidate(
     """Apply a round's operations to a snapshot; pure and deterministic.
 
     `scores` are read by `least_useful` only; entries without a row count as unused. `evict` False previews the bank
-    that the merge stage works on: capacity is enforced once, after everything else.
+    that the merge stage works on: capacity is enforced once, after everything else. Raises ValueError for a
+    previous entry without a segment.
     """
     bank = _Bank(previous, round, max_characters)
     for operation in operations:
@@ -114,6 +115,9 @@ class _Bank:
     def __init__(self, previous: Iterable[BankEntry], round: int, max_characters: int) -> None:
         self._round, self._max_characters = round, max_characters
         listed = sorted(previous, key=lambda entry: (entry.order, entry.entry_id))
+        for entry in listed:
+            if not entry.segment:
+                raise ValueError(f"entry {entry.entry_id} has no segment: snapshots go through segments.place first")
         self._entries = {entry.entry_id: entry for entry in listed}
         self._files = {entry.content_digest: (entry.segment, entry.embedding_file) for entry in listed}
         self._holders: dict[tuple[str, str], set[str]] = {}

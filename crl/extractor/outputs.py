@@ -88,9 +88,14 @@ def sample_outputs(
         session.drop(rows)
         sampled.update({batch[row]: found[row] for row in rows})
     return [
-        Output(prompt, sampled.get(index), policy.chat.decode(sampled[index].token_ids) if index in sampled else "")
+        Output(prompt, sampled.get(index), _text(policy, sampled[index]) if index in sampled else "")
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _text(policy: Policy, sampled: Sampled) -> str:
+    # Rows are UTF-8: a lone surrogate, should a tokenizer ever give one, becomes a question mark.
+    return policy.chat.decode(sampled.token_ids).encode("utf-8", "replace").decode()
 
 
 def generation_row(output: Output, origin: Origin) -> Generation:

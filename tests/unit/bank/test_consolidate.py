@@ -224,6 +224,12 @@ def test_a_preview_evicts_nothing():
     assert ids(result) == ["a", "b", "n"]
 
 
+def test_a_snapshot_whose_texts_were_never_placed_is_refused():
+    unplaced = run([], [operation("add", "n", "new")]).entries
+    with pytest.raises(ValueError, match="entry n has no segment"):
+        run(unplaced, [])
+
+
 def test_replay_refuses_events_that_do_not_fit():
     result = run([entry("a", "A", 0)], [operation("update", "a", "A2")])
     with pytest.raises(RecordDamaged, match="r5-e0"):

@@ -1,0 +1,152 @@
+"""Distillation over a scripted policy: rows, families, batches, prompts that do not fit."""
+
+import pytest
+
+from crl.errors import BadInput, PromptTooLong
+from crl.extractor.distill import DistillItem, distill_wave, items_of
+from crl.extractor.prompts import check_prompts, check_room, distill_messages, merge_messages
+from crl.protocols import StopReason
+from crl.records import Distillation, Generation, Operation, table_of
+
+
+def wave(kit, policy, items, method, **options):
+    options = {"method": method, "seed_of": kit.seed_of, "weights_digest": "w", "round": 4} | options
+    return distill_wave(policy, items, **options)
+
+
+def item(kit, number, turns=2, **options):
+    episode = kit.episode(number, **options)
+    return DistillItem(episode, tuple(kit.turn(episode, n, f"view {n}") for n in range(turns)))
+
+
+def test_rows_of_a_guided_episode(kit):
+    policy = kit.policy(lambda prompt, generator: "UPDATE: look first\nADD: go north")
+    ((distillation, operations, generation),) = wave(kit, policy, [item(kit, 3, guide="x9")], kit.method())
+    assert distillation == Distillation(
+        distillation_id="d-r1-room-g3-m0",
+        round=4,
+        kind="distill",
+        family="room",
+        episode_id="r1-room-g3-m0",
+        guiding_entry_id="x9",
+        source_entry_ids=[],
+        generation_id="g-d-r1-room-g3-m0",
+        format="lines",
+        reason_code="ok",
+        verdict="mixed",
+        operations=2,
+    )
+    assert [(row.kind, row.entry_id, row.text, row.index) for row in operations] == [
+        ("update", "x9", "look first", 0),
+        ("add", "x-d-r1-room-g3-m0-o1", "go north", 1),
+    ]
+    assert {row.family for row in operations} == {"room"}
+    assert [row.episode_ids for row in operations] == [["r1-room-g3-m0"]] * 2
+    assert generation.prompt.endswith("reach the stairs|text of x9|success|Turn 1: view 0\nAction: north\n"
+                                      "Turn 2: view 1\nAction: north")  # fmt: skip
+
+
+def test_the_token_record_is_prompt_and_sampled_ids(kit):
+    policy = kit.policy(lambda prompt, generator: "RETURN")
+    results = wave(kit, policy, [item(kit, n) for n in range(3)], kit.method())
+    prompts = policy.sessions[0].prompts
+    for row, (_, _, generation) in enumerate(results):
+        assert generation.token_ids == [*prompts[row], row]
+        assert generation.loss_mask == [0] * len(prompts[row]) + [1]
+        assert generation.logprobs[:-1] == [0.0] * len(prompts[row]) and generation.logprobs[-1] < 0
+        assert (generation.output, generation.stop_reason, generation.temperature) == ("RETURN", "end_of_turn", 1.0)
+        assert (generation.role, generation.kind, generation.stage) == ("extractor", "distill", "distill")
+
+
+def test_batches_are_bounded_in_order_and_freed(kit):
+    policy = kit.policy(lambda prompt, generator: f"ADD: {generator.integers(10**9)}")
+    items = [item(kit, n) for n in range(37)]
+    results = wave(kit, policy, items, kit.method())
+    assert [len(session.prompts) for session in policy.sessions] == [16, 16, 5]
+    assert all(session.dropped == list(range(len(session.prompts))) for session in policy.sessions)
+    assert [result.distillation.episode_id for result in results] == [one.episode.episode_id for one in items]
+    # A random stream belongs to its episode, not to its place in a batch.
+    alone = wave(kit, kit.policy(policy._answer), items[20:21], kit.method())
+    assert alone[0].operations == results[20].operations
+
+
+def test_malformed_asks_for_nothing(kit):
+    answers = iter(["chatter", ("ADD: cut o", StopReason.length), "UPDATE: no guide", ""])
+    results = wave(kit, kit.policy(lambda *_: next(answers)), [item(kit, n) for n in range(4)], kit.method())
+    assert [(row.reason_code, row.verdict, row.operations) for row, _, _ in results] == [
+        ("not_an_operation", "malformed", 0),
+        ("truncated", "malformed", 0),
+        ("update_without_guide", "malformed", 0),
+        ("empty", "malformed", 0),
+    ]
+    assert all(result.operations == [] for result in results)
+
+
+def test_a_long_trajectory_is_shortened_to_the_room_there_is(kit):
+    policy = kit.policy(lambda *_: "RETURN", context=600)
+    long, short = item(kit, 0, turns=60), item(kit, 1, turns=2)
+    results = wave(kit, policy, [long, short], kit.method())
+    assert [result.distillation.verdict for result in results] == ["return", "return"]
+    lengths = [len(prompt) for prompt in policy.sessions[0].prompts]
+    assert lengths[1] < 550 <= lengths[0] <= 590  # 600 less ten new tokens, nearly all of it used
+    assert "turns left out" in results[0].generation.prompt
+    assert "Turn 60: view 59" in results[0].generation.prompt
+
+
+def test_a_prompt_that_cannot_fit_is_a_row_and_not_a_sample(kit):
+    policy = kit.policy(lambda *_: "RETURN", context=400)
+    results = wave(kit, policy, [item(kit, 0, goal="g" * 900), item(kit, 1)], kit.method())
+    row, operations, generation = results[0]
+    assert (row.reason_code, row.verdict, operations) == ("prompt_too_long", "skipped", [])
+    assert (generation.token_ids, generation.loss_mask, generation.output) == ([], [], "")
+    assert generation.stop_reason == "context_limit"
+    assert results[1].distillation.verdict == "return"
+    assert [len(session.prompts) for session in policy.sessions] == [1]
+
+
+def test_rows_fit_their_tables(kit):
+    answers = iter(["ADD: naïve 🙂 \ud800", "RETURN"])
+    results = wave(kit, kit.policy(lambda *_: next(answers)), [item(kit, 0), item(kit, 1)], kit.method())
+    assert table_of(Distillation, [row for row, _, _ in results]).num_rows == 2
+    assert table_of(Operation, [row for _, rows, _ in results for row in rows]).num_rows == 2
+    assert table_of(Generation, [row for _, _, row in results]).num_rows == 2
+
+
+def test_which_episodes_are_distilled(kit):
+    episodes = [kit.episode(0), kit.episode(1, guide="x1"), kit.episode(2, guide="x1", error="broke")]
+    turns = [kit.turn(episode, number) for number in (1, 0) for episode in episodes]
+    both = items_of(episodes, turns, kit.method(episodes="all").distill)
+    assert [one.episode.group for one in both] == [0, 1]
+    assert [turn.turn for turn in both[0].turns] == [0, 1]
+    guided = items_of(episodes, turns, kit.method(episodes="guided").distill)
+    assert [one.episode.group for one in guided] == [1]
+
+
+def test_texts_with_braces_are_shown_as_they_are(kit):
+    method = kit.method()
+    episode = kit.episode(0, guide="{goal}", goal="{trajectory}")
+    messages = distill_messages(method.prompts.distill, episode, [kit.turn(episode, 0, "{outcome}")], method.distill)
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[1]["content"] == "an example {goal}"
+    assert messages[-1]["content"] == "{trajectory}|text of {goal}|success|Turn 1: {outcome}\nAction: north"
+    merge = merge_messages(method.prompts.merge, "room", ["{family}", "b"], method.distill)
+    assert merge[-1]["content"] == "room:\n1. {family}\n2. b"
+
+
+def test_a_free_episode_shows_no_experience(kit):
+    method = kit.method()
+    messages = distill_messages(method.prompts.distill, kit.episode(0, success=False), [], method.distill)
+    assert messages[-1]["content"] == "reach the stairs|none|failure (turn limit)|"
+
+
+def test_prompts_are_refused_before_work_starts(kit):
+    method = kit.method()
+    check_prompts(method.prompts)
+    wrong = method.prompts.distill.model_copy(update={"first": "{gaol}"})
+    with pytest.raises(BadInput, match="gaol") as caught:
+        check_prompts(method.prompts.model_copy(update={"distill": wrong}))
+    assert "distill.first" in str(caught.value)
+    chat = kit.policy(None).chat
+    check_room(chat, 1000, method)
+    with pytest.raises(PromptTooLong, match="the distill prompt takes"):
+        check_room(chat, 40, method)

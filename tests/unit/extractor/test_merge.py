@@ -1,0 +1,155 @@
+"""The sliding merge: what is shown when, whose output an entry is, and that consolidation repeats it exactly."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crl.bank.consolidate import consolidate
+from crl.bank.segments import text_digest
+from crl.config import BankConfig
+from crl.extractor.merge import SlidingChunks, merge_chunks, run_merge
+
+
+def bank_of(kit, families):
+    """Entries and texts of {family: [text, …]}, family after family."""
+    entries, texts = [], {}
+    for family, listed in families.items():
+        for text in listed:
+            digest = text_digest(f"{text}")
+            texts[digest] = text
+            entries.append(kit.entry(f"{family}-{text}", len(entries), digest, family))
+    return entries, texts
+
+
+def merge(kit, answer, families, chunk=3, **options):
+    entries, texts = bank_of(kit, families)
+    policy = kit.policy(answer)
+    results = run_merge(
+        policy,
+        entries,
+        texts,
+        method=kit.method(chunk=chunk, **options),
+        seed_of=kit.seed_of,
+        weights_digest="w",
+        round=6,
+    )
+    operations = [row for result in results for row in result.operations]
+    after = consolidate(entries, operations, [], BankConfig(), round=6, max_characters=60)
+    return policy, results, after
+
+
+def shown(result):
+    return re.findall(r"^\d+\. (.*)$", result.generation.prompt, re.MULTILINE)
+
+
+def test_what_was_merged_is_carried_into_the_next_chunk(kit):
+    answers = iter(["MERGE 1,2: ab\nKEEP 3", "MERGE 1,3: abe\nDROP 2", "KEEP 1"])
+    _, results, after = merge(kit, lambda *_: next(answers), {"room": ["a", "b", "c", "d", "e", "f"]})
+    assert [shown(result) for result in results] == [["a", "b", "c"], ["ab", "d", "e"], ["abe", "f"]]
+    assert [result.distillation.distillation_id for result in results] == ["m-r6-room-0", "m-r6-room-1", "m-r6-room-2"]
+    # In the bank's age order: c and f were there before the merged entry.
+    assert [text_digest(text) for text in ("c", "f", "abe")] == [entry.content_digest for entry in after.entries]
+    merged = after.entries[-1]
+    assert merged.generation_id == results[1].generation.generation_id == "g-m-r6-room-1"
+    assert merged.parents == ["x-m-r6-room-0-o0", "room-e"]
+    assert merged.episode_ids == ["e-room-a", "e-room-b", "e-room-e"]
+    first, *_ = [row for row in results[0].operations if row.kind == "merge"]
+    assert first.generation_id == results[0].generation.generation_id
+    assert [event.kind for event in after.events] == ["merge", "keep", "merge", "drop", "keep"]
+
+
+def test_rows_name_what_was_shown(kit):
+    _, results, _ = merge(kit, lambda *_: "KEEP 1\nDROP 2,3", {"room": ["a", "b", "c"]})
+    ((row, operations, generation),) = results
+    assert (row.kind, row.verdict, row.operations) == ("merge", "merge", 3)
+    assert (row.episode_id, row.guiding_entry_id) == (None, None)
+    assert row.source_entry_ids == ["room-a", "room-b", "room-c"]
+    assert [(item.kind, item.entry_id, item.text) for item in operations] == [
+        ("keep", "room-a", "a"),
+        ("drop", "room-b", None),
+        ("drop", "room-c", None),
+    ]
+    assert (generation.stage, generation.kind) == ("merge", "merge")
+
+
+@pytest.mark.parametrize("answer", ["nonsense", "MERGE 1,9: x", "ADD: x", "KEEP 1\nKEEP 1", ""])
+def test_a_malformed_output_leaves_its_chunk(kit, answer):
+    _, results, after = merge(kit, lambda *_: answer, {"room": ["a", "b", "c", "d"]})
+    assert [shown(result) for result in results] == [["a", "b", "c"]]
+    assert [entry.entry_id for entry in after.entries] == ["room-a", "room-b", "room-c", "room-d"]
+    assert after.events == [] and results[0].distillation.verdict == "malformed"
+
+
+def test_a_prompt_that_does_not_fit_leaves_its_chunk(kit):
+    _, results, after = merge(kit, lambda *_: "DROP 1", {"room": ["a" * 60, "b" * 60]}, context=60)
+    assert [result.distillation.reason_code for result in results] == ["prompt_too_long"]
+    assert len(after.entries) == 2
+
+
+def test_families_advance_side_by_side_and_never_mix(kit):
+    families = {"room": ["a", "b", "c", "d", "e"], "lake": ["f", "g"], "lone": ["h"]}
+    policy, results, after = merge(kit, lambda *_: "MERGE 1,2: same", families)
+    assert [len(session.prompts) for session in policy.sessions] == [2, 1]
+    assert [result.distillation.family for result in results] == ["lake", "room", "room"]
+    assert [shown(result) for result in results] == [["f", "g"], ["a", "b", "c"], ["same", "d", "e"]]
+    assert sorted(entry.family for entry in after.entries) == ["lake", "lone", "room", "room", "room"]
+
+
+def test_a_merge_into_the_text_of_an_entry_not_shown_changes_nothing_on_either_side(kit):
+    answers = iter(["MERGE 1,2: e", "KEEP 1"])
+    _, results, after = merge(kit, lambda *_: next(answers), {"room": ["a", "b", "c", "d", "e"]})
+    assert [shown(result) for result in results] == [["a", "b", "c"], ["d", "e"]]
+    assert [event.reason for event in after.events if event.kind == "rejected"] == ["duplicate"]
+    assert len(after.entries) == 5
+
+
+def test_the_plan_starts_with_the_oldest(kit):
+    entries, _ = bank_of(kit, {"room": ["a", "b"], "lake": ["c"]})
+    plan = merge_chunks(entries[::-1], 5)
+    assert list(plan) == ["lake", "room"] and plan["room"].take() == ["room-a", "room-b"]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(2, 8), st.data())
+def test_every_entry_is_read_once_and_the_walk_ends(count, chunk, data):
+    plan, read, steps = SlidingChunks([f"x{n}" for n in range(count)], chunk), [], 0
+    while (step := plan.take()) is not None:
+        steps += 1
+        assert 2 <= len(step) <= chunk
+        read += [name for name in step if name.startswith("x")]
+        merges = data.draw(st.integers(0, len(step) // 2))
+        plan.carry([f"merged{steps}-{n}" for n in range(merges)])
+    assert read == [f"x{n}" for n in range(count)][: len(read)] and count - len(read) <= 1
+    assert plan.take() is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(2, 5), st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def test_consolidation_repeats_the_merge(kit, seed, chunk, sizes):
+    """Every step after the first shows what the bank then holds: no operation names an entry that is gone."""
+
+    def answer(prompt, generator):
+        numbers = generator.permutation(chunk)[: generator.integers(1, chunk + 1)] + 1
+        lines = []
+        while len(numbers):
+            take, numbers = numbers[:2], numbers[2:]
+            text = f"merged {seed} {generator.integers(6)}"
+            word = generator.choice(["KEEP", "DROP", "MERGE"])
+            listed = ",".join(map(str, take))
+            lines.append(f"MERGE {listed}: {text}" if word == "MERGE" and len(take) == 2 else f"DROP {listed}")
+        return "\n".join(lines)
+
+    families = {f"f{n}": [f"t{n}-{m}" for m in range(size)] for n, size in enumerate(sizes)}
+    _, results, after = merge(kit, answer, families, chunk=chunk)
+    assert {event.reason for event in after.events if event.kind == "rejected"} <= {"duplicate"}
+    # Before each step, the bank as consolidated so far holds the very texts the step shows.
+    entries, texts = bank_of(kit, families)
+    for result in results:
+        held = {entry.entry_id: texts[entry.content_digest] for entry in entries}
+        assert shown(result) == [held[entry_id] for entry_id in result.distillation.source_entry_ids]
+        step = consolidate(entries, result.operations, [], BankConfig(), round=6, max_characters=60)
+        texts |= {text_digest(row.text): row.text for row in result.operations if row.text}
+        entries = kit.placed(step.entries)
+    assert [entry.entry_id for entry in entries] == [entry.entry_id for entry in after.entries]
