@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
-from crl.report.views import connect
+from crl.report.views import reading
 
 if TYPE_CHECKING:
     import duckdb
@@ -48,7 +48,7 @@ def snapshot(run_path: Path, round_number: int | None = None, family: str | None
 
     Raises BadInput for a round without a bank and for a family the run does not have.
     """
-    with connect(run_path) as connection:
+    with reading(run_path) as connection:
         rounds = _column(connection, "SELECT DISTINCT round FROM stages WHERE stage IN ('consolidate', 'initialise')")
         if not rounds:
             raise BadInput(
@@ -90,7 +90,7 @@ def why(run_path: Path, entry_id: str) -> list[dict[str, Any]]:
 
     Raises BadInput for an entry that never was in the bank, naming close ones.
     """
-    with connect(run_path) as connection:
+    with reading(run_path) as connection:
         rows = _lineage(connection, entry_id)
         if not rows:
             raise _unknown(connection, run_path, entry_id)
@@ -104,7 +104,7 @@ def why_tree(run_path: Path, entry_id: str) -> Tree:
     """
     from rich.tree import Tree
 
-    with connect(run_path) as connection:
+    with reading(run_path) as connection:
         rows = _lineage(connection, entry_id)
         if not rows:
             raise _unknown(connection, run_path, entry_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crl.report.views import connect
+from crl.report.views import reading
 
 if TYPE_CHECKING:
     import duckdb
@@ -69,7 +69,7 @@ class RoundSummary:
 
 def summarise(run_path: Path) -> list[RoundSummary]:
     """One entry a round that has a committed stage, oldest first."""
-    with connect(run_path) as connection:
+    with reading(run_path) as connection:
         rounds = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
         figures = _Figures(connection)
         return [summary for number in rounds for summary in figures.of_round(number)]
@@ -126,7 +126,7 @@ class _Figures:
         }
         self._seconds: dict[Any, dict[str, float]] = {}
         for number, stage, seconds in fetch(
-            "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, started, stage"
+            "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage"
         ):
             self._seconds.setdefault(number, {})[str(stage)] = float(seconds)
         self._alarms: dict[Any, list[str]] = {}

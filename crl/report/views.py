@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from crl.errors import BadInput, RunDirectoryUnusable
+from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.records import ROW_TYPES, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
+from crl.run import cache
+from crl.run.files import temporary
 
 CATALOG = "catalog.duckdb"
 # A committed stage starts with a letter; what is being written starts with a dot.
@@ -58,15 +61,17 @@ SELECT
     CAST(parse_path(filename)[-3] AS BIGINT) AS round,
     parse_path(filename)[-2] AS stage,
     {columns},
-    content::JSON AS manifest
+    TRY_CAST(content AS JSON) AS manifest
 FROM read_text('{glob}')
 """
 # Columns of `stages` by where they stand in a manifest.
 _MANIFEST = (
+    ("digest", "VARCHAR", "$.digest"),
     ("seconds", "DOUBLE", "$.provenance.seconds"),
     ("started", "VARCHAR", "$.provenance.started"),
     ("attempt", "BIGINT", "$.provenance.attempt"),
     ("host", "VARCHAR", "$.provenance.host"),
+    ("sequence", "BIGINT", "$.provenance.sequence"),
 )
 
 _ROUNDS = """
@@ -107,7 +112,7 @@ def view_bodies(run_path: Path) -> dict[str, str]:
     manifests = f"{_STAGE_GLOB}/manifest.json"
     if any(root.glob(manifests)):
         columns = ",\n    ".join(
-            f"CAST(content::JSON ->> '{place}' AS {kind}) AS {name}" for name, kind, place in _MANIFEST
+            f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place in _MANIFEST
         )
         bodies["stages"] = _STAGES.format(glob=f"{_escaped(root)}/{manifests}", columns=columns)
     else:
@@ -121,7 +126,7 @@ def view_bodies(run_path: Path) -> dict[str, str]:
 
 def connect(run_path: Path) -> duckdb.DuckDBPyConnection:
     """An in-memory database with the views of a run. For the project's own queries; what users type goes through
-    :func:`connect_locked`."""
+    :func:`query`. Raises RecordDamaged for a file that no view can stand on."""
     connection = duckdb.connect()
     _create(connection, run_path)
     return connection
@@ -175,28 +180,46 @@ def query(
 def write_catalog(run_path: Path) -> Path:
     """Write `catalog.duckdb` anew, beside the old one first, then over it. Returns its path.
 
-    Raises RunDirectoryUnusable where the run directory cannot be written.
+    Its checksum is kept with those of the cache; where these tell of damage, the cache is cleared as well: both are
+    derived. Raises RunDirectoryUnusable where the run directory cannot be written, RecordDamaged as :func:`connect`.
     """
     target = run_path / CATALOG
-    temporary = run_path / f".{CATALOG}.{os.getpid()}"
+    scratch = temporary(target, token=0)
     try:
-        temporary.unlink(missing_ok=True)
-        with duckdb.connect(str(temporary)) as connection:
+        scratch.unlink(missing_ok=True)
+        with duckdb.connect(str(scratch)) as connection:
             _create(connection, run_path)
-        temporary.replace(target)
-    except (OSError, duckdb.Error) as error:
-        temporary.unlink(missing_ok=True)
+        scratch.replace(target)
+        if any(fault.file != CATALOG for fault in cache.faults(run_path)):
+            cache.clear(run_path)
+        cache.seal(run_path, CATALOG)
+    except (OSError, duckdb.IOException) as error:
         raise RunDirectoryUnusable(
             f"{target} cannot be written: {error}",
             expected="a run directory that this user may write",
             next_step=f'`crl sql {run_path} "…"` needs no catalog',
         ) from error
+    finally:
+        scratch.unlink(missing_ok=True)
     return target
+
+
+@contextmanager
+def reading(run_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read."""
+    with connect(run_path) as connection:
+        try:
+            yield connection
+        except duckdb.Error as error:
+            raise _damaged(run_path, error) from error
 
 
 def _create(connection: duckdb.DuckDBPyConnection, run_path: Path) -> None:
     for name, body in view_bodies(run_path).items():
-        connection.execute(f'CREATE VIEW "{name}" AS {body}')
+        try:
+            connection.execute(f'CREATE VIEW "{name}" AS {body}')
+        except duckdb.Error as error:
+            raise _damaged(run_path, error) from error
 
 
 def _body(root: Path, row_type: type[Row]) -> str:
@@ -226,6 +249,15 @@ def _quoted(text: str) -> str:
 def _escaped(path: Path) -> str:
     """A path inside a SQL string that DuckDB expands: glob characters of its own are taken literally."""
     return _quoted(re.sub(r"([*?\[])", r"[\1]", str(path)))
+
+
+def _damaged(run_path: Path, error: duckdb.Error) -> RecordDamaged:
+    return RecordDamaged(
+        f"a file of the run cannot be read: {str(error).splitlines()[0]}",
+        expected="Parquet files as their manifests say",
+        where=str(run_path),
+        next_step=f"`crl verify {run_path}` names the file and the command that mends it",
+    )
 
 
 def _bad_sql(sql: str, error: duckdb.Error) -> BadInput:

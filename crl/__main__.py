@@ -1,0 +1,5 @@
+"""`python -m crl`: the command line without the console script."""
+
+from crl.cli import main
+
+main()

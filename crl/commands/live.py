@@ -1,0 +1,165 @@
+"""Live progress of rounds: a bar on a terminal, a plain line now and then elsewhere.
+
+It listens to the events of `crl/engine/events.py`, decides nothing, and must never stop a run: events of a kind it does
+not know are passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from crl.commands.screen import console, seconds_text
+from crl.engine import events
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_EVERY_SECONDS = 15.0
+_LOG_LINES = 40
+"""Lines of an engine's output that are shown when a stage fails: a traceback fits."""
+_TOLD_AS_RATE = {"turns", "tokens"}
+_SUCCESS = ("success", "successes")
+_SHOW_LOG = {"StageFailed", "EngineDied"}
+"""Errors that do not explain themselves."""
+
+
+def progress_text(event: events.Progress) -> str:
+    """One line about how far a stage is: done of total, rates, success so far, other figures, time left."""
+    parts = [f"{event.done} of {event.total}"] if event.total else []
+    figures = dict(event.figures)
+    for name in sorted(_TOLD_AS_RATE & figures.keys()):
+        count = figures.pop(name)
+        if event.seconds > 0:
+            parts.append(f"{count / event.seconds:.1f} {name}/s")
+    for name in _SUCCESS:
+        if name in figures:
+            value = figures.pop(name)
+            share = value if name == "success" else value / event.done if event.done else None
+            if share is not None:
+                parts.append(f"success {share:.2f}")
+    parts += [
+        f"{name.replace('_', ' ')} {_number(value)}" for name, value in list(figures.items())[:4] if _plain(value)
+    ]
+    left = _left(event)
+    if left is not None:
+        parts.append(f"{seconds_text(left)} left")
+    return ", ".join(parts)
+
+
+def _left(event: events.Progress) -> float | None:
+    if not 0 < event.done < event.total or event.seconds <= 0:
+        return None
+    return event.seconds / event.done * (event.total - event.done)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | str) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def rows_text(rows: Mapping[str, int]) -> str:
+    """What a stage wrote: `16 episodes, 143 turns`."""
+    return ", ".join(f"{count} {table.replace('_', ' ')}" for table, count in rows.items() if count)
+
+
+class LiveProgress:
+    """A subscriber that shows events while its context is open."""
+
+    def __init__(self, out: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out or console()
+        self._clock = clock
+        self._bar: Any = None
+        self._line: Any = None
+        self._told_at = 0.0
+        self._skipped = 0
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self.ran = 0
+        """Stages that ran while it watched; 0 after a resume that had nothing to do."""
+
+    def __enter__(self) -> LiveProgress:
+        if self._out.is_terminal:
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+                TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
+                console=self._out, transient=True,
+            )  # fmt: skip
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def __call__(self, event: events.Event) -> None:
+        """Show one event."""
+        handler = getattr(self, f"_on_{type(event).__name__}", None)
+        if handler is not None:
+            handler(event)
+
+    def _say(self, text: str) -> None:
+        self._out.print(text)
+
+    def _on_RoundStarted(self, event: events.RoundStarted) -> None:
+        self._skipped = 0
+        name = "preparation (round 0)" if event.round == 0 else f"round {event.round}"
+        self._say(f"{name}: {', '.join(stage.replace('_', ' ') for stage in event.stages)}")
+
+    def _on_StageStarted(self, event: events.StageStarted) -> None:
+        self._told_at = self._clock()
+        self._log.clear()
+        if self._bar is not None:
+            self._close_line()
+            self._line = self._bar.add_task(f"  {event.stage.replace('_', ' ')}", total=None, figures="")
+
+    def _on_Progress(self, event: events.Progress) -> None:
+        text = progress_text(event)
+        if self._bar is not None and self._line is not None:
+            self._bar.update(self._line, completed=event.done, total=event.total or None, figures=text)
+        elif self._clock() - self._told_at >= PLAIN_EVERY_SECONDS:
+            self._told_at = self._clock()
+            self._say(f"  {event.stage.replace('_', ' ')}: {text}")
+
+    def _on_StageDone(self, event: events.StageDone) -> None:
+        self.ran += 1
+        self._close_line()
+        wrote = rows_text(event.rows)
+        self._say(
+            f"  {event.stage.replace('_', ' '):<20} {seconds_text(event.seconds):>12}{'   ' + wrote if wrote else ''}"
+        )
+
+    def _on_StageSkipped(self, event: events.StageSkipped) -> None:
+        self._skipped += 1
+
+    def _on_StageErrored(self, event: events.StageErrored) -> None:
+        self._close_line()
+        if event.error.get("type") in _SHOW_LOG:
+            for line in self._log:
+                self._say(f"    | {line}")
+        self._say(f"  {event.stage.replace('_', ' ')} failed: {event.error.get('found', 'unknown error')}")
+
+    def _on_LogLine(self, event: events.LogLine) -> None:
+        self._log.append(event.text)
+
+    def _on_RetryScheduled(self, event: events.RetryScheduled) -> None:
+        self._say(f"  {event.stage.replace('_', ' ')}: attempt {event.attempt} in {seconds_text(event.delay_seconds)}")
+
+    def _on_RoundDone(self, event: events.RoundDone) -> None:
+        if self._skipped:
+            self._say(f"  {self._skipped} stages were complete already and did not run again")
+
+    def _close_line(self) -> None:
+        if self._bar is not None and self._line is not None:
+            self._bar.remove_task(self._line)
+            self._line = None

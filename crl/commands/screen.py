@@ -1,0 +1,33 @@
+"""Where commands print: one console for results, one for messages, plain when nobody watches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN_WIDTH = 160
+"""Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on standard output (or error): styled on a terminal, plain and wide elsewhere."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False, soft_wrap=False, markup=False, emoji=False)
+    return (
+        made
+        if made.is_terminal
+        else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH)
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration as people read it: 8 s, 2 min 05 s, 1 h 12 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,178 @@
+"""`crl train` and `crl resume`: run rounds and show them live."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.commands.live import LiveProgress
+from crl.commands.places import RunArgument, find_run, shown
+from crl.commands.screen import console, seconds_text
+from crl.errors import BadInput
+
+if TYPE_CHECKING:
+    from crl.config import Experiment, Runtime
+    from crl.engine.driver import Driver
+    from crl.run.directory import RunDirectory
+
+INTERRUPTED = 130
+_ROUNDS = 3
+
+
+def train(
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Further rounds to run.")] = _ROUNDS,
+    runs: Annotated[Path | None, typer.Option(help="Where run directories lie; default $CRL_RUNS or ./runs.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
+    ] = None,
+    prefect: Annotated[
+        bool, typer.Option(help="Run as a Prefect flow, seen in its UI; off runs the same stages.")
+    ] = True,
+) -> None:
+    """Run an experiment for some rounds; typed again it continues with further ones.
+
+    A run that was interrupted is resumed first: complete stages are never run twice.
+    """
+    from crl.experiment import load_experiment, runs_root
+    from crl.preflight import check_ready
+    from crl.run.directory import RunDirectory
+
+    overrides: dict[str, Any] = parse_overrides(set or [])
+    if runs is not None:
+        overrides["runtime.runs"] = str(runs)
+    loaded = load_experiment(experiment, overrides)
+    path = runs_root(loaded) / loaded.name
+    # Refused here what can be refused: before Prefect starts, which takes many seconds.
+    check_ready(loaded, path, rounds)
+    directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
+    console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
+    with _interruptible(path), LiveProgress() as live:
+        if prefect:
+            _run_flow(loaded, rounds, live)
+        else:
+            with _driver(directory, loaded.runtime, live) as driver:
+                driver.run_rounds(driver.set_target(rounds)[1])
+    _closing_words(path, live, _again(experiment, rounds, runs, set or []))
+
+
+def resume(
+    run: RunArgument,
+    rounds: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Further rounds after what was left; 0 only finishes that.")
+    ] = 0,
+) -> None:
+    """Finish what an interrupted run set out to do, without a Prefect server. Complete stages do not run again."""
+    from crl.config import Runtime
+    from crl.run.directory import RunDirectory
+
+    path = find_run(run)
+    directory = RunDirectory.open(path)
+    with _interruptible(path), LiveProgress() as live, _driver(directory, Runtime(), live) as driver:
+        driver.run_rounds(driver.unfinished()[1])
+        if rounds:
+            driver.run_rounds(driver.set_target(rounds)[1])
+    if not live.ran:
+        console().print(f"nothing to do: {shown(path)} is complete as far as it was asked for")
+    _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """`method.seed=2` to {"method.seed": "2"}; the value is YAML and is read later. Raises BadInput."""
+    parsed: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise BadInput(f"--set {pair!r} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
+        parsed[key] = value
+    return parsed
+
+
+@contextmanager
+def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> Iterator[Driver]:
+    """A driver in this process: what the flow does, less Prefect."""
+    from crl.engine.driver import Driver
+
+    with Driver(directory, runtime) as driver:
+        driver.subscribe(live)
+        yield driver
+
+
+def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
+    from crl.engine.driver import watch
+
+    # Prefect would print its own lines between ours; its UI and its log keep them all.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    stop = watch(live)
+    try:
+        # The one place where the library reaches up to the flows: the command line is their front door. By name, so
+        # that neither they nor Prefect are imported, or even needed, by anything else.
+        importlib.import_module("flows.train").train(experiment, rounds)
+    finally:
+        stop()
+
+
+def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str]) -> str:
+    """The command that goes on with this run."""
+    parts = ["crl", "train", str(experiment), *(["--rounds", str(rounds)] if rounds != _ROUNDS else [])]
+    parts += ["--runs", str(runs)] if runs is not None else []
+    return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
+
+
+@contextmanager
+def _interruptible(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; go on with: crl resume {shown(path)}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
+    from crl.report.summary import notes, round_tables, summarise
+    from crl.report.views import write_catalog
+
+    out = console()
+    summaries = summarise(path)
+    for table in round_tables(summaries):
+        out.print()
+        out.print(table)
+    out.print()
+    for line in notes(summaries):
+        out.print(line)
+    write_catalog(path)
+    total = sum(sum(each.seconds.values()) for each in summaries)
+    where = shown(path)
+    out.print(f"{live.ran} stages ran now; the whole run has taken {seconds_text(total)}")
+    out.print(f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb")
+    out.print("next:")
+    entry = _an_entry(path)
+    steps = [(again, "further rounds"), (f"crl bank show {where}", "what was learned")]
+    if entry is not None:
+        steps.append((f"crl bank why {where} {entry}", "where one experience comes from and what became of it"))
+    steps.append((f'crl sql {where} "FROM evaluations"', "any question in SQL (docs/sql.md)"))
+    steps.append((f"crl verify {where}", "check every file against its manifest"))
+    width = max(len(command) for command, _ in steps)
+    for command, purpose in steps:
+        out.print(f"  {command:<{width}}   {purpose}")
+
+
+def _an_entry(path: Path) -> str | None:
+    """An entry worth looking at: the one that was used most."""
+    from crl.report.bank import snapshot
+
+    try:
+        entries = snapshot(path).entries
+    except BadInput:
+        return None
+    return max(entries, key=lambda entry: entry.uses).entry_id if entries else None

@@ -1,0 +1,41 @@
+"""Checks before any work starts: models, embedder, environments, disk. Cheap; nothing is loaded or downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from crl.config import Experiment, RecipeName
+from crl.errors import BadInput
+
+Check = Callable[[], None]
+
+
+def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
+    """Raise the first reason why an experiment cannot run here (BadInput and its kinds, exit code 2)."""
+    for name, check in checks(experiment):
+        try:
+            check()
+        except BadInput as error:
+            raise type(error)(
+                error.found, expected=error.expected, where=error.where or name, next_step=error.next_step
+            ) from None
+    from crl.estimate import check_disk
+
+    check_disk(experiment, run_path, rounds)
+
+
+def checks(experiment: Experiment) -> list[tuple[str, Check]]:
+    """What has to be there, by the place in the config that asks for it."""
+    from crl.envs import check_environment
+    from crl.policies.sources import check_embedder, check_model
+
+    method = experiment.method
+    found: list[tuple[str, Check]] = [("method.actor.model", partial(check_model, method.actor.model))]
+    if method.recipe is not RecipeName.baseline:
+        found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
+        found.append(("method.retrieval.embedder", partial(check_embedder, method.retrieval.embedder)))
+    for family in method.families:
+        found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))
+    return found
