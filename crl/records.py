@@ -157,7 +157,7 @@ class Distillation(Row):
     generation_id: A[str, "token record"]
     format: A[str, "json or lines"]
     reason_code: A[str, "ok, or why the output is malformed"]
-    verdict: A[str, "malformed, return, add, update, mixed or merge; skipped where the prompt did not fit"]
+    verdict: A[str, "malformed, return, add, update, mixed or merge"]
     operations: A[int, "operations applied for"]
 
 

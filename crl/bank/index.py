@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+KEPT = 16
+"""Indexes a cache keeps: every round's bank makes new ones, and old ones are never asked for again."""
 _GPU_LARGEST_K = 2048
 _MARGIN = 1e-5
 """More than the float32 rounding of a unit inner product: what is farther below the last candidate cannot belong in."""
@@ -107,8 +109,8 @@ def cached_index(
 ) -> ExactIndex:
     """The index of these embeddings, from `cache_dir/<digest_key>/` or made and put there.
 
-    A missing, damaged, truncated or foreign cache file is replaced. A cache that cannot be written is done without:
-    nothing that counts depends on it.
+    A missing, damaged, truncated or foreign cache file is replaced; beyond :data:`KEPT` the oldest indexes go. A cache
+    that cannot be written is done without: nothing that counts depends on it.
     """
     embeddings_ND = np.ascontiguousarray(embeddings_ND, dtype=np.float32)
     directory = cache_dir / digest_key
@@ -118,6 +120,7 @@ def cached_index(
         flat = build_flat(embeddings_ND)
         with contextlib.suppress(OSError):
             _save(directory, digest, flat)
+            _prune(cache_dir)
     return ExactIndex(embeddings_ND, flat, gpu=gpu)
 
 
@@ -145,6 +148,15 @@ def _save(directory: Path, embeddings_sha256: str, flat: Any) -> None:
     _write_atomically(directory / "index.faiss", content)
     # The description goes last: a crash in between leaves one that does not match, and the index is made again.
     _write_atomically(directory / "index.json", json.dumps(beside, sort_keys=True).encode())
+
+
+def _prune(cache_dir: Path) -> None:
+    made = sorted(cache_dir.glob("*/index.json"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    for beside in made[:-KEPT]:
+        # The description first: an index without one is not believed. A directory that holds more stays.
+        beside.unlink(missing_ok=True)
+        beside.with_name("index.faiss").unlink(missing_ok=True)
+        beside.parent.rmdir()
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

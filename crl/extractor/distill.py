@@ -2,8 +2,8 @@
 
 One output an episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
 the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle; where even
-that does not help, the episode keeps a row (`prompt_too_long`, verdict `skipped`) with a generation without tokens,
-which trains nobody. Rows come back in the order of the episodes.
+that does not help, the episode keeps a row (reason `prompt_too_long`) with a generation without tokens, which trains
+nobody. Rows come back in the order of the episodes.
 """
 
 from __future__ import annotations

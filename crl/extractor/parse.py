@@ -36,7 +36,7 @@ class ParsedOutput:
     def verdict(self) -> str:
         """malformed, return, add, update, mixed or merge (column `verdict` of a distillation)."""
         if self.reason_code is not ReasonCode.ok:
-            return "skipped" if self.reason_code is ReasonCode.prompt_too_long else "malformed"
+            return "malformed"
         if self.kind == "merge":
             return "merge"
         kinds = {operation.kind for operation in self.operations}

@@ -1,13 +1,14 @@
 """The exact index: equal to brute force, whatever the ties; a cache that is never trusted blindly."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.index import ExactIndex, cached_index, embeddings_digest, gpu_available
+from crl.bank.index import KEPT, ExactIndex, cached_index, embeddings_digest, gpu_available
 
 
 def unit(seed: int, rows: int, dimension: int = 16) -> np.ndarray:
@@ -81,6 +82,20 @@ def test_an_intact_cache_of_other_embeddings_is_not_believed(tmp_path):
     cached_index(tmp_path, "key", others, gpu=False)
     assert cached_index(tmp_path, "key", vectors, gpu=False).nearest(query, 5)[0].tolist() == brute(vectors, query, 5)
     assert json.loads((tmp_path / "key" / "index.json").read_text())["embeddings_sha256"] == embeddings_digest(vectors)
+
+
+def test_the_cache_keeps_the_newest_indexes_and_what_is_not_one(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("kept")
+    keys = []
+    for number in range(KEPT + 3):
+        vectors = unit(number, 4)
+        keys.append(embeddings_digest(vectors))
+        cached_index(tmp_path, keys[-1], vectors, gpu=False)
+        beside = tmp_path / keys[-1] / "index.json"
+        os.utime(beside, ns=(number, number))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"other", *keys[-KEPT:]}
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):

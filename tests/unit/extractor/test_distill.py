@@ -97,7 +97,7 @@ def test_a_prompt_that_cannot_fit_is_a_row_and_not_a_sample(kit):
     policy = kit.policy(lambda *_: "RETURN", context=400)
     results = wave(kit, policy, [item(kit, 0, goal="g" * 900), item(kit, 1)], kit.method())
     row, operations, generation = results[0]
-    assert (row.reason_code, row.verdict, operations) == ("prompt_too_long", "skipped", [])
+    assert (row.reason_code, row.verdict, operations) == ("prompt_too_long", "malformed", [])
     assert (generation.token_ids, generation.loss_mask, generation.output) == ([], [], "")
     assert generation.stop_reason == "context_limit"
     assert results[1].distillation.verdict == "return"
