@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,6 @@ def chosen_by_episode(retrievals: Sequence[Retrieval]) -> dict[str, Retrieval]:
     return {row.episode_id: row for row in retrievals if row.chosen}
 
 
-def texts_of(ctx: StageContext, entries: Sequence[BankEntry], digests: Mapping[str, object] | set[str]) -> dict[str, str]:
+def texts_of(ctx: StageContext, entries: Sequence[BankEntry], digests: Set[str]) -> dict[str, str]:
     """Texts by content digest, of those entries whose digest is asked for."""
     return load_texts(ctx.run_path, [entry for entry in entries if entry.content_digest in digests])

@@ -70,7 +70,7 @@ class StageContext:
         return self._writer.directory
 
     def rows(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]:
-        """Rows of a declared read; none where that round has no such stage. Undeclared reads are a programming error."""
+        """Rows of a declared read; none where that round has no such stage. Undeclared reads are refused."""
         if not any(read.stage == stage and read.offset == offset for read in self.stage.reads):
             raise AssertionError(f"stage {self.stage.name} reads {stage} at {offset} without declaring it")
         resolved = self.recipe.resolve(self.method, self.round, stage, offset)

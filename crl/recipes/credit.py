@@ -50,9 +50,7 @@ def credit(ctx: StageContext) -> None:
     if "actor" in trains:
         generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
         samples += grpo_samples(episodes, generations, ctx.method.actor_objective, round=ctx.round)
-    samples += cispo_samples(
-        selected, _generations_of(ctx, selected), ctx.method.extractor_objective, round=ctx.round
-    )
+    samples += cispo_samples(selected, _generations_of(ctx, selected), ctx.method.extractor_objective, round=ctx.round)
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, "credit", -1), credits))
     ctx.write(BufferItem, buffer)
@@ -70,7 +68,7 @@ def _origins(ctx: StageContext, credits: Iterable[Credit]) -> dict[str, tuple[in
     wanted = {row.generation_id for row in credits}
     entries = ctx.rows(BankEntry, "consolidate", -1)
     rounds = sorted({entry.updated_round for entry in entries if entry.generation_id in wanted})
-    origins = {}
+    origins: dict[str, tuple[int, str]] = {}
     for round_number in rounds:
         names = {stage.name for stage in ctx.recipe.stages_of(ctx.method, round_number)}
         for stage in ("distill", "merge"):
