@@ -1,9 +1,9 @@
 """Verification: does every file of a run match what was recorded, and does each stage match what later ones read?
 
 Problems name the file, what was expected and found, and the command that mends it. Three severities: **damaged** (the
-record itself: training refuses to build on it), **derived** (cache, catalog: rebuilt), **housekeeping** (journal, lease,
-list of pruned checkpoints: the next attempt mends them). What a running or killed attempt has not committed is no
-problem.
+record itself: training refuses to build on it), **derived** (cache, catalog: rebuilt), **housekeeping** (journal,
+lease, list of pruned checkpoints: the next attempt mends them). What a running or killed attempt has not committed is
+no problem.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def verify(run_path: Path, *, deep: bool = True) -> list[Problem]:
             except RecordDamaged as error:
                 record.unreadable[round_number, stage] = error
     problems = [*_experiment(record), *_manifests(record), *_stages(record), *_chain(record), *_shared(record)]
-    return problems + [*_foreign(record), *_derived(record), *_housekeeping(record)]
+    return [*problems, *_foreign(record), *_derived(record), *_housekeeping(record)]
 
 
 def require_intact(run_path: Path, *, deep: bool = True) -> None:

@@ -1,0 +1,111 @@
+"""Rules between the tables that one stage writes: each is a query for the rows that break it.
+
+A query gives the table, the row (its position, from 0) and the id to name. Rules apply where a stage wrote all the
+tables they speak of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CrossRule:
+    """One rule; `violations` selects (row, id) from the tables, which have their rows numbered in `row`."""
+
+    rule: str
+    tables: tuple[str, ...]
+    """The first is the one whose rows are named."""
+    violations: str
+
+
+CROSS_RULES: tuple[CrossRule, ...] = (
+    CrossRule(
+        "a retrieval belongs to a planned episode and has its family",
+        ("retrievals", "tasks"),
+        "SELECT r.row, r.episode_id AS id FROM retrievals r LEFT JOIN tasks t USING (episode_id) "
+        "WHERE t.episode_id IS NULL OR t.family <> r.family",
+    ),
+    CrossRule(
+        "an experience is chosen for guided slots only",
+        ("retrievals", "tasks"),
+        "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
+        "WHERE r.chosen AND t.slot <> 'guided'",
+    ),
+    CrossRule(
+        "a turn belongs to an episode",
+        ("turns", "episodes"),
+        "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN episodes e USING (episode_id)",
+    ),
+    CrossRule(
+        "an episode has as many turns, and as many of them invalid, as it says",
+        ("episodes", "turns"),
+        "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS turns, "
+        "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
+        "WHERE e.turns <> coalesce(t.turns, 0) OR e.invalid_actions <> coalesce(t.invalid, 0)",
+    ),
+    CrossRule(
+        "an episode has its token record",
+        ("episodes", "generations"),
+        "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN generations g USING (generation_id) "
+        "WHERE g.generation_id IS NULL OR g.kind <> 'episode'",
+    ),
+    CrossRule(
+        "a token record of the actor belongs to an episode",
+        ("generations", "episodes"),
+        "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN episodes e USING (generation_id) "
+        "WHERE g.kind = 'episode'",
+    ),
+    CrossRule(
+        "the trained tokens of an episode are those of its turns",
+        ("generations", "episodes", "turns"),
+        "SELECT g.row, g.generation_id AS id FROM generations g JOIN episodes e USING (generation_id) LEFT JOIN "
+        "(SELECT episode_id, sum(last_token - first_token) AS sampled, max(last_token) AS last FROM turns "
+        "GROUP BY episode_id) t USING (episode_id) "
+        "WHERE g.trained <> coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens",
+    ),
+    CrossRule(
+        "an operation belongs to an output that is not malformed, and to its token record",
+        ("operations", "distillations"),
+        "SELECT o.row, o.operation_id AS id FROM operations o LEFT JOIN distillations d USING (distillation_id) "
+        "WHERE d.distillation_id IS NULL OR d.verdict = 'malformed' OR d.generation_id <> o.generation_id",
+    ),
+    CrossRule(
+        "an extractor output has its token record",
+        ("distillations", "generations"),
+        "SELECT d.row, d.distillation_id AS id FROM distillations d LEFT JOIN generations g USING (generation_id) "
+        "WHERE g.generation_id IS NULL OR g.kind <> d.kind",
+    ),
+    CrossRule(
+        "every token record of the extractor is accounted for",
+        ("generations", "distillations"),
+        "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN distillations d USING (generation_id) "
+        "WHERE g.kind IN ('distill', 'merge')",
+    ),
+    CrossRule(
+        "an entry that changed in this round has the event of its change",
+        ("bank", "bank_events"),
+        "SELECT b.row, b.entry_id AS id FROM bank b WHERE b.updated_round = (SELECT max(round) FROM bank_events) "
+        "AND NOT EXISTS (SELECT 1 FROM bank_events v WHERE v.entry_id = b.entry_id "
+        "AND v.after_digest = b.content_digest)",
+    ),
+    CrossRule(
+        "what was evicted or dropped is not in the bank",
+        ("bank", "bank_events"),
+        "SELECT b.row, b.entry_id AS id FROM bank b JOIN (SELECT entry_id, arg_max(kind, row) AS last "
+        "FROM bank_events WHERE entry_id IS NOT NULL AND kind IN ('add', 'update', 'merge', 'drop', 'evict') "
+        "GROUP BY entry_id) v USING (entry_id) WHERE v.last IN ('drop', 'evict')",
+    ),
+    CrossRule(
+        "what is trained on by eq. 3 was selected from the buffer",
+        ("samples", "buffer"),
+        "SELECT s.row, s.sample_id AS id FROM samples s LEFT JOIN buffer b USING (generation_id) "
+        "WHERE s.objective = 'cispo' AND (b.generation_id IS NULL OR b.status <> 'selected')",
+    ),
+    CrossRule(
+        "what is selected from the buffer is trained on",
+        ("buffer", "samples"),
+        "SELECT b.row, b.generation_id AS id FROM buffer b ANTI JOIN samples s USING (generation_id) "
+        "WHERE b.status = 'selected'",
+    ),
+)

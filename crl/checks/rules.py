@@ -1,0 +1,300 @@
+"""The rules of every record type: what must hold in each of its rows, or between rows of the same table.
+
+A suite has three kinds of rules: unique keys, columns (sets and ranges), and row rules. Row rules are SQL predicates
+over the table (window functions allowed); a row breaks one where the predicate is false or null. Token lists are not
+seen by SQL: `summaries.py` turns them into counts (`n_tokens`, `trained`, `positive_logprobs`, …) first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crl.records import (
+    BankEntry,
+    BankEvent,
+    BankText,
+    BufferItem,
+    Credit,
+    Distillation,
+    EntryScore,
+    Episode,
+    Evaluation,
+    Generation,
+    Metric,
+    Operation,
+    Retrieval,
+    RetrievalCount,
+    Row,
+    Sample,
+    Task,
+    Turn,
+    Weights,
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The rules of one record type."""
+
+    key: tuple[str, ...]
+    """Columns that together are unique; they also name a row in messages."""
+    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Allowed values by column."""
+    ranges: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    """Smallest and largest value by column."""
+    rows: dict[str, str] = field(default_factory=dict)
+    """SQL predicate by the sentence it stands for."""
+
+
+def _sha256(column: str) -> str:
+    return f"regexp_full_match({column}, '[0-9a-f]{{64}}')"
+
+
+def _together(*columns: str) -> str:
+    """All of the columns are null, or none is."""
+    first, *others = columns
+    return " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
+
+
+def _unique(*columns: str) -> str:
+    return f"count(*) OVER (PARTITION BY {', '.join(columns)}) = 1"
+
+
+_ROLES = ("actor", "extractor")
+_EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
+_TOKEN_ROWS = {
+    "token_ids, loss_mask and logprobs have one length": "n_tokens = n_mask AND n_tokens = n_logprobs",
+    "loss_mask holds 0 and 1 only": "bad_masks = 0",
+    "token ids are not negative": "bad_tokens = 0",
+    "log-probabilities are finite": "nonfinite_logprobs = 0",
+    "log-probabilities are not positive": "positive_logprobs = 0",
+    "log-probabilities are 0 where the mask is 0": "unmasked_logprobs = 0",
+}
+
+SUITES: dict[type[Row], Suite] = {
+    Task: Suite(
+        key=("episode_id",),
+        sets={"slot": ("guided", "free")},
+        ranges={"environment_seed": (0, None)},
+        rows={
+            "ids are not empty": "episode_id <> '' AND family <> ''",
+            "round, group and member are not negative": 'round >= 0 AND "group" >= 0 AND member >= 0',
+            "a place in a group is planned once": _unique('"group"', "member"),
+            "a group shares one environment seed": 'min(environment_seed) OVER g = max(environment_seed) OVER g',
+            "a group is of one family": "min(family) OVER g = max(family) OVER g",
+            "the query is not empty": "query <> ''",
+        },
+    ),
+    Retrieval: Suite(
+        key=("episode_id", "entry_id"),
+        ranges={"similarity": (-1.0001, 1.0001), "rank": (0, None)},
+        rows={
+            "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
+            "content_digest is a SHA-256": _sha256("content_digest"),
+            "every term of eq. 6 is finite": "isfinite(similarity) AND isfinite(rank_score) AND isfinite(score)",
+            "count is not negative": "count >= 0",
+            "the bank is not newer than the round": "bank_round <= round",
+            "ranks of an episode differ": _unique("episode_id", "rank"),
+            "at most one candidate of an episode is chosen": (
+                "NOT chosen OR sum(chosen::INT) OVER (PARTITION BY episode_id) = 1"
+            ),
+        },
+    ),
+    RetrievalCount: Suite(
+        key=("entry_id",),
+        ranges={"count": (0, None)},
+        rows={
+            "ids are not empty": "entry_id <> ''",
+            "an entry that was chosen has a round": "count = 0 OR last_round >= 0",
+        },
+    ),
+    Episode: Suite(
+        key=("episode_id",),
+        sets={"stop_reason": _EPISODE_STOPS},
+        ranges={"turns": (0, None)},
+        rows={
+            "ids are not empty": "episode_id <> '' AND generation_id <> '' AND family <> ''",
+            "an episode has its own token record": _unique("generation_id"),
+            "guided means that an experience was shown": "guided = (entry_id IS NOT NULL) AND "
+            + _together("entry_id", "content_digest", "experience"),
+            "success is the stop reason of a success": "success = (stop_reason = 'success')",
+            "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
+            "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
+            "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
+        },
+    ),
+    Turn: Suite(
+        key=("episode_id", "turn"),
+        sets={"stop_reason": ("end_of_turn", "length")},
+        ranges={"first_token": (0, None)},
+        rows={
+            "ids are not empty": "episode_id <> ''",
+            "a valid turn has an action": "NOT valid OR action IS NOT NULL",
+            "turns of an episode are numbered without a gap": (
+                "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
+            ),
+            "the tokens of a turn are a span": "last_token >= first_token",
+            "spans of an episode do not overlap": (
+                "first_token >= coalesce(lag(last_token) OVER (PARTITION BY episode_id ORDER BY turn), 0)"
+            ),
+        },
+    ),
+    Generation: Suite(
+        key=("generation_id",),
+        sets={"role": _ROLES, "kind": ("episode", "distill", "merge")},
+        rows={
+            "ids are not empty": "generation_id <> '' AND stage <> '' AND stop_reason <> ''",
+            "weights_digest is a SHA-256": _sha256("weights_digest"),
+            "temperature is positive": "isfinite(temperature) AND temperature > 0",
+            "an actor plays episodes, an extractor does not": "(role = 'actor') = (kind = 'episode')",
+            **_TOKEN_ROWS,
+        },
+    ),
+    Distillation: Suite(
+        key=("distillation_id",),
+        sets={
+            "kind": ("distill", "merge"),
+            "format": ("json", "lines"),
+            "verdict": ("malformed", "return", "add", "update", "mixed", "merge"),
+        },
+        rows={
+            "ids are not empty": "distillation_id <> '' AND generation_id <> '' AND family <> '' AND reason_code <> ''",
+            "an output is accounted for once": _unique("generation_id"),
+            "a distillation has its episode, a merge its entries": (
+                "(kind = 'distill') = (episode_id IS NOT NULL) AND (kind = 'distill' OR len(source_entry_ids) > 0)"
+            ),
+            "malformed has a reason code other than ok": "(verdict = 'malformed') = (reason_code <> 'ok')",
+            "malformed output asks for nothing": "operations >= 0 AND (verdict <> 'malformed' OR operations = 0)",
+        },
+    ),
+    Operation: Suite(
+        key=("operation_id",),
+        sets={"kind": ("add", "update", "return", "keep", "merge", "drop")},
+        ranges={"index": (0, None)},
+        rows={
+            "ids are not empty": "distillation_id <> '' AND generation_id <> '' AND family <> ''",
+            "the id names output and position": "operation_id = distillation_id || '-o' || \"index\"",
+            "everything but return names an entry": "(kind = 'return') = (entry_id IS NULL)",
+            "add, update and merge have a text": (
+                "kind NOT IN ('add', 'update', 'merge') OR (text IS NOT NULL AND trim(text) <> '')"
+            ),
+            "return and drop have no text": "kind NOT IN ('return', 'drop') OR text IS NULL",
+        },
+    ),
+    BankEntry: Suite(
+        key=("entry_id",),
+        ranges={"version": (1, None)},
+        rows={
+            "ids are not empty": "entry_id <> '' AND family <> '' AND operation_id <> '' AND distillation_id <> ''"
+            " AND generation_id <> ''",
+            "content_digest is a SHA-256": _sha256("content_digest"),
+            "text and embedding lie in the bank": "segment LIKE 'bank/%' AND embedding_file LIKE 'bank/%'",
+            "updated no earlier than created": "updated_round >= created_round",
+            "age order is unique": _unique('"order"'),
+            "an entry derives from some episode": "len(episode_ids) > 0",
+            "an entry is not its own parent": "NOT list_contains(parents, entry_id)",
+        },
+    ),
+    BankText: Suite(
+        key=("content_digest",),
+        rows={"the digest is that of the text": "text <> '' AND sha256(text) = content_digest"},
+    ),
+    BankEvent: Suite(
+        key=("event_id",),
+        sets={"kind": ("add", "update", "merge", "drop", "evict", "keep", "return", "rejected")},
+        rows={
+            "ids are not empty": "event_id <> ''",
+            "an eviction has no operation, anything else has one": "(kind = 'evict') = (operation_id IS NULL)",
+            "a rejection or eviction has a reason": "kind NOT IN ('rejected', 'evict') OR reason IS NOT NULL",
+            "what is added, updated or merged has a new text": (
+                "kind NOT IN ('add', 'update', 'merge') OR (entry_id IS NOT NULL AND after_digest IS NOT NULL)"
+            ),
+            "an added entry had no text before": "kind <> 'add' OR before_digest IS NULL",
+            "what is dropped or evicted is gone": (
+                "kind NOT IN ('drop', 'evict') OR (entry_id IS NOT NULL AND after_digest IS NULL)"
+            ),
+        },
+    ),
+    Credit: Suite(
+        key=("episode_id",),
+        ranges={"free_mean": (-1, 1)},
+        rows={
+            "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
+            "content_digest is a SHA-256": _sha256("content_digest"),
+            "an outcome is +1 or -1": "outcome IN (-1, 1)",
+            "the difference is taken where there are free twins": _together("free_mean", "guided_minus_free"),
+            "the difference is outcome minus free mean": (
+                "guided_minus_free IS NULL OR abs(guided_minus_free - (outcome - free_mean)) < 1e-9"
+            ),
+        },
+    ),
+    EntryScore: Suite(
+        key=("entry_id",),
+        ranges={"uses": (1, None), "mean_outcome": (-1, 1)},
+        rows={"ids are not empty": "entry_id <> ''", "the mean is finite": "isfinite(mean_outcome)"},
+    ),
+    BufferItem: Suite(
+        key=("generation_id",),
+        sets={
+            "kind": ("used", "malformed", "return"),
+            "status": ("waiting", "selected", "trained", "dropped"),
+            "generation_stage": ("distill", "merge"),
+        },
+        rows={
+            "ids are not empty": "generation_id <> ''",
+            "counts are not negative": "uses >= 0 AND train_count >= 0",
+            "the sum of outcomes is at most the uses": (
+                "isfinite(score_sum) AND (kind <> 'used' OR abs(score_sum) <= uses + 1e-9)"
+            ),
+            "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
+            "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
+            "an item enters no earlier than it was written": "entered_round >= generation_round",
+        },
+    ),
+    Sample: Suite(
+        key=("sample_id",),
+        sets={"role": _ROLES, "objective": ("grpo", "cispo", "nll")},
+        ranges={"weight": (0, None)},
+        rows={
+            "ids are not empty": "sample_id <> '' AND generation_id <> '' AND source <> ''",
+            "reward, advantage and weight are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(weight)",
+            "temperature is positive": "isfinite(temperature) AND temperature > 0",
+            "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
+            **_TOKEN_ROWS,
+        },
+    ),
+    Weights: Suite(
+        key=("role",),
+        sets={"role": _ROLES},
+        ranges={"updates": (0, None)},
+        rows={
+            "digests are SHA-256": f"{_sha256('base_digest')} AND {_sha256('weights_digest')}",
+            "updated weights have a checkpoint": "updates = 0 OR checkpoint IS NOT NULL",
+            "a checkpoint lies inside the record": "checkpoint IS NULL OR checkpoint LIKE 'rounds/%'",
+        },
+    ),
+    Metric: Suite(
+        key=("stage", "name"),
+        rows={
+            "names are not empty": "stage <> '' AND name <> ''",
+            "a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL",
+        },
+    ),
+    Evaluation: Suite(
+        key=("evaluation_id",),
+        sets={"arm": ("with_bank", "without_bank"), "stop_reason": _EPISODE_STOPS},
+        ranges={"turns": (0, None)},
+        rows={
+            "ids are not empty": "evaluation_id <> '' AND family <> ''",
+            "guided means that an experience was shown": "guided = (entry_id IS NOT NULL)",
+            "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
+            "success is the stop reason of a success": "success = (stop_reason = 'success')",
+            "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
+            "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
+            "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
+        },
+    ),
+}  # fmt: skip
+
+WINDOWS: dict[type[Row], str] = {Task: 'WINDOW g AS (PARTITION BY "group")'}
+"""Named windows that the row rules of a table use."""

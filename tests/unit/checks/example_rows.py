@@ -1,0 +1,188 @@
+"""Rows of every record type that fit together: what the stages of one small round would write."""
+
+from __future__ import annotations
+
+import hashlib
+
+import crl.records as r
+from crl.records import Row
+
+SHA = hashlib.sha256(b"text").hexdigest()
+N_EPISODES = 4
+
+
+def _episode(index: int) -> str:
+    return f"r0001-room-g0000-m{index:04d}"
+
+
+def plan() -> dict[type[Row], list[Row]]:
+    tasks = [
+        r.Task(
+            episode_id=_episode(i), round=1, family="room", group=0, member=i, environment_seed=7,
+            slot="guided" if i < 2 else "free", goal="reach >", first_observation="a room", query="reach > a room",
+        )
+        for i in range(N_EPISODES)
+    ]  # fmt: skip
+    retrievals = [
+        r.Retrieval(
+            episode_id=_episode(i), round=1, bank_round=0, family="room", entry_id=f"e{rank}", content_digest=SHA,
+            generation_id=f"x{rank}", rank=rank, similarity=0.9 - rank / 10, rank_score=-float(rank), count=0,
+            recent=False, score=-float(rank), chosen=rank == 0,
+        )
+        for i in range(2)
+        for rank in range(2)
+    ]  # fmt: skip
+    counts = [r.RetrievalCount(entry_id="e0", count=2, last_round=1)]
+    return {r.Task: tasks, r.Retrieval: retrievals, r.RetrievalCount: counts}
+
+
+def _generation(name: str, role: str, kind: str, stage: str, spans: int = 1) -> r.Generation:
+    mask = [0, 0, 1, 1] * spans
+    return r.Generation(
+        generation_id=name, round=1, stage=stage, role=role, kind=kind, weights_digest=SHA, temperature=1.0,
+        token_ids=list(range(len(mask))), loss_mask=mask, logprobs=[-0.5 if m else 0.0 for m in mask],
+        prompt="p", output="o", stop_reason="end_of_turn",
+    )  # fmt: skip
+
+
+def collect() -> dict[type[Row], list[Row]]:
+    episodes, turns, generations = [], [], []
+    for i in range(N_EPISODES):
+        guided, success = i < 2, i % 2 == 0
+        episodes.append(
+            r.Episode(
+                episode_id=_episode(i),
+                round=1,
+                family="room",
+                group=0,
+                member=i,
+                environment_seed=7,
+                guided=guided,
+                entry_id="e0" if guided else None,
+                content_digest=SHA if guided else None,
+                experience="go east" if guided else None,
+                goal="reach >",
+                success=success,
+                reward=float(success),
+                turns=2,
+                invalid_actions=1,
+                stop_reason="success" if success else "turn_limit",
+                error=None,
+                generation_id=f"g{i}",
+            )
+        )
+        for turn in range(2):
+            turns.append(
+                r.Turn(
+                    episode_id=_episode(i),
+                    turn=turn,
+                    observation="a room",
+                    output="east",
+                    valid=turn == 1,
+                    action="east" if turn == 1 else None,
+                    feedback=None if turn == 1 else "no such move",
+                    first_token=4 * turn + 2,
+                    last_token=4 * turn + 4,
+                    stop_reason="end_of_turn",
+                )
+            )
+        generations.append(_generation(f"g{i}", "actor", "episode", "collect", spans=2))
+    return {r.Episode: episodes, r.Turn: turns, r.Generation: generations}
+
+
+def distill() -> dict[type[Row], list[Row]]:
+    verdicts = ["add", "malformed"]
+    distillations = [
+        r.Distillation(
+            distillation_id=f"d{i}", round=1, kind="distill", family="room", episode_id=_episode(i),
+            guiding_entry_id="e0", source_entry_ids=[], generation_id=f"x{i}", format="lines",
+            reason_code="ok" if verdict != "malformed" else "no_operation", verdict=verdict,
+            operations=int(verdict != "malformed"),
+        )
+        for i, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+    operations = [
+        r.Operation(
+            operation_id="d0-o0", distillation_id="d0", generation_id="x0", round=1, index=0, kind="add",
+            family="room", entry_id="e9", parents=[], episode_ids=[_episode(0)], text="text",
+        )
+    ]  # fmt: skip
+    generations = [_generation(f"x{i}", "extractor", "distill", "distill") for i in range(2)]
+    return {r.Distillation: distillations, r.Operation: operations, r.Generation: generations}
+
+
+def consolidate() -> dict[type[Row], list[Row]]:
+    bank = [
+        r.BankEntry(
+            entry_id="e9", family="room", content_digest=SHA, segment="bank/segments/a.parquet",
+            embedding_file="bank/embeddings/b.parquet", version=1, created_round=1, updated_round=1, order=0,
+            operation_id="d0-o0", distillation_id="d0", generation_id="x0", episode_ids=[_episode(0)], parents=[],
+        )
+    ]  # fmt: skip
+    texts = [r.BankText(content_digest=SHA, text="text")]
+    events = [
+        r.BankEvent(
+            event_id="r0001-e0000", round=1, kind="add", entry_id="e9", family="room", operation_id="d0-o0",
+            before_digest=None, after_digest=SHA, parents=[], reason=None,
+        ),
+        r.BankEvent(
+            event_id="r0001-e0001", round=1, kind="evict", entry_id="e1", family="room", operation_id=None,
+            before_digest=SHA, after_digest=None, parents=[], reason="capacity",
+        ),
+    ]  # fmt: skip
+    return {r.BankEntry: bank, r.BankText: texts, r.BankEvent: events}
+
+
+def credit() -> dict[type[Row], list[Row]]:
+    credits = [
+        r.Credit(
+            round=1, episode_id=_episode(i), entry_id="e0", content_digest=SHA, generation_id="x0",
+            outcome=1.0 - 2 * i, free_mean=0.0, guided_minus_free=1.0 - 2 * i,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    scores = [r.EntryScore(entry_id="e0", uses=2, mean_outcome=0.0, last_used_round=1)]
+    buffer = [
+        r.BufferItem(
+            generation_id="x0", generation_round=0, generation_stage="distill", kind="used", entered_round=1,
+            entered_order=0, uses=2, score_sum=0.0, train_count=1, last_trained_round=1, status="selected", reason=None,
+        )
+    ]  # fmt: skip
+    samples = [
+        _sample("s0", "actor", "grpo", "g0"),
+        _sample("s1", "extractor", "cispo", "x0"),
+    ]
+    return {r.Credit: credits, r.EntryScore: scores, r.BufferItem: buffer, r.Sample: samples}
+
+
+def _sample(name: str, role: str, objective: str, generation: str) -> r.Sample:
+    return r.Sample(
+        sample_id=name, round=1, role=role, objective=objective, source="0001/collect", generation_id=generation,
+        reward=1.0, advantage=0.5, weight=0.5, temperature=1.0, token_ids=[1, 2], loss_mask=[0, 1],
+        logprobs=[0.0, -0.5],
+    )  # fmt: skip
+
+
+def update() -> dict[type[Row], list[Row]]:
+    weights = [
+        r.Weights(
+            role="actor", round=1, updates=1, source="tiny", base_digest=SHA,
+            checkpoint="rounds/0001/update_actor/checkpoint", weights_digest=SHA,
+        )
+    ]  # fmt: skip
+    return {r.Weights: weights, r.Metric: [r.Metric(round=1, stage="update_actor", name="loss", value=0.1, alarm=None)]}
+
+
+def evaluate() -> dict[type[Row], list[Row]]:
+    rows = [
+        r.Evaluation(
+            evaluation_id=f"v{i}", round=1, arm=arm, family="room", environment_seed=9, guided=arm == "with_bank",
+            entry_id="e9" if arm == "with_bank" else None, success=False, reward=0.0, turns=2, invalid_actions=1,
+            stop_reason="turn_limit", actions=["east", ""],
+        )
+        for i, arm in enumerate(("with_bank", "without_bank"))
+    ]  # fmt: skip
+    return {r.Evaluation: rows}
+
+
+STAGES = (plan, collect, distill, consolidate, credit, update, evaluate)

@@ -1,0 +1,169 @@
+"""Every suite passes what is right, and names table, rule and row of what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import crl.records as r
+from crl.checks import check_tables, suite_names
+from crl.checks.rules import SUITES
+from crl.errors import DataCheckFailed
+from crl.records import ROW_TYPES, Row, schema_of, table_of
+from tests.unit.checks import example_rows as examples
+
+Rows = dict[type[Row], list[Row]]
+
+
+def _tables(rows: Rows) -> dict[type[Row], pa.Table]:
+    return {row_type: table_of(row_type, listed) for row_type, listed in rows.items()}
+
+
+def _changed(rows: Rows, row_type: type[Row], index: int, **changes: Any) -> Rows:
+    listed = list(rows[row_type])
+    listed[index] = dataclasses.replace(listed[index], **changes)  # type: ignore[type-var]
+    return {**rows, row_type: listed}
+
+
+def test_every_record_type_has_a_suite_with_rules() -> None:
+    assert suite_names() == tuple(row_type.table for row_type in ROW_TYPES)
+    assert all(suite.key and suite.rows for suite in SUITES.values())
+
+
+@pytest.mark.parametrize("stage", examples.STAGES, ids=lambda stage: stage.__name__)
+def test_sound_rows_pass(stage: Any) -> None:
+    rows = stage()
+    results = check_tables(_tables(rows), where="here")
+    assert [result.table for result in results if result.table != "between tables"] == [t.table for t in rows]
+    assert all(result.success and result.expectations > 1 for result in results)
+    assert "seconds" not in results[0].record()
+
+
+def test_empty_tables_pass_and_no_tables_pass() -> None:
+    empty = {row_type: schema_of(row_type).empty_table() for row_type in ROW_TYPES}
+    assert all(result.success for result in check_tables(empty, where="here"))
+    assert check_tables({}, where="here") == []
+
+
+# (stage, row type, row, change, a part of the rule that must be named)
+BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
+    (examples.plan, r.Task, 2, {"episode_id": "r0001-room-g0000-m0001"}, "episode_id is unique"),
+    (examples.plan, r.Task, 2, {"slot": "both"}, "slot is one of guided, free"),
+    (examples.plan, r.Task, 2, {"environment_seed": 8}, "a group shares one environment seed"),
+    (examples.plan, r.Task, 3, {"member": 0}, "a place in a group is planned once"),
+    (examples.plan, r.Retrieval, 1, {"chosen": True}, "at most one candidate of an episode is chosen"),
+    (examples.plan, r.Retrieval, 1, {"similarity": 1.5}, "similarity is between"),
+    (examples.plan, r.Retrieval, 1, {"score": float("nan")}, "every term of eq. 6 is finite"),
+    (examples.plan, r.Retrieval, 1, {"entry_id": "e0"}, "episode_id and entry_id are unique"),
+    (examples.plan, r.Retrieval, 3, {"episode_id": "elsewhere"}, "belongs to a planned episode"),
+    (examples.plan, r.Retrieval, 0, {"episode_id": "r0001-room-g0000-m0003"}, "chosen for guided slots only"),
+    (examples.plan, r.RetrievalCount, 0, {"count": -1}, "count is at least 0"),
+    (examples.collect, r.Episode, 0, {"entry_id": None}, "guided means that an experience was shown"),
+    (examples.collect, r.Episode, 3, {"guided": True}, "guided means that an experience was shown"),
+    (examples.collect, r.Episode, 0, {"experience": None}, "guided means that an experience was shown"),
+    (examples.collect, r.Episode, 1, {"reward": 1.0}, "a success has a positive reward"),
+    (examples.collect, r.Episode, 1, {"stop_reason": "success"}, "success is the stop reason"),
+    (examples.collect, r.Episode, 1, {"stop_reason": "error"}, "an error has a reason code"),
+    (examples.collect, r.Episode, 1, {"turns": 3}, "as many turns"),
+    (examples.collect, r.Episode, 1, {"generation_id": "g9"}, "an episode has its token record"),
+    (examples.collect, r.Turn, 3, {"turn": 5}, "numbered without a gap"),
+    (examples.collect, r.Turn, 3, {"first_token": 3}, "spans of an episode do not overlap"),
+    (examples.collect, r.Turn, 3, {"last_token": 7}, "the trained tokens of an episode are those of its turns"),
+    (examples.collect, r.Turn, 3, {"action": None}, "a valid turn has an action"),
+    (examples.collect, r.Generation, 2, {"logprobs": [0.0] * 7}, "have one length"),
+    (examples.collect, r.Generation, 2, {"loss_mask": [0, 0, 1, 2, 0, 0, 1, 1]}, "loss_mask holds 0 and 1 only"),
+    (examples.collect, r.Generation, 2, {"logprobs": [0, 0, 0.5, -1, 0, 0, -1, -1]}, "are not positive"),
+    (examples.collect, r.Generation, 2, {"logprobs": [0, -1, -1, -1, 0, 0, -1, -1]}, "0 where the mask is 0"),
+    (examples.collect, r.Generation, 2, {"logprobs": [0, 0, float("-inf"), -1, 0, 0, -1, -1]}, "are finite"),
+    (examples.collect, r.Generation, 2, {"weights_digest": "abc"}, "weights_digest is a SHA-256"),
+    (examples.distill, r.Distillation, 0, {"verdict": "malformed"}, "malformed has a reason code"),
+    (examples.distill, r.Distillation, 1, {"operations": 2}, "malformed output asks for nothing"),
+    (examples.distill, r.Distillation, 1, {"generation_id": "x0"}, "an output is accounted for once"),
+    (examples.distill, r.Operation, 0, {"distillation_id": "d1", "operation_id": "d1-o0"}, "not malformed"),
+    (examples.distill, r.Operation, 0, {"text": " "}, "add, update and merge have a text"),
+    (examples.distill, r.Generation, 1, {"generation_id": "x7"}, "is accounted for"),
+    (examples.consolidate, r.BankEntry, 0, {"episode_ids": []}, "an entry derives from some episode"),
+    (examples.consolidate, r.BankEntry, 0, {"content_digest": "0" * 64}, "has the event of its change"),
+    (examples.consolidate, r.BankEvent, 1, {"entry_id": "e9"}, "what was evicted or dropped is not in the bank"),
+    (examples.consolidate, r.BankEvent, 1, {"reason": None}, "a rejection or eviction has a reason"),
+    (examples.consolidate, r.BankText, 0, {"text": "other"}, "the digest is that of the text"),
+    (examples.credit, r.Credit, 0, {"outcome": 0.5}, "an outcome is +1 or -1"),
+    (examples.credit, r.Credit, 0, {"guided_minus_free": 0.5}, "the difference is outcome minus free mean"),
+    (examples.credit, r.EntryScore, 0, {"mean_outcome": -1.5}, "mean_outcome is between -1 and 1"),
+    (examples.credit, r.BufferItem, 0, {"score_sum": 3.0}, "the sum of outcomes is at most the uses"),
+    (examples.credit, r.BufferItem, 0, {"status": "waiting"}, "was selected from the buffer"),
+    (examples.credit, r.Sample, 1, {"generation_id": "x5"}, "what is selected from the buffer is trained on"),
+    (examples.credit, r.Sample, 0, {"weight": float("inf")}, "reward, advantage and weight are finite"),
+    (examples.credit, r.Sample, 0, {"loss_mask": [0, 0], "logprobs": [0.0, 0.0]}, "has a trained token"),
+    (examples.update, r.Weights, 0, {"checkpoint": None}, "updated weights have a checkpoint"),
+    (examples.update, r.Metric, 0, {"value": float("nan")}, "a figure is finite"),
+    (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
+    (examples.evaluate, r.Evaluation, 1, {"actions": ["east"]}, "every turn has an action"),
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "row_type", "index", "changes", "rule"), BREACHES, ids=[f"{b[1].table}-{b[4][:40]}" for b in BREACHES]
+)
+def test_a_breach_names_table_rule_and_row(
+    stage: Any, row_type: type[Row], index: int, changes: dict[str, Any], rule: str
+) -> None:
+    rows = _changed(stage(), row_type, index, **changes)
+    with pytest.raises(DataCheckFailed) as raised:
+        check_tables(_tables(rows), where="round 1, stage x")
+    lines = [line for line in raised.value.found.splitlines() if rule in line]
+    assert lines, raised.value.found
+    assert raised.value.where == "round 1, stage x"
+    assert "row " in lines[0]
+
+
+def test_the_row_and_id_of_an_offender_are_its_own() -> None:
+    rows = _changed(examples.collect(), r.Episode, 3, stop_reason="bored")
+    with pytest.raises(
+        DataCheckFailed, match=r"table episodes: 'stop_reason is one of .*row 3 \(r0001-room-g0000-m0003\)"
+    ):
+        check_tables(_tables(rows), where="here")
+
+
+def test_many_offenders_are_counted_and_the_first_shown() -> None:
+    metrics = [r.Metric(round=1, stage="s", name=f"m{i}", value=float("inf"), alarm=None) for i in range(40)]
+    with pytest.raises(DataCheckFailed, match=r"broken in 40 rows: row 0 \(s, m0\); .*; …"):
+        check_tables({r.Metric: table_of(r.Metric, metrics)}, where="here")
+
+
+def _forget() -> None:
+    """Drop the suites and the context of this process: the next check builds them anew."""
+    from crl.checks import suites
+
+    suites._built.cache_clear()
+    suites._source.cache_clear()
+
+
+def test_an_expectation_that_errors_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from crl.checks import suites
+
+    suite = dataclasses.replace(SUITES[r.Metric], sets={"nowhere": ("a",)})
+    monkeypatch.setattr(suites, "_frame_query", lambda row_type, own: "SELECT row, name AS id, name, stage, NULL AS "
+                        "broken_rule FROM metrics")  # fmt: skip
+    monkeypatch.setitem(SUITES, r.Metric, suite)
+    _forget()
+    try:
+        with pytest.raises(DataCheckFailed, match="'nowhere is one of a' could not be checked"):
+            check_tables(_tables({r.Metric: examples.update()[r.Metric]}), where="here")
+    finally:
+        _forget()
+
+
+def test_importing_the_checks_stays_light() -> None:
+    code = (
+        "import sys, crl.checks, crl.run.verify, crl.run.lease\n"
+        "heavy = {'great_expectations', 'pandas', 'duckdb', 'torch', 'prefect', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
