@@ -1,1 +1,9 @@
-"""Prefect flows: thin. They run the stages of a recipe in order and know no stage by name."""
+"""Prefect flows: thin. They run the stages of a recipe in order and know no stage by name.
+
+Importing the package turns off what Prefect would tell others about its use, unless the environment says otherwise.
+"""
+
+import os
+
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("DO_NOT_TRACK", "1")

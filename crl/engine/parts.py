@@ -18,7 +18,7 @@ class PartProgress:
     """Progress of parts that run side by side as progress of the stage.
 
     `done` and `total` are sums; a part that has not reported counts as large as the mean of those that have.
-    Whole-number figures are summed, other numbers averaged over the parts by what each has done, else the latest counts.
+    Whole-number figures are summed, other numbers averaged by what each part has done, else the latest counts.
     """
 
     def __init__(self, count: int, tell: Callable[[dict[str, Any]], None]) -> None:

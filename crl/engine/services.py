@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
@@ -71,7 +71,7 @@ class EngineServices:
         from crl.policies import load_policy
 
         with self._seeded("weights", role):
-            policy: Policy = load_policy(config, model_path, checkpoint, threads=self._method.threads)
+            policy = cast(Policy, load_policy(config, model_path, checkpoint, threads=self._method.threads))
         self._policies[role] = (weights.weights_digest, policy)
         return policy
 

@@ -71,7 +71,7 @@ def nothing(ctx: StageContext) -> None:
 def spread(ctx: StageContext, part: int) -> None:
     drawn = ctx.rows(Metric, "draw")
     mishap(ctx, part)
-    ctx.write(Metric, [metric(ctx, f"p{part}", row.value * (part + 1)) for row in drawn])
+    ctx.write(Metric, [metric(ctx, f"p{part}-{row.name}", row.value * (part + 1)) for row in drawn])
     ctx.progress(10, 10, made=10)
 
 

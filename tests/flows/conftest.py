@@ -1,0 +1,36 @@
+"""One temporary Prefect server for all flow tests, and the fake recipe of the engine tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
+from tests.unit.engine.harness import RECIPE
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """A real server on a temporary database."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture
+def fake(prefect_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """Flows on the fake recipe under `tmp_path`; calling it orders mishaps and gives the run's path."""
+    monkeypatch.setenv("CRL_RECIPE", RECIPE)
+    monkeypatch.setenv("CRL_RUNS", str(tmp_path))
+
+    def order(mishaps: dict[str, Any]) -> Path:
+        monkeypatch.setenv("CRL_FAKE", json.dumps(mishaps))
+        return tmp_path / "fake"
+
+    order({})
+    return order

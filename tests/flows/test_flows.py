@@ -1,0 +1,99 @@
+"""The flows through a real Prefect server: what is retried, what is not, what a retried flow run does and shows."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.flow_engine import run_flow
+from prefect.states import AwaitingRetry
+
+from crl.errors import BadInput, DataCheckFailed
+from crl.run.directory import RunDirectory
+from flows.resume import resume
+from flows.train import train
+from tests.unit.engine.harness import digests, make_driver, make_experiment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    with make_driver(tmp_path_factory.mktemp("undisturbed")) as driver:
+        driver.run_rounds(2)
+        return digests(driver.run)
+
+
+def flow_runs(**filters):
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(flow_run_filter=FlowRunFilter(**filters) if filters else None)
+
+
+def task_runs(flow_run_id):
+    with get_client(sync_client=True) as client:
+        found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [flow_run_id]}))
+        return {run.name: run for run in found}
+
+
+def artifacts(key):
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+
+
+def children_of(state):
+    """Child flow runs of a flow run, by name, the newest of each name."""
+    parent = state.state_details.flow_run_id
+    tracking = [run.id for run in task_runs(parent).values()]
+    found = sorted(flow_runs(parent_task_run_id={"any_": tracking}), key=lambda run: run.created)
+    return {run.name: run for run in found}
+
+
+def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed_run(fake, tmp_path, undisturbed):
+    path = fake({"draw": ["kill_once", str(tmp_path / "marker")]})
+    state = train(make_experiment(), rounds=2, return_state=True)
+    assert state.result() == {"run": str(path), "rounds": [0, 1, 2]}
+    assert digests(RunDirectory.open(path)) == undisturbed
+    children = children_of(state)
+    assert set(children) == {"round 0", "round 1", "round 2"}
+    stages = task_runs(children["round 1"].id)
+    assert set(stages) == {"draw", "spread", "learn", "total"}
+    assert (stages["draw"].run_count, stages["spread"].run_count) == (2, 1)
+    assert any("draw" in artifact.data for artifact in artifacts("round"))
+
+    # The same again finds nothing to do; more rounds go on from there.
+    assert resume(path) == {"run": str(path), "rounds": []}
+    assert train(make_experiment(), rounds=1)["rounds"] == [3]
+
+
+def test_a_breach_is_not_retried_and_shows_as_an_artifact_and_a_retried_flow_run_finishes(fake, tmp_path, undisturbed):
+    path = fake({"spread/1": ["breach", ""]})
+    state = train(make_experiment(), rounds=2, return_state=True)
+    with pytest.raises(DataCheckFailed, match="row 3 has"):
+        state.result()
+    run = RunDirectory.open(path)
+    assert run.complete_stages(1) == ["draw"] and not run.complete_stages(2)
+    failed = task_runs(children_of(state)["round 1"].id)["spread"]
+    assert failed.run_count == 1 and failed.state.is_failed() and "row 3 has" in failed.state.message
+    assert any("row 3 has -1.0" in artifact.data for artifact in artifacts("data-checks"))
+
+    # Retry in the UI: the same flow run again. It finishes its rounds, and no more.
+    fake({})
+    with get_client(sync_client=True) as client:
+        identifier = UUID(str(state.state_details.flow_run_id))
+        client.set_flow_run_state(identifier, AwaitingRetry(), force=True)
+        again = run_flow(train, flow_run=client.read_flow_run(identifier), return_type="state",
+                         parameters={"experiment": make_experiment(), "rounds": 2})  # fmt: skip
+    assert again.result()["rounds"] == [1, 2]
+    assert digests(run) == undisturbed
+
+
+def test_bad_input_and_a_second_owner_fail_the_flow_with_their_own_errors(fake, tmp_path):
+    with pytest.raises(BadInput):
+        train(tmp_path / "missing.yaml", rounds=1)
+    fake({"prepare": ["bad_input", ""]})
+    with pytest.raises(BadInput, match="the fake refuses"):
+        train(make_experiment(), rounds=1)
