@@ -1,6 +1,7 @@
 """The exact index: equal to brute force, whatever the ties; a cache that is never trusted blindly."""
 
 import json
+import math
 import os
 
 import numpy as np
@@ -35,6 +36,16 @@ def test_equal_to_exhaustive_search_with_many_ties(seed, rows, distinct, count):
     found, cosines = ExactIndex(vectors, gpu=False).nearest(query, count)
     assert found.tolist() == brute(vectors, query, count)
     assert (np.diff(cosines) <= 0).all()
+
+
+def test_near_ties_that_float32_cannot_order():
+    rng, base = np.random.default_rng(5), unit(5, 1, 384)[0]
+    # Each component one rounding step up or down, or as it is: cosines differ by some 1e-8.
+    steps = rng.integers(-1, 2, (400, 384)).astype(np.float32) * np.spacing(np.abs(base))
+    vectors = base + steps
+    found, _ = ExactIndex(vectors, gpu=False).nearest(base, 3)
+    exact = [math.fsum(float(a) * float(b) for a, b in zip(row, base, strict=True)) for row in vectors]
+    assert found.tolist() == sorted(range(400), key=lambda row: -exact[row])[:3]
 
 
 def test_a_result_does_not_depend_on_the_other_rows():
