@@ -112,7 +112,7 @@ WARM_START_EXTRACTOR = Stage(
     name="warm_start_extractor",
     run=warm_start.warm_start_extractor,
     reads=(Read("initialise"), Read("update_actor")),
-    writes=(Episode, Turn, Generation, Distillation, Sample, Weights, Metric),
+    writes=(Episode, Turn, Generation, Distillation, Operation, Sample, Weights, Metric),
     role="extractor",
 )
 

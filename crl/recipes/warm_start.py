@@ -1,9 +1,10 @@
 """Stages `warm_start_actor` and `warm_start_extractor` of round 0: supervised, for form and not for the answer.
 
-The actor imitates an oracle of the environment on training seeds; the extractor imitates templates over episodes that
-the warm actor really played. Both demonstrations are made by the rollout and the extractor themselves (a scripted
-policy speaks), so their token records are exact. Success before and after is what `evaluate_base` and `evaluate` of
-round 0 hold. The update runs plainly (TRL's SFTTrainer), and the metric `deepspeed` says so.
+The actor imitates an oracle of the environment, or random legal actions, on training seeds; the extractor imitates
+templates over episodes that the warm actor really played. Both demonstrations are made by the rollout and the extractor
+themselves (a scripted policy speaks), so their token records are exact. Success before and after is what
+`evaluate_base` and `evaluate` of round 0 hold. The update runs plainly (TRL's SFTTrainer), and the metric `deepspeed`
+says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from crl.recipes.plan import query_of
 from crl.recipes.scripted import ScriptedPolicy
 from crl.recipes.waves import play
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
-from crl.records import Distillation, Episode, Generation, Metric, Sample, Task, Turn, Weights
+from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Task, Turn, Weights
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
 WAVE = 16
@@ -33,10 +34,10 @@ WAVE = 16
 
 
 class _Watched:
-    """An environment that remembers which actions are legal, for moves where its oracle knows none."""
+    """An environment that remembers which actions are legal, for moves where its oracle knows none or is not asked."""
 
-    def __init__(self, environment: Environment, seed: np.random.SeedSequence) -> None:
-        self._environment, self._random = environment, np.random.default_rng(seed)
+    def __init__(self, environment: Environment, seed: np.random.SeedSequence, *, asked: bool) -> None:
+        self._environment, self._random, self._asked = environment, np.random.default_rng(seed), asked
         self._actions: dict[int, tuple[str, ...]] = {}
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
@@ -50,22 +51,30 @@ class _Watched:
         return steps
 
     def oracle(self, slot: int) -> str | None:
-        """The oracle's move, else a random legal one: what is taught is the form."""
-        return self._environment.oracle(slot) or str(self._random.choice(self._actions[slot]))
+        """The oracle's move where it is asked and knows one, else a random legal one: then only form is taught."""
+        move = self._environment.oracle(slot) if self._asked else None
+        return move or str(self._random.choice(self._actions[slot]))
 
     def close(self) -> None:
         self._environment.close()
 
 
 def warm_start_actor(ctx: StageContext) -> None:
-    """Oracle demonstrations, then a supervised update of the actor on those that were won (on all if none was)."""
+    """Demonstrations, then a supervised update of the actor.
+
+    Of the oracle's demonstrations those that were won are learnt (all if none was). Of random ones all are: winners
+    only would teach which random actions win.
+    """
     assert ctx.method.warm_start is not None
+    by_oracle = ctx.method.warm_start.demonstrations == "oracle"
     before = weights_of(ctx, "actor", stage="initialise")
     chat, context = _chat_of(ctx, "actor", before)
     tag = ctx.method.rollout.action_format == "tag"
     played: list[PlayedEpisode] = []
     for wave in _waves(ctx, ctx.method.warm_start.actor_episodes):
-        environment = _Watched(ctx.services.environment(wave[0].task.family), ctx.seed("oracle", len(played)))
+        environment = _Watched(
+            ctx.services.environment(wave[0].task.family), ctx.seed("oracle", len(played)), asked=by_oracle
+        )
 
         def say(row: int, environment: _Watched = environment) -> str:
             action = environment.oracle(row) or ""
@@ -81,7 +90,8 @@ def warm_start_actor(ctx: StageContext) -> None:
         )
     won = [each for each in played if each.episode.success]
     _write_episodes(ctx, played)
-    samples = [_sample(ctx, "actor", each.generation) for each in won or played]
+    learnt = won if by_oracle and won else played
+    samples = [_sample(ctx, "actor", each.generation) for each in learnt]
     _train(ctx, "actor", before, samples, {"demonstrations": len(played), "demonstrations_won": len(won)})
 
 
@@ -161,12 +171,13 @@ def warm_start_extractor(ctx: StageContext) -> None:
             )
         played += episodes
         ctx.progress(len(played), sum(len(each) for each in waves))
-    sound = [each for each in results if each.distillation.reason_code == "ok"]
-    generations = [dataclasses.replace(each.generation, stage=ctx.stage.name) for each in sound]
-    _write_episodes(ctx, played)
+    outputs = [dataclasses.replace(each.generation, stage=ctx.stage.name) for each in results]
+    sound = [row for row, each in zip(outputs, results, strict=True) if each.distillation.reason_code == "ok"]
+    _write_episodes(ctx, played, outputs)
     ctx.write(Distillation, [each.distillation for each in results])
+    ctx.write(Operation, [operation for each in results for operation in each.operations])
     figures = {"demonstrations": len(results), "demonstrations_in_form": len(sound)}
-    _train(ctx, "extractor", before, [_sample(ctx, "extractor", row) for row in generations], figures)
+    _train(ctx, "extractor", before, [_sample(ctx, "extractor", row) for row in sound], figures)
 
 
 def template_output(episode: Episode, turns: Sequence[Turn], form: Literal["json", "lines"]) -> str:
@@ -206,10 +217,10 @@ def _chat_of(ctx: StageContext, role: str, weights: Weights) -> tuple[Chat, int]
     return policy.chat, policy.context
 
 
-def _write_episodes(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
+def _write_episodes(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    ctx.write(Generation, [*(each.generation for each in played), *outputs])
 
 
 def _sample(ctx: StageContext, role: str, generation: Generation) -> Sample:
