@@ -39,15 +39,18 @@ class _Pass:
 class _RowLayer(DynamicLayer):
     """One layer's keys and values, [R, H, C + 1, D]; the last slot is the one padding writes to."""
 
+    keys: torch.Tensor
+    values: torch.Tensor
+
     def __init__(self, current: _Pass, rows: int) -> None:
         super().__init__()
-        self._current, self._rows = current, rows
+        self.current, self.rows = current, rows
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         # Zeros, not empty memory: a hidden slot has weight 0, and 0 times a stray NaN would still be NaN.
-        self.keys = key_states.new_zeros(self._rows, key_states.shape[1], 1, key_states.shape[3])
-        self.values = value_states.new_zeros(self._rows, value_states.shape[1], 1, value_states.shape[3])
+        self.keys = key_states.new_zeros(self.rows, key_states.shape[1], 1, key_states.shape[3])
+        self.values = value_states.new_zeros(self.rows, value_states.shape[1], 1, value_states.shape[3])
         self.is_initialized = True
 
     def update(
@@ -56,7 +59,7 @@ class _RowLayer(DynamicLayer):
         """Write new keys and values [B, H, Q, D] and return views of what can be attended, [B, H, span, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        current = self._current
+        current = self.current
         if self.keys.shape[2] <= current.span:
             self.keys = _grown(self.keys, current.span)
             self.values = _grown(self.values, current.span)
@@ -75,7 +78,7 @@ class _RowLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         """Slots that can be attended in the current pass. Positions and masks are always given by the caller."""
-        return self._current.span
+        return self.current.span
 
 
 class RowCache(Cache):
@@ -84,7 +87,8 @@ class RowCache(Cache):
     def __init__(self, layers: int, rows: int) -> None:
         self._current = _Pass()
         self.rows = rows
-        super().__init__(layers=[_RowLayer(self._current, rows) for _ in range(layers)])
+        self._row_layers = [_RowLayer(self._current, rows) for _ in range(layers)]
+        super().__init__(layers=list(self._row_layers))
 
     def plan(self, rows: range, slots_BQ: torch.Tensor, span: int) -> None:
         """Say where the next forward pass writes.
@@ -105,9 +109,9 @@ class RowCache(Cache):
         """Make row i what was row `rows[i]`; a row may be named again (expansion) or left out (dropped)."""
         moved = [i for i, row in enumerate(rows) if i != row]
         in_place = len(rows) == self.rows
-        for layer in self.layers:
+        for layer in self._row_layers:
             if not layer.is_initialized:
-                layer._rows = len(rows)
+                layer.rows = len(rows)
                 continue
             if in_place and moved:
                 source = torch.tensor([rows[i] for i in moved], device=layer.device)
@@ -124,7 +128,7 @@ class RowCache(Cache):
         """Bytes allocated."""
         return sum(
             tensor.numel() * tensor.element_size()
-            for layer in self.layers
+            for layer in self._row_layers
             if layer.is_initialized
             for tensor in (layer.keys, layer.values)
         )

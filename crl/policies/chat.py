@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Letters and digits only: no template strips, escapes or splits on them.
 _SLOT = "crlSlot{}Text"
 _SLOTS = re.compile(r"crlSlot(\d+)Text")
-_DATE = "26 July 2024"  # some templates write today's date into the prompt; rows must not depend on the clock
+# Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
+_NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
 
 class ChatFormat:
@@ -50,7 +51,8 @@ class ChatFormat:
             raise self._refuse("it has no chat template", "Use an instruction-tuned model.")
         if not getattr(tokenizer, "is_fast", False):
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
-        self._control_ids = {text: index for text, index in tokenizer.get_added_vocab().items() if text}
+        self._template = _NO_CLOCK + tokenizer.get_chat_template()
+        self._control_ids: dict[str, int] = {text: index for text, index in tokenizer.get_added_vocab().items() if text}
         # Longest first: of two control strings that begin alike, the longer one is meant.
         strings = sorted(self._control_ids, key=lambda text: (-len(text), text))
         self._control = re.compile("|".join(map(re.escape, strings))) if strings else re.compile(r"(?!)")
@@ -118,7 +120,9 @@ class ChatFormat:
         if not rendered:
             return []
         filled = _SLOTS.sub(lambda match: texts[int(match.group(1))], rendered)
-        return list(self._plain.encode(filled, add_special_tokens=False).ids)
+        # A lone surrogate (JSON can spell one) is no text a tokenizer takes; it becomes a question mark.
+        valid = filled.encode("utf-8", "replace").decode("utf-8")
+        return list(self._plain.encode(valid, add_special_tokens=False).ids)
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, ready: bool) -> str:
         import jinja2
@@ -128,8 +132,7 @@ class ChatFormat:
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=ready,
-                date_string=_DATE,
-                strftime_now=lambda _format: _DATE,
+                chat_template=self._template,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = [message["role"] for message in messages]

@@ -1,7 +1,7 @@
 """A language model that samples: weights, chat format and context of a role (protocol `Policy`).
 
-`load_policy` reads a base model and, where given, a checkpoint of the role: full weights, or a LoRA adapter that is merged
-into the base. It never downloads; `crl/policies/sources.py` does.
+`load_policy` reads a base model and, where given, a checkpoint of the role: full weights, or a LoRA adapter that is
+merged into the base. It never downloads; `crl/policies/sources.py` does.
 """
 
 from __future__ import annotations
@@ -109,17 +109,21 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
     config = AutoConfig.from_pretrained(config_from, local_files_only=True)
+    if (config_from / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(config_from, local_files_only=True)
+    else:
+        generation = GenerationConfig.from_model_config(config)
     model, report = AutoModelForCausalLM.from_pretrained(
         weights,
         config=config,
+        generation_config=generation,
         dtype=dtype,
         attn_implementation="sdpa",
         local_files_only=True,
         output_loading_info=True,
     )
-    problems = {
-        kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report.get(kind)
-    }
+    kinds = ("missing_keys", "mismatched_keys")
+    problems = {kind: sorted(map(str, report[kind])) for kind in kinds if report.get(kind)}
     if problems:  # transformers would fill these with random numbers and only warn
         raise RecordDamaged(
             f"Weights do not fit the model: {problems}.",
@@ -127,8 +131,6 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             where=str(weights),
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
-    if (config_from / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(config_from, local_files_only=True)
     return model
 
 

@@ -1,8 +1,8 @@
 """Rows of one batch with their key-value cache, sampled turn by turn (protocol `Session`).
 
 Every token is read once: what all prompts share is read as one row, what a group shares as one row a group, the rest
-row by row. Ids that are appended (and the last id sampled) wait until the row is next sampled and are read in that first
-forward pass. Rows have no padding in the cache (`crl/policies/cache.py`), so positions are plain counts and the
+row by row. Ids that are appended (and the last id sampled) wait until the row is next sampled and are read in that
+first forward pass. Rows have no padding in the cache (`crl/policies/cache.py`), so positions are plain counts and the
 log-probabilities are those of teacher forcing up to rounding.
 
 A ragged pass is padded on the left. Padding sees slots of its own row only and writes to a slot nobody sees.
@@ -13,7 +13,6 @@ Shapes: B rows of a pass, Q new tokens, S slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from crl.policies.cache import RowCache
 from crl.policies.sampling import draw
 from crl.protocols import Sampled, StopReason
 
-_PADDING = 256
+_PADDING = {"cpu": 64, "cuda": 4096}
 """Padding tokens that cost about as much as another forward pass: more padding than this splits the pass."""
 _WIDTH = 512
 """Most new tokens of a row in one pass: bounds the memory of mask and activations."""
@@ -69,6 +68,7 @@ class BatchSession:
             )
         self._model, self._end_ids, self._context = model, end_ids, context
         self._device = model.device
+        self._padding = _PADDING.get(self._device.type, _PADDING["cpu"])
         self._hidden = torch.tensor(float("-inf"), dtype=model.dtype, device=self._device)
         self._cached: dict[int, int] = {}  # tokens of each row that are in the cache
         self._pending: dict[int, list[int]] = {}  # tokens that are not, in order
@@ -207,7 +207,7 @@ class BatchSession:
         lengths = [len(pieces.get(row, ())) for row in rows]
         width = max(lengths)
         padding = width * reach - sum(lengths)
-        fits = len(pieces) >= _BUSY * reach if width == 1 else padding <= _PADDING
+        fits = len(pieces) >= _BUSY * reach if width == 1 else padding <= self._padding
         if fits and width * reach <= _TOKENS:
             return [(0, reach)]
         # Longest first (stable), the rows that are not read last; then cut where padding would cost a pass.
@@ -218,7 +218,7 @@ class BatchSession:
         for index, row in enumerate(by_length):
             widest = len(pieces[by_length[start]])
             padding += widest - len(pieces[row])
-            if index > start and (padding > _PADDING or min(widest, _WIDTH) * (index + 1 - start) > _TOKENS):
+            if index > start and (padding > self._padding or min(widest, _WIDTH) * (index + 1 - start) > _TOKENS):
                 bands.append((start, index))
                 start, padding = index, 0
         return [*bands, (start, len(by_length))]
@@ -257,7 +257,9 @@ class BatchSession:
             attention_mask=mask_BQS[:, None],
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
+            # An index, not the number 1: that takes a strided slice, for which the CPU's batched matrix product copies
+            # the vocabulary head once a row (2 s a pass with 32 rows of SmolLM2).
+            logits_to_keep=torch.tensor([width - 1], device=self._device),
         )
         for row, new in zip(rows, new_B.tolist(), strict=True):
             self._cached[row] += new
@@ -269,4 +271,6 @@ def _shared(prompts: Sequence[list[int]]) -> int:
     """Tokens that several prompts share at their start. The last of each is left out: it must be read to sample."""
     if len(prompts) < 2:
         return 0
-    return min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)  # type: ignore[type-var]
+    lowest, highest = min(prompts), max(prompts)  # what these two share, all share
+    same = next((i for i, (a, b) in enumerate(zip(lowest, highest, strict=False)) if a != b), len(lowest))
+    return min(same, min(map(len, prompts)) - 1)

@@ -58,8 +58,8 @@ def check_model(name: str) -> None:
     """Refuse a model that cannot be resolved, without preparing or downloading anything.
 
     Raises:
-        BadInput: the name is unknown, its package is missing, or the directory holds no checkpoint. A Hugging Face id is
-            checked by its form only; whether it can be reached shows when it is resolved.
+        BadInput: the name is unknown, its package is missing, or the directory holds no checkpoint. A Hugging Face id
+            is checked by its form only; whether it can be reached shows when it is resolved.
     """
     if name == "smollm2-135m-instruct" and not _prepared(name):
         _smollm2_gguf()

@@ -25,13 +25,13 @@ _TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_ACTIONS = "north south east west northeast northwest southeast southwest up down left right".split()
-_MORE_ACTIONS = "search open close kick apply wait pickup key door stairs wall monster lava trap goal hole".split()
+_ACTIONS = "north south east west northeast northwest southeast southwest up down left right"
+_MORE_ACTIONS = "search open close kick apply wait pickup key door stairs wall monster lava trap goal hole"
 _WORDS = (
     "action actions goal move legal illegal you see reach stairs safe the agent is at grid symbols episode won lost "
     "experience advice turn observation not an answer with one word success failure outcome learn lesson when then "
     "avoid first next to of and in on"
-).split()
+)
 
 
 def write_tiny(directory: Path) -> None:
@@ -66,9 +66,9 @@ def write_tiny(directory: Path) -> None:
 def _corpus() -> list[str]:
     """The words of prompts, observations and answers, in a fixed order; frequency decides what becomes a token."""
     lines: list[str] = []
-    for action in _ACTIONS + _MORE_ACTIONS:
+    for action in f"{_ACTIONS} {_MORE_ACTIONS}".split():
         lines += [action, f" {action}", f"<action>{action}</action>", f"Action: {action}\n"] * 24
-    for word in _WORDS:
+    for word in _WORDS.split():
         lines += [f" {word}", word.capitalize()] * 8
     for kind in ("ADD", "UPDATE", "RETURN", "KEEP", "MERGE", "DROP"):
         lines += [kind, f"{kind}: ", f'{{"kind": "{kind.lower()}", "text": ""}}'] * 24
@@ -76,7 +76,7 @@ def _corpus() -> list[str]:
         lines.append("".join(symbols) + "\n")
     for cells in product("SFHGABCD", repeat=2):
         lines.append(" ".join(cells) + "\n")
-    for left, right in product(_ACTIONS[:4], repeat=2):
+    for left, right in product(_ACTIONS.split()[:4], repeat=2):
         lines.append(f"Goal: reach the stairs. Legal actions: {left}, {right}.\nYou see:\n")
         lines.append(f"When you see a trap to the {left}, move {right}.\n")
     return lines
