@@ -255,12 +255,17 @@ class Trainer:
 
     def dispose(self) -> None:
         """Free the model, the optimiser and the engine. The trainer may not be used afterwards."""
+        zero, module = self._engine.optimizer, self._engine.module
         self._engine.destroy()
-        self._engine.module = None
-        self._engine.optimizer = None
+        # Hooks inside autograd hold the engine in cycles that the collector cannot see: empty what they hold.
+        for parameter in module.parameters():
+            parameter.data = torch.empty(0)
+            parameter.grad = None
+            vars(parameter).clear()
+        module.model = None
+        for holder in (zero, self._engine, self._optimizer):
+            vars(holder).clear()
         self._engine = None
-        self._optimizer.state.clear()
-        self._optimizer.param_groups.clear()
         self._parts = []
         gc.collect()
 

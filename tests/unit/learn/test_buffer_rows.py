@@ -1,0 +1,177 @@
+"""The extractor's buffer over rounds: entry, uses, selection, re-entry. Nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crl.config import ExtractorObjective
+from crl.errors import RecordDamaged
+from crl.learn.buffer import buffer_metrics, fill_buffer, reweight, select_batch
+from crl.records import BufferItem, Credit, Distillation
+
+
+def use(generation_id: str, outcome: float, round: int = 1) -> Credit:
+    return Credit(
+        round=round, episode_id="e", entry_id="m", content_digest="d", generation_id=generation_id, outcome=outcome,
+        free_mean=None, guided_minus_free=None,
+    )  # fmt: skip
+
+
+def output(generation_id: str, verdict: str, round: int = 1, kind: str = "distill", episode: str = "e") -> Distillation:
+    return Distillation(
+        distillation_id=f"d-{generation_id}", round=round, kind=kind, family="room", episode_id=episode,
+        guiding_entry_id=None, source_entry_ids=[], generation_id=generation_id, format="lines", reason_code="ok",
+        verdict=verdict, operations=1,
+    )  # fmt: skip
+
+
+class AnyOrigin(dict[str, tuple[int, str]]):
+    def __missing__(self, key: str) -> tuple[int, str]:
+        return (0, "distill")
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+def fill(
+    previous: list[BufferItem],
+    credits: list[Credit],
+    outputs: list[Distillation],
+    *,
+    round: int = 1,
+    free_means: dict[str, float] | None = None,
+    **settings: Any,
+) -> list[BufferItem]:
+    return fill_buffer(
+        previous,
+        credits,
+        outputs,
+        round=round,
+        config=ExtractorObjective(**settings),
+        origins=AnyOrigin(),
+        free_means=free_means or {},
+    )
+
+
+def test_an_output_enters_at_its_first_use_and_collects_uses_while_it_waits() -> None:
+    rows = fill([], [use("x", 1.0), use("y", -1.0), use("x", -1.0)], [output("z", "add")])
+    assert [(row.generation_id, row.uses, row.score_sum, row.status) for row in rows] == [
+        ("x", 2, 0.0, "waiting"),
+        ("y", 1, -1.0, "waiting"),
+    ]
+    rows = fill(rows, [use("y", 1.0)], [], round=2)
+    assert [(row.generation_id, row.uses, row.score_sum, row.entered_round) for row in rows] == [
+        ("x", 2, 0.0, 1),
+        ("y", 2, 0.0, 1),
+    ]
+
+
+def test_malformed_outputs_enter_at_once_with_their_reward_merges_too() -> None:
+    rows = fill([], [], [output("x", "malformed"), output("m", "malformed", kind="merge"), output("y", "add")])
+    assert [(row.generation_id, row.kind, row.uses, row.score_sum) for row in rows] == [
+        ("x", "malformed", 1, -2.0),
+        ("m", "malformed", 1, -2.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("none", []), ("free_mean", [("x", 0.5)]), (-0.25, [("x", -0.25), ("y", -0.25)])]
+)
+def test_return_is_scored_as_configured(setting: str | float, expected: list[tuple[str, float]]) -> None:
+    outputs = [output("x", "return", episode="a"), output("y", "return", episode="b")]
+    rows = fill([], [], outputs, return_reward=setting, free_means={"a": 0.5})
+    assert [(row.generation_id, row.score_sum) for row in rows] == expected
+    assert all(row.kind == "return" for row in rows)
+
+
+def test_nothing_is_selected_before_a_whole_batch_waits_then_the_oldest_are() -> None:
+    config = ExtractorObjective(batch=3)
+    rows = fill([], [use("a", 1.0), use("b", 1.0)], [])
+    assert select_batch(rows, config, round=1) == ([], rows)
+    rows = fill(rows, [use("d", 1.0, 2), use("c", 1.0, 2)], [], round=2)
+    selected, after = select_batch(rows, config, round=2)
+    assert [row.generation_id for row in selected] == ["a", "b", "d"]
+    assert {row.generation_id: row.status for row in after} == {
+        "a": "selected", "b": "selected", "d": "selected", "c": "waiting",
+    }  # fmt: skip
+    assert [row.train_count for row in selected] == [0, 0, 0], "eq. 7 counts earlier trainings"
+    assert [(row.train_count, row.last_trained_round) for row in after if row.status == "selected"] == [(1, 2)] * 3
+
+
+def test_a_trained_output_waits_for_new_uses_and_re_enters_with_them_alone() -> None:
+    config = ExtractorObjective(batch=2)
+    rows = fill([], [use("a", 1.0), use("b", -1.0)], [output("bad", "malformed")])
+    _, rows = select_batch(rows, config, round=1)
+    rows = fill(rows, [], [], round=2)
+    assert {row.generation_id: (row.status, row.uses) for row in rows} == {
+        "a": ("trained", 0), "b": ("trained", 0), "bad": ("waiting", 1),
+    }  # fmt: skip
+    rows = fill(rows, [use("b", 1.0, 3)], [], round=3)
+    again = next(row for row in rows if row.generation_id == "b")
+    assert (again.status, again.uses, again.score_sum, again.entered_round) == ("waiting", 1, 1.0, 3)
+    assert (again.train_count, again.last_trained_round) == (1, 1)
+    selected, _ = select_batch(rows, config, round=3)
+    assert [row.generation_id for row in selected] == ["bad", "b"], "a re-entry queues behind those that waited"
+
+
+def test_an_output_that_eq_7_gives_no_weight_keeps_waiting() -> None:
+    config = ExtractorObjective(batch=2, delta=3)
+    _, rows = select_batch(fill([], [use("a", 1.0), use("b", 1.0)], []), config, round=1)
+    rows = fill(rows, [use("a", 1.0, 2), use("b", 1.0, 2)], [], round=2)
+    assert select_batch(rows, config, round=3)[0] == []
+    assert [row.generation_id for row in select_batch(rows, config, round=4)[0]] == ["a", "b"]
+
+
+def test_reweighting_of_eq_7() -> None:
+    config = ExtractorObjective(alpha=0.5, delta=1)
+    assert reweight(0, None, round=9, config=config) == 1.0
+    assert reweight(3, 8, round=9, config=config) == pytest.approx(0.5)
+    assert reweight(3, 9, round=9, config=config) == 0.0
+
+
+def test_a_use_of_an_output_nobody_wrote_is_damage() -> None:
+    with pytest.raises(RecordDamaged, match="x-7"):
+        fill_buffer([], [use("x-7", 1.0)], [], round=1, config=ExtractorObjective(), origins={}, free_means={})
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(0, 12), st.sampled_from([1.0, -1.0])), max_size=12),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    st.integers(2, 5),
+    st.integers(0, 3),
+)
+def test_every_use_is_trained_exactly_once_or_still_waits(
+    rounds: list[tuple[list[tuple[int, float]], int]], batch: int, delta: int
+) -> None:
+    config = ExtractorObjective(batch=batch, delta=delta)
+    rows: list[BufferItem] = []
+    trained_uses = trained_score = given_uses = given_score = 0.0
+    orders: dict[int, tuple[str, int]] = {}
+    for number, (uses, malformed) in enumerate(rounds, start=1):
+        credits = [use(f"x{index}", outcome, number) for index, outcome in uses]
+        outputs = [output(f"bad-{number}-{index}", "malformed", number) for index in range(malformed)]
+        rows = fill_buffer(rows, credits, outputs, round=number, config=config, origins=AnyOrigin(), free_means={})
+        given_uses += len(uses) + malformed
+        given_score += sum(outcome for _, outcome in uses) - 2.0 * malformed
+        for row in rows:
+            key = (row.generation_id, row.entered_round)
+            assert orders.setdefault(row.entered_order, key) == key, "an order of entry is used once in a run"
+        selected, rows = select_batch(rows, config, round=number)
+        assert len(selected) in (0, batch)
+        trained_uses += sum(row.uses for row in selected)
+        trained_score += sum(row.score_sum for row in selected)
+        waiting = [row for row in rows if row.status == "waiting"]
+        assert trained_uses + sum(row.uses for row in waiting) == given_uses
+        assert trained_score + sum(row.score_sum for row in waiting) == given_score
+        assert {row.name: row.value for row in buffer_metrics(rows, round=number)}["buffer_waiting"] == len(waiting)

@@ -1,0 +1,119 @@
+"""Credit: outcomes of guided episodes, free twins, scores, and the health of the extractor's outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from crl.errors import RecordDamaged
+from crl.learn.credit import ALARM_SHARE, credit_metrics, credits_of, entry_scores, free_means, output_health
+from crl.records import Distillation, Episode, Retrieval
+
+
+def episode(group: int, member: int, *, guided: bool, success: bool, **changes: Any) -> Episode:
+    values: dict[str, Any] = {
+        "episode_id": f"g{group}m{member}", "round": 3, "family": "room", "group": group, "member": member,
+        "environment_seed": group, "guided": guided, "entry_id": "e1" if guided else None,
+        "content_digest": "d1" if guided else None, "experience": "x" if guided else None, "goal": "goal",
+        "success": success, "reward": float(success), "turns": 1, "invalid_actions": 0,
+        "stop_reason": "success" if success else "failure", "error": None, "generation_id": f"a-g{group}m{member}",
+    }  # fmt: skip
+    return Episode(**{**values, **changes})
+
+
+def retrieval(of: Episode, *, chosen: bool = True, **changes: Any) -> Retrieval:
+    values: dict[str, Any] = {
+        "episode_id": of.episode_id, "round": 3, "bank_round": 2, "family": "room", "entry_id": of.entry_id,
+        "content_digest": of.content_digest, "generation_id": "x-1", "rank": 0, "similarity": 1.0, "rank_score": 0.0,
+        "count": 0, "recent": False, "score": 0.0, "chosen": chosen,
+    }  # fmt: skip
+    return Retrieval(**{**values, **changes})
+
+
+def distillation(index: int, verdict: str) -> Distillation:
+    return Distillation(
+        distillation_id=f"d{index}", round=3, kind="distill", family="room", episode_id="g0m0",
+        guiding_entry_id=None, source_entry_ids=[], generation_id=f"x-{index}", format="lines", reason_code="ok",
+        verdict=verdict, operations=0,
+    )  # fmt: skip
+
+
+def test_a_guided_episode_earns_its_outcome_and_is_compared_with_its_free_twins() -> None:
+    episodes = [
+        episode(0, 0, guided=True, success=True),
+        episode(0, 1, guided=True, success=False),
+        episode(0, 2, guided=False, success=True),
+        episode(0, 3, guided=False, success=False),
+        episode(0, 4, guided=False, success=False),
+        episode(0, 5, guided=False, success=False),
+        episode(1, 0, guided=True, success=False),
+    ]
+    credits = credits_of(episodes, [retrieval(row) for row in episodes if row.guided])
+    assert [row.outcome for row in credits] == [1.0, -1.0, -1.0]
+    assert [row.free_mean for row in credits] == [-0.5, -0.5, None]
+    assert [row.guided_minus_free for row in credits] == [1.5, -0.5, None]
+    assert {row.generation_id for row in credits} == {"x-1"}
+
+
+def test_candidates_that_were_not_chosen_earn_nothing() -> None:
+    guided = episode(0, 0, guided=True, success=True)
+    rows = [retrieval(guided, generation_id="other", chosen=False), retrieval(guided)]
+    assert [row.generation_id for row in credits_of([guided], rows)] == ["x-1"]
+
+
+def test_broken_episodes_are_neither_credited_nor_twins() -> None:
+    broken = {"stop_reason": "error", "error": "environment_crashed"}
+    episodes = [
+        episode(0, 0, guided=True, success=True),
+        episode(0, 1, guided=True, success=False, **broken),
+        episode(0, 2, guided=False, success=True),
+        episode(0, 3, guided=False, success=False, **broken),
+    ]
+    credits = credits_of(episodes, [retrieval(row) for row in episodes if row.guided])
+    assert [(row.episode_id, row.free_mean) for row in credits] == [("g0m0", 1.0)]
+    metrics = {row.name: row for row in credit_metrics(episodes, credits, round=3)}
+    assert metrics["episodes_errored"].value == 2
+    assert metrics["episodes_errored"].alarm
+    assert metrics["guided_minus_free"].value == 0.0
+
+
+@pytest.mark.parametrize("wrong", [{"content_digest": "other"}, {"entry_id": "other"}, {"chosen": False}])
+def test_a_guided_episode_without_its_retrieval_is_damage(wrong: dict[str, Any]) -> None:
+    guided = episode(0, 0, guided=True, success=True)
+    with pytest.raises(RecordDamaged, match="g0m0"):
+        credits_of([guided], [retrieval(guided, **wrong)])
+
+
+def test_free_means_are_given_to_every_member_of_a_group_with_free_members() -> None:
+    episodes = [
+        episode(0, 0, guided=True, success=True),
+        episode(0, 1, guided=False, success=True),
+        episode(1, 0, guided=True, success=True),
+        episode(0, 0, guided=False, success=False, family="maze", episode_id="maze-g0m0"),
+    ]
+    assert free_means(episodes) == {"g0m0": 1.0, "g0m1": 1.0, "maze-g0m0": -1.0}
+
+
+def test_entry_scores_accumulate_over_rounds() -> None:
+    first = [episode(0, member, guided=True, success=member < 1) for member in range(3)]
+    scores = entry_scores([], credits_of(first, [retrieval(row) for row in first]))
+    assert (scores[0].uses, scores[0].mean_outcome) == (3, pytest.approx(-1 / 3))
+    later = [dataclasses.replace(first[0], round=7)]
+    credits = credits_of(later, [retrieval(row) for row in later])
+    scores = entry_scores(scores, credits)
+    assert [(row.entry_id, row.uses, row.mean_outcome, row.last_used_round) for row in scores] == [("e1", 4, 0.0, 7)]
+
+
+def test_shares_of_outputs_alarm_when_unscored_outputs_take_over() -> None:
+    rows = [distillation(index, "malformed") for index in range(6)] + [distillation(9, "add")]
+    metrics = {row.name: row for row in output_health(rows, round=3)}
+    assert metrics["share_malformed"].value == pytest.approx(6 / 7)
+    assert "malformed" in str(metrics["share_malformed"].alarm)
+    assert metrics["share_add"].value == pytest.approx(1 / 7)
+    assert metrics["share_return"].alarm is None
+    even = [distillation(0, "return"), distillation(1, "add")]
+    assert {row.name: row.alarm for row in output_health(even, round=3)}["share_return"] is None
+    assert ALARM_SHARE == 0.5
+    assert output_health([], round=3) == []

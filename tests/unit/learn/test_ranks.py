@@ -1,0 +1,99 @@
+"""Several processes give the step of one: acceptance of ZeRO-2 and ZeRO-3 on two ranks, fp32, plain SGD."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from crl.records import Sample
+
+WORKER = """
+import os, pickle, sys
+from pathlib import Path
+from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
+from crl.learn.trainer import Trainer
+base, samples, output, stage, ranks = sys.argv[1:]
+samples = pickle.loads(Path(samples).read_bytes())
+role = RoleConfig(
+    model="miniature",
+    optimizer=OptimizerConfig(kind="sgd", learning_rate=0.1, gradient_clip=0),
+    deepspeed=DeepSpeedConfig(zero_stage=int(stage), ranks=int(ranks), micro_batch=2),
+)
+adam = role.model_copy(update={"optimizer": OptimizerConfig(learning_rate=1e-2)})
+found = {}
+trainer = Trainer(role, model_path=Path(base), checkpoint=None, threads=1)
+before = trainer.weights()
+found["figures"] = trainer.update(samples, ActorObjective(), inspect=lambda g: found.update(gradients=g))
+after = trainer.weights()
+trainer.dispose()
+found["update"] = {name: after[name] - before[name] for name in before}
+trainer = Trainer(adam, model_path=Path(base), checkpoint=None, threads=1)
+trainer.update(samples, ActorObjective())
+trainer.save(Path(output) / "checkpoint")
+found["straight"] = (trainer.update(samples, ActorObjective()), trainer.weights())
+trainer.dispose()
+trainer = Trainer(adam, model_path=Path(base), checkpoint=Path(output) / "checkpoint", threads=1)
+found["resumed"] = (trainer.update(samples, ActorObjective()), trainer.weights())
+trainer.dispose()
+rank = os.environ.get("RANK", "0")
+(Path(output) / f"rank{rank}.pickle").write_bytes(pickle.dumps(found))
+"""
+
+
+def run(base: Path, samples: list[Sample], directory: Path, stage: int, ranks: int) -> list[dict[str, Any]]:
+    """The worker's findings, one a rank, from `ranks` processes on this machine."""
+    directory.mkdir()
+    (directory / "worker.py").write_text(WORKER)
+    (directory / "samples.pickle").write_bytes(pickle.dumps(samples))
+    launcher = []
+    if ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--standalone"]
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environment = {key: value for key, value in os.environ.items() if key not in names}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    arguments = ["worker.py", str(base), "samples.pickle", ".", str(stage), str(ranks)]
+    done = subprocess.run(
+        [sys.executable, *launcher, *arguments],
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [pickle.loads((directory / f"rank{rank}.pickle").read_bytes()) for rank in range(ranks)]
+
+
+def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    a = torch.cat([one[name].flatten().double() for name in one])
+    b = torch.cat([other[name].flatten().double() for name in one])
+    assert a.norm() > 0
+    return float((a - b).norm() / a.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [5, 1], ids=["uneven", "a rank without samples"])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_two_ranks_make_the_step_of_one(
+    base_model: Path, random_samples: Callable[..., list[Sample]], tmp_path: Path, stage: int, count: int
+) -> None:
+    samples = random_samples(count)
+    [alone] = run(base_model, samples, tmp_path / "one", 0, 1)
+    together = run(base_model, samples, tmp_path / "two", stage, 2)
+    for found in together:
+        assert relative_difference(alone["gradients"], found["gradients"]) < 1e-4
+        assert relative_difference(alone["update"], found["update"]) < 1e-4
+        assert found["figures"]["update_norm"] > 0
+        for name, value in alone["figures"].items():
+            assert found["figures"][name] == pytest.approx(value, rel=1e-4), name
+        assert found["straight"][0] == found["resumed"][0]
+        for name, value in found["straight"][1].items():
+            assert torch.equal(value, found["resumed"][1][name]), f"{name}: resume is not bit-exact"
+    files = {path.name for path in (tmp_path / "two" / "checkpoint" / "deepspeed").iterdir()}
+    shards = {"optimizer-rank00000.safetensors"} | ({"optimizer-rank00001.safetensors"} if stage else set())
+    assert files == {"engine.json"} | shards
