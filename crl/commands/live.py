@@ -109,7 +109,7 @@ class LiveProgress:
             handler(event)
 
     def _say(self, text: str) -> None:
-        self._out.print(text)
+        self._out.print(text, soft_wrap=True)
 
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
         self._skipped = 0

@@ -32,19 +32,17 @@ def status(run: RunArgument) -> None:
         out.print(table)
     out.print()
     for line in notes(summaries):
-        out.print(line)
+        out.print(line, soft_wrap=True)
     owner = lease_state(path)
     events = list(Journal(path).read())
     for line in _standing(path, owner, events):
-        out.print(line)
+        out.print(line, soft_wrap=True)
 
 
 def verify(run: RunArgument) -> None:
     """Check every file of a run against its manifest and every manifest against the chain. Exit code 4 on problems."""
-    from rich.table import Table
-    from rich.text import Text
-
     from crl.commands.screen import console
+    from crl.run.verify import Severity
     from crl.run.verify import verify as verify_run
 
     path = find_run(run)
@@ -53,18 +51,13 @@ def verify(run: RunArgument) -> None:
     if not problems:
         out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False, expand=False)
-    for name in ("file", "expected", "found", "what mends it"):
-        table.add_column(name, overflow="fold")
-    for problem in problems:
-        table.add_row(
-            *(Text(str(cell or "–")) for cell in (problem.file, problem.expected, problem.found, problem.mend))
-        )
-    out.print(table)
+    for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
+        out.print(str(problem), soft_wrap=True)
+    damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
-        f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}",
-        expected="files as their manifests say",
-        next_step="run the command in the last column; training refuses to build on a damaged record",
+        f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}, {damaged} in the record itself",
+        next_step="run the commands named `mend`, the first one first"
+        + ("; training refuses to build on this record until then" if damaged else ""),
     )
 
 
@@ -83,8 +76,11 @@ def redo(
 
     path = find_run(run)
     number, stage = parse_place(start)
-    method = RunDirectory.open(path).method
+    directory = RunDirectory.open(path)
+    method = directory.method
     recipe = load_recipe(default_recipe(), method)
+    if not directory.is_complete(number, stage):
+        recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
         moved = set_aside(
             path,
@@ -125,12 +121,32 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
         if stage:
             lines.append(f"  now: {stage}")
         return lines
+    missing = unfinished(path, events)
     if owner is not None:
-        lines.append(
-            f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone and left the run unfinished"
-        )
-    lines.append(f"next: crl resume {shown(path)}    (or `crl train` with its experiment file for further rounds)")
+        lines.append(f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone")
+    if missing:
+        lines.append(f"unfinished: {missing}")
+        lines.append(f"next: crl resume {shown(path)}")
+    else:
+        lines.append("complete as far as it was asked for")
+        lines.append(f"next, further rounds: crl resume {shown(path)} --rounds 3, or `crl train` with its experiment")
     return lines
+
+
+def unfinished(path: Path, events: Sequence[dict[str, Any]]) -> str | None:
+    """The first stage that is missing up to the last round that was asked for; None where nothing is."""
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.run.directory import RunDirectory
+
+    run = RunDirectory.open(path)
+    recipe = load_recipe(default_recipe(), run.method)
+    asked = [int(event["last"]) for event in events if event.get("event") == "target"]
+    last = max([*run.rounds(), *asked], default=0)
+    for number in range(last + 1):
+        for stage in recipe.stages_of(run.method, number):
+            if not run.is_complete(number, stage.name):
+                return f"round {number}, {stage.name}, of {last} rounds asked for"
+    return None
 
 
 def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -113,6 +113,7 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     # Prefect would print its own lines between ours; its UI and its log keep them all.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    console().print("starting Prefect (a few seconds; up to half a minute the first time)")
     stop = watch(live)
     try:
         # The one place where the library reaches up to the flows: the command line is their front door. By name, so
@@ -149,12 +150,14 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
         out.print(table)
     out.print()
     for line in notes(summaries):
-        out.print(line)
+        out.print(line, soft_wrap=True)
     write_catalog(path)
     total = sum(sum(each.seconds.values()) for each in summaries)
     where = shown(path)
     out.print(f"{live.ran} stages ran now; the whole run has taken {seconds_text(total)}")
-    out.print(f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb")
+    out.print(
+        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb", soft_wrap=True
+    )
     out.print("next:")
     entry = _an_entry(path)
     steps = [(again, "further rounds"), (f"crl bank show {where}", "what was learned")]
@@ -164,7 +167,7 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     steps.append((f"crl verify {where}", "check every file against its manifest"))
     width = max(len(command) for command, _ in steps)
     for command, purpose in steps:
-        out.print(f"  {command:<{width}}   {purpose}")
+        out.print(f"  {command:<{width}}   {purpose}", soft_wrap=True)
 
 
 def _an_entry(path: Path) -> str | None:

@@ -111,7 +111,9 @@ class _Figures:
             )
         )
         self._operations: dict[Any, dict[str, int]] = {}
-        for number, kind, count in fetch("SELECT round, kind, count(*) FROM operations GROUP BY ALL ORDER BY ALL"):
+        for number, kind, count in fetch(
+            "SELECT round, kind, count(*) FROM operations WHERE stage IN ('distill', 'merge') GROUP BY ALL ORDER BY ALL"
+        ):
             self._operations.setdefault(number, {})[str(kind)] = _whole(count)
         self._outputs = {
             row[0]: (_whole(row[1]), _whole(row[2]))

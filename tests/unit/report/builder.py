@@ -7,7 +7,6 @@ won) and is updated in round 2. The extractor is trained once, in round 1.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +29,8 @@ from crl.records import (
     Weights,
     table_of,
 )
+from crl.run.files import sha256_file
+from crl.run.manifest import Digested, FileDigest, Manifest
 
 
 def digest(text: str) -> str:
@@ -187,7 +188,9 @@ def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[R
     files = {}
     for rows in tables:
         row_type = type(rows[0])
-        pq.write_table(table_of(row_type, rows), directory / f"{row_type.table}.parquet")
-        files[f"{row_type.table}.parquet"] = {"sha256": "0" * 64, "rows": len(rows)}
-    manifest = {"digest": {"files": files}, "provenance": {"seconds": 1.5}}
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+        file = directory / f"{row_type.table}.parquet"
+        pq.write_table(table_of(row_type, rows), file)
+        files[file.name] = FileDigest(sha256=sha256_file(file), bytes=file.stat().st_size, rows=len(rows))
+    digested = Digested(stage=stage, round=number, files=files, shared={}, inputs={}, method="m", seed="0")
+    provenance = {"seconds": 1.5, "sequence": len(list(directory.parent.iterdir()))}
+    (directory / "manifest.json").write_bytes(Manifest.seal(digested, provenance).render())
