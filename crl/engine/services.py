@@ -226,6 +226,8 @@ def prepare_environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
+        # Progress bars of libraries would tear the log; the stage tells its own progress.
+        "TQDM_DISABLE": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # No telemetry. Whether the hub may be reached is left to HF_HUB_OFFLINE: models may come from it.
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -81,7 +81,7 @@ def test_manifest_lists_what_a_stage_and_its_parts_read(tmp_path):
         assert driver.run.manifest(1, "total").provenance["attempt"] == 1
 
 
-@pytest.mark.parametrize("stage", ["draw", "spread/2", "learn"])
+@pytest.mark.parametrize("stage", ["draw", "spread/2", pytest.param("learn", marks=pytest.mark.slow)])
 def test_a_killed_engine_is_replaced_and_the_digests_are_those_of_an_undisturbed_run(
     tmp_path, undisturbed, seen, stage
 ):
@@ -132,6 +132,16 @@ def test_a_permanent_failure_is_raised_at_once_and_the_engine_lives_on(tmp_path,
         assert any("Traceback" in event.text for event in of(LogLine, seen))
 
 
+def test_rows_that_break_a_rule_stop_the_stage_before_it_is_committed(tmp_path, monkeypatch):
+    monkeypatch.setenv("CRL_FAKE_CHECKS", "1")
+    with make_driver(tmp_path, {"draw": ["duplicates", ""]}) as driver:
+        with pytest.raises(DataCheckFailed, match="metrics") as raised:
+            driver.run_rounds(1)
+        assert "round 1, stage draw" in str(raised.value)
+        assert driver.next_round() == 1 and driver.run.is_complete(0, "prepare")
+    assert not leftovers(driver.run)
+
+
 @pytest.mark.parametrize(("mishap", "name", "restarted"), [("memory", "EngineDied", True), ("disk", "DiskFull", False)])
 def test_exhausted_memory_and_a_full_disk_are_transient(tmp_path, undisturbed, seen, mishap, name, restarted):
     with make_driver(tmp_path, {"draw": [f"{mishap}_once", str(tmp_path / "marker")]}) as driver:
@@ -168,7 +178,7 @@ def test_cancelling_ends_the_engine_and_the_next_call_starts_a_new_one(tmp_path,
         assert digests(driver.run) == undisturbed
 
 
-@pytest.mark.parametrize("stage", ["spread", "spread-killed"])
+@pytest.mark.parametrize("stage", ["spread", pytest.param("spread-killed", marks=pytest.mark.slow)])
 def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed, seen, stage):
     mishaps = {"spread/1": ["kill_once", str(tmp_path / "marker")]} if stage == "spread-killed" else {}
     with make_driver(tmp_path, mishaps, shards=3) as driver:

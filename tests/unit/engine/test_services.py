@@ -1,0 +1,126 @@
+"""The engine's services on the tiny model: what is kept, what is replaced, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import pytest
+
+from crl.errors import BadInput, RecordDamaged
+from crl.records import Sample, Weights
+from crl.run.directory import RunDirectory
+from tests.unit.engine.harness import make_experiment
+
+torch = pytest.importorskip("torch")
+
+from crl.engine.services import EngineServices  # noqa: E402
+
+
+@pytest.fixture
+def services(tmp_path, monkeypatch):
+    monkeypatch.setenv("CRL_MODELS", str(tmp_path / "models"))
+    run = RunDirectory.create_or_open(make_experiment(), tmp_path)
+    services = EngineServices(run)
+    services.begin(1, "stage", None)
+    yield services
+    services.close()
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def base(services):
+    digest = services.model_digest("actor")
+    return Weights(
+        role="actor",
+        round=0,
+        updates=0,
+        source="tiny",
+        base_digest=digest,
+        checkpoint=None,
+        weights_digest=hashlib.sha256(digest.encode()).hexdigest(),
+    )
+
+
+def sample(services) -> Sample:
+    ids = [5, 6, 7, 8]
+    return Sample(
+        sample_id="s",
+        round=1,
+        role="actor",
+        objective="grpo",
+        source="0001/collect",
+        generation_id="g",
+        reward=1.0,
+        advantage=1.0,
+        weight=1.0,
+        temperature=1.0,
+        token_ids=ids,
+        loss_mask=[0, 0, 1, 1],
+        logprobs=[0.0, 0.0, -3.0, -3.0],
+    )
+
+
+def test_a_policy_is_kept_while_its_weights_are_the_same(services, base):
+    policy = services.policy("actor", base)
+    assert services.policy("actor", dataclasses.replace(base, round=3)) is policy
+    assert services.policy("extractor", dataclasses.replace(base, role="extractor")) is not policy
+    services.release()
+    assert services.policy("actor", base) is not policy
+
+
+def test_another_base_model_than_the_run_was_begun_with_is_refused(services, base):
+    with pytest.raises(RecordDamaged, match="base model"):
+        services.policy("actor", dataclasses.replace(base, base_digest="0" * 64))
+
+
+def test_a_missing_checkpoint_is_named(services, base):
+    lost = dataclasses.replace(base, checkpoint="rounds/0001/update_actor/checkpoint", weights_digest="1" * 64)
+    with pytest.raises(RecordDamaged, match="checkpoint of the actor") as raised:
+        services.policy("actor", lost)
+    assert raised.value.where.endswith("rounds/0001/update_actor/checkpoint")
+
+
+def test_a_trainer_goes_on_from_where_the_stage_left_it_and_only_then(services, base, tmp_path):
+    trainer = services.trainer("actor", base)
+    trainer.update([sample(services)], services._method.actor_objective)
+    after = dataclasses.replace(base, round=1, updates=1, weights_digest="2" * 64)
+    services.trained("actor", after)
+    services.begin(2, "stage", None)
+    assert services.trainer("actor", after) is trainer
+    # This stage failed: it never said `trained`. The next one must not get its half-made update.
+    services.begin(2, "stage", None)
+    assert services.trainer("actor", base) is not trainer
+
+
+def test_a_kept_trainer_and_one_built_from_its_checkpoint_continue_bit_by_bit(services, base, tmp_path):
+    objective = services._method.actor_objective
+    trainer = services.trainer("actor", base)
+    trainer.update([sample(services)], objective)
+    directory = tmp_path / "fake" / "rounds" / "checkpoint"
+    trainer.save(directory)
+    after = dataclasses.replace(base, checkpoint="rounds/checkpoint", weights_digest="2" * 64)
+    services.trained("actor", after)
+    services.begin(2, "stage", None)
+    results = []
+    for _ in range(2):
+        again = services.trainer("actor", after)
+        again.update([sample(services)], objective)
+        results.append(again.weights())
+        services.release()
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_trainers_and_policies_do_not_depend_on_what_was_loaded_before(services, base):
+    services.begin(1, "stage", None)
+    services.policy("actor", base)
+    first = torch.rand(3)
+    services.begin(1, "stage", None)
+    services.policy("actor", base)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_an_environment_is_made_once_and_an_unknown_family_is_named(services):
+    assert services.environment("lake") is services.environment("lake")
+    with pytest.raises(BadInput, match="no task family 'sea'"):
+        services.environment("sea")
