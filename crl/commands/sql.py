@@ -61,7 +61,7 @@ def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     for name, right in zip(names, numeric, strict=True):
         table.add_column(Text(name), justify="right" if right and rows else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if value is None else _cell(value)) for value in row))
+        table.add_row(*(Text(_rounded(value)) for value in row))
     out.print(table)
     out.print(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
 
@@ -71,4 +71,9 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
-    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e15 else str(value)
+    return str(value)
+
+
+def _rounded(value: Any) -> str:
+    """A cell for people: csv and json keep every digit."""
+    return f"{value:.4g}" if isinstance(value, float) else _cell(value)

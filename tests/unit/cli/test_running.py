@@ -1,0 +1,143 @@
+"""Commands that run rounds or change a run: train, resume, redo, verify. On a recipe without models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crl.run.lease import Lease
+from tests.unit.cli.conftest import Outcome
+
+Crl = Callable[..., Outcome]
+
+
+def stage_digests(run: Path) -> dict[str, str]:
+    return {
+        str(path.parent.relative_to(run)): json.loads(path.read_text())["digest"]
+        for path in run.glob("rounds/*/*/manifest.json")
+    }
+
+
+def test_train_continue_damage_redo_and_resume(crl: Crl, fake: Path, runs: Path) -> None:
+    first = crl("train", fake, "--rounds", "1", "--no-prefect")
+    assert first.code == 0, first.err
+    assert "round 1: draw, spread, learn, total" in first.out and "crl verify" in first.out
+    run = runs / "tiny"
+    assert (run / "catalog.duckdb").is_file()
+    before = stage_digests(run)
+    assert len(before) == 5
+
+    second = crl("train", fake, "--rounds", "1", "--no-prefect")
+    assert "round 2: draw" in second.out and "round 1: draw" not in second.out
+    assert before.items() < stage_digests(run).items(), "what was complete stayed as it was"
+    complete = stage_digests(run)
+
+    idle = crl("resume", "tiny")
+    assert idle.code == 0 and "nothing to do" in idle.out
+    status = crl("status", "tiny")
+    assert "complete as far as it was asked for" in status.out
+    assert crl("verify", "tiny").code == 0
+
+    damaged = run / "rounds/0002/spread/metrics.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    found = crl("verify", "tiny")
+    assert found.code == 4 and "rounds/0002/spread/metrics.parquet" in found.out
+    mend = next(line for line in found.out.splitlines() if "mend" in line)
+    assert mend.split(None, 1)[1] == f"crl redo {run} --from 0002/spread"
+    refused = crl("resume", "tiny", "--rounds", "1")
+    assert refused.code == 4 and "metrics.parquet" in refused.err
+
+    redone = crl("redo", run, "--from", "0002/spread")
+    assert redone.code == 0
+    assert [line for line in redone.out.splitlines() if line.startswith("set aside")] == [
+        "set aside 0002/spread", "set aside 0002/learn", "set aside 0002/total",
+    ]  # fmt: skip
+    assert "unfinished: round 2, spread" in crl("status", "tiny").out
+    resumed = crl("resume", "tiny")
+    assert resumed.code == 0 and "1 stages were complete already" in resumed.out
+    assert stage_digests(run) == complete
+    assert crl("verify", "tiny").code == 0
+
+
+def test_a_failed_stage_is_told_and_resume_goes_on(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRL_FAKE", json.dumps({"learn": ["raise", ""]}))
+    failed = crl("train", fake, "--rounds", "1", "--no-prefect")
+    assert failed.code == 1 and "the fake broke" in failed.err
+    assert "Traceback" in failed.out, "the engine's own lines are shown when an error does not explain itself"
+    status = crl("status", "tiny")
+    assert "last failure: round 1, stage learn" in status.out and "the fake broke" in status.out
+    monkeypatch.setenv("CRL_FAKE", "{}")
+    assert crl("resume", "tiny").code == 0
+    assert "last failure" not in crl("status", "tiny").out
+
+
+def test_a_breach_of_the_data_checks_has_its_own_exit_code(
+    crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRL_FAKE", json.dumps({"prepare": ["breach", ""]}))
+    outcome = crl("train", fake, "--no-prefect")
+    assert outcome.code == 5 and "row 3" in outcome.err
+
+
+def test_an_interrupt_says_how_to_go_on(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("crl.engine.driver.Driver.run_rounds", interrupted)
+    outcome = crl("train", fake, "--no-prefect")
+    assert outcome.code == 130 and "crl resume" in outcome.err
+
+
+def test_a_second_process_is_refused_with_the_owner_named(crl: Crl, fake: Path, runs: Path) -> None:
+    from crl.experiment import load_experiment
+    from crl.run.directory import RunDirectory
+
+    run = RunDirectory.create_or_open(load_experiment(fake), runs)
+    with Lease.acquire(run.path, seconds=60):
+        for command in (
+            ("train", fake, "--no-prefect"),
+            ("resume", "tiny"),
+            ("redo", "tiny", "--from", "0000/prepare"),
+        ):
+            outcome = crl(*command)
+            assert outcome.code == 3 and "process" in outcome.err, command
+        assert "running: process" in crl("status", "tiny").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("conf/nothing.yaml",), "conf/nothing.yaml"),
+        (("conf/tiny.yaml", "--set", "method.sed=2"), "did you mean 'seed'"),
+        (("conf/tiny.yaml", "--set", "method.actor.model=tinny"), "tinny"),
+        (("conf/tiny.yaml", "--set", "method.families.0.environment.size_min=9"), "size_min"),
+        (("conf/tiny.yaml", "--set", "method.rollout.group_size=3"), "even"),
+        (("conf/tiny.yaml", "--set", "nonsense"), "KEY=VALUE"),
+        (("conf/tiny.yaml", "--set", "runtime.min_free_gigabytes=1e9"), "free"),
+    ],
+)
+def test_bad_input_is_refused_before_work_starts(
+    crl: Crl, fake: Path, runs: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    outcome = crl("train", *arguments)
+    assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
+    assert not list(runs.glob("*/rounds")), "nothing was run"
+
+
+def test_a_changed_method_names_the_keys(crl: Crl, fake: Path, runs: Path) -> None:
+    from crl.experiment import load_experiment
+    from crl.run.directory import RunDirectory
+
+    RunDirectory.create_or_open(load_experiment(fake), runs)
+    outcome = crl("train", fake, "--set", "method.seed=99")
+    assert outcome.code == 2 and "seed" in outcome.err and "99" in outcome.err
+
+
+def test_redo_refuses_what_is_no_stage(crl: Crl, fake: Path, runs: Path) -> None:
+    assert crl("train", fake, "--rounds", "1", "--no-prefect").code == 0
+    for place in ("spread", "one/spread", "0001/", "0001/nothing", "0009/draw"):
+        assert crl("redo", "tiny", "--from", place).code == 2, place
+    assert len(stage_digests(runs / "tiny")) == 5
