@@ -1,0 +1,92 @@
+"""What the documentation tells a reader to type exists, and its generated parts are current."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from crl.cli import app
+from crl.report.lineage import LINEAGE
+from crl.report.schema_page import page
+from crl.report.views import query
+from tests.unit.report.builder import build_run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:crl|make) [^`]+)`")
+
+
+def commands(tool: str) -> list[tuple[str, str]]:
+    """(page, command) of every `crl …` or `make …` in shell blocks and in inline code."""
+    found = []
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        lines = [line for block in BLOCK.finditer(text) if block["kind"] == "sh" for line in block["body"].splitlines()]
+        found += [(path.name, line) for line in [*lines, *INLINE.findall(text)] if line.split()[:1] == [tool]]
+    return found
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(commands("crl")) > 8 and len(commands("make")) > 4
+    assert ("README.md", "make train") in commands("make") and ("README.md", "make test") in commands("make")
+
+
+@pytest.mark.parametrize(("where", "command"), commands("make"))
+def test_every_make_target_exists(where: str, command: str) -> None:
+    words = shlex.split(command)
+    assert len(words) > 1, f"{where}: {command}"
+    done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{where}: {command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(("where", "command"), commands("crl"))
+def test_every_crl_command_is_understood(where: str, command: str) -> None:
+    """Each is parsed as typed, its options and arguments too; nothing is run."""
+    words = shlex.split(command, comments=True)[1:]
+    place: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(place, "commands", {}):
+        place = place.commands[words.pop(0)]
+    assert not hasattr(place, "commands"), f"{where}: {command} names no command"
+    if words:  # a bare name, as in `crl catalog`, is a mention and not a command line
+        place.make_context("crl", words)
+
+
+@pytest.mark.parametrize("path", re.findall(r"\bconf/[\w/]+\.yaml", (ROOT / "README.md").read_text(encoding="utf-8")))
+def test_every_experiment_named_exists(path: str) -> None:
+    from crl.experiment import load_experiment
+
+    assert load_experiment(ROOT / path).name
+
+
+@pytest.mark.parametrize("path", re.findall(r"`(crl/\w+/?)`", (ROOT / "README.md").read_text(encoding="utf-8")))
+def test_every_folder_named_exists(path: str) -> None:
+    assert (ROOT / path).is_dir()
+
+
+def test_the_schema_page_is_current() -> None:
+    text = (ROOT / "docs/schema.md").read_text(encoding="utf-8")
+    assert text == page(), "write it anew: python -m crl.report.schema_page > docs/schema.md"
+
+
+def test_the_sql_page_shows_the_lineage_query() -> None:
+    assert LINEAGE.strip() in (ROOT / "docs/sql.md").read_text(encoding="utf-8")
+
+
+def test_every_query_of_the_sql_page_runs(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    queries = [
+        block["body"]
+        for block in BLOCK.finditer((ROOT / "docs/sql.md").read_text(encoding="utf-8"))
+        if block["kind"] == "sql"
+    ]
+    assert len(queries) > 5
+    for sql in queries:
+        names, _ = query(run, sql)
+        assert names

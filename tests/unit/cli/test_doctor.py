@@ -1,0 +1,39 @@
+"""`crl doctor` says what is ready, what is missing, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Outcome
+
+Crl = Callable[..., Outcome]
+
+
+def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, fake: Path) -> None:
+    outcome = crl("doctor", fake)
+    assert outcome.code == 0, outcome.out
+    for part in ("torch", "C compiler", "GPU", "model tiny", "embedder lexical", "memory", "disk", "GB free", "ready"):
+        assert part in outcome.out
+
+
+def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crl.commands import doctor
+
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    outcome = crl("doctor")
+    assert outcome.code == 2
+    assert "make setup" in outcome.out and "build-essential" in outcome.out
+    assert "no-such-package" in outcome.err and "C compiler" in outcome.err
+
+
+def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, fake: Path, tmp_path: Path) -> None:
+    text = fake.read_text().replace("model: tiny", "model: tinny")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(text)
+    (tmp_path / "prompts").symlink_to(fake.parent.resolve() / "prompts")
+    outcome = crl("doctor", broken)
+    assert outcome.code == 2 and "tinny" in outcome.out and "method.actor.model" in outcome.err
