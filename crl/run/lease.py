@@ -162,7 +162,7 @@ class Lease:
                 age = _heartbeat_age(run_path)
                 if _is_live(previous, age):
                     raise _held(run_path, previous, age)
-            token = 1 + (previous.token if previous is not None else _latest_token(run_path))
+            token = 1 + max(previous.token if previous is not None else 0, _latest_token(run_path))
             lease = cls(run_path, token, seconds, on_lost)
             journal = Journal(run_path)
             journal.repair(previous.head if previous is not None else None, aside(run_path, JOURNAL))
@@ -269,7 +269,7 @@ def _held(run_path: Path, lease: LeaseFile, age: float) -> LeaseHeld:
 
 
 def _latest_token(run_path: Path) -> int:
-    """The highest token the journal knows: a lost lease file must not let an old token come back."""
+    """The highest token the journal knows: it outlives a lost lease file, and names attempts that died while starting."""
     tokens = [event.get("token") for event in Journal(run_path).read()]
     return max((token for token in tokens if isinstance(token, int)), default=0)
 

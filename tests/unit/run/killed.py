@@ -1,0 +1,50 @@
+"""Work on a run in a child process that is killed (SIGKILL) at its n-th file operation: every boundary can be hit.
+
+Children come from a fork server, so that each starts in milliseconds and without the test process's threads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "os.utime"}
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.unit.run.jobs"])
+
+
+def run_killed(job: Callable[..., None], path: Path, *arguments: Any, kill_at: int | None) -> bool:
+    """Run `job(path, *arguments)` in a child, killed at its `kill_at`-th file operation below `path`.
+
+    Returns whether it came to its end before; raises if it failed by itself.
+    """
+    process = _context.Process(target=_child, args=(job, path, arguments, kill_at))
+    process.start()
+    process.join(60)
+    if process.exitcode == -signal.SIGKILL:
+        return False
+    if process.exitcode != 0:
+        raise AssertionError(f"the child ended with {process.exitcode}")
+    return True
+
+
+def _child(job: Callable[..., None], path: Path, arguments: tuple[Any, ...], kill_at: int | None) -> None:
+    count = 0
+
+    def hook(event: str, details: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event in _OPERATIONS and str(path) in os.fsdecode(
+            details[0] if isinstance(details[0], str | bytes) else str(details[0])
+        ):
+            count += 1
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if kill_at is not None:
+        sys.addaudithook(hook)
+    job(path, *arguments)

@@ -1,0 +1,201 @@
+"""The lease: one owner, named; the dead are replaced; the replaced are shut out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
+from crl.run.journal import Journal
+from crl.run.lease import Lease, LeaseFile, check_token, commit_guard, lease_state
+from crl.run.owner import Owner
+from tests.unit.run import jobs
+from tests.unit.run.killed import run_killed
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def _child(job: str, *arguments: Any) -> subprocess.Popen[bytes]:
+    paths = ", ".join(
+        f"Path({str(argument)!r})" if isinstance(argument, Path) else repr(argument) for argument in arguments
+    )
+    code = f"from pathlib import Path; from tests.unit.run import jobs; jobs.{job}({paths})"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3])
+
+
+def _rewrite(path: Path, **changes: Any) -> None:
+    """The lease as another machine or an earlier boot would have written it."""
+    lease = LeaseFile.load(path)
+    assert lease is not None
+    owner = lease.owner.model_copy(update=changes)
+    (path / "lease.json").write_bytes(lease.model_copy(update={"owner": owner, "released": False}).sealed().render())
+
+
+def test_tokens_grow(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(3):
+        with Lease.acquire(tmp_path, seconds=30) as lease:
+            tokens.append(lease.token)
+    assert tokens == [1, 2, 3]
+    assert lease_state(tmp_path) is None
+
+
+def test_tokens_grow_even_if_the_lease_file_is_lost(tmp_path: Path) -> None:
+    for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(b"{}")):
+        with Lease.acquire(tmp_path, seconds=30) as lease:
+            before = lease.token
+        damage(tmp_path / "lease.json")
+        with Lease.acquire(tmp_path, seconds=30) as lease:
+            assert lease.token > before
+
+
+def test_a_live_owner_is_named_and_not_replaced(tmp_path: Path) -> None:
+    child = _child("hold", tmp_path, tmp_path / "ready", 60.0)
+    try:
+        _wait_for((tmp_path / "ready").exists)
+        with pytest.raises(LeaseHeld) as raised:
+            Lease.acquire(tmp_path, seconds=30)
+        owner = lease_state(tmp_path)
+        assert owner is not None
+        assert owner.live
+        message = str(raised.value)
+        for part in (str(child.pid), owner.owner.host, owner.owner.since, owner.owner.command, f"kill {child.pid}"):
+            assert part in message
+        assert raised.value.exit_code == 3
+        child.kill()
+        child.wait()
+        # Dead on this machine: replaced at once, long before its heartbeat is old.
+        with Lease.acquire(tmp_path, seconds=30) as lease:
+            assert lease.token == 2
+    finally:
+        child.kill()
+        child.wait()
+    events = [event["event"] for event in Journal(tmp_path).read()]
+    assert events == ["attempt_started", "attempt_taken_over", "attempt_started", "attempt_ended"]
+
+
+def test_a_killed_owner_nobody_waited_for_is_dead(tmp_path: Path) -> None:
+    child = _child("hold", tmp_path, tmp_path / "ready", 60.0)
+    try:
+        _wait_for((tmp_path / "ready").exists)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with Lease.acquire(tmp_path, seconds=30) as lease:
+            assert lease.token == 2
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_same_process_cannot_hold_it_twice(tmp_path: Path) -> None:
+    with Lease.acquire(tmp_path, seconds=30), pytest.raises(LeaseHeld, match=str(os.getpid())):
+        Lease.acquire(tmp_path, seconds=30)
+
+
+def test_a_reused_process_id_is_not_the_owner(tmp_path: Path) -> None:
+    Lease.acquire(tmp_path, seconds=30).release()
+    _rewrite(tmp_path, started=1.0)
+    with Lease.acquire(tmp_path, seconds=30) as lease:
+        assert lease.token == 2
+
+
+@pytest.mark.parametrize("changes", [{"host": "elsewhere"}, {"machine": "before the restart"}])
+def test_an_owner_elsewhere_is_replaced_only_when_its_heartbeat_is_old(tmp_path: Path, changes: dict[str, str]) -> None:
+    Lease.acquire(tmp_path, seconds=30).release()
+    _rewrite(tmp_path, **changes)
+    with pytest.raises(LeaseHeld, match="heartbeat is 30 s old"):
+        Lease.acquire(tmp_path, seconds=30)
+    before = time.time() - 31
+    os.utime(tmp_path / "lease.json", (before, before))
+    with Lease.acquire(tmp_path, seconds=30) as lease:
+        assert lease.token == 2
+
+
+def test_processes_that_contend_never_hold_it_together(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    children = [_child("contend", tmp_path, log) for _ in range(3)]
+    assert [child.wait(60) for child in children] == [0, 0, 0]
+    tokens = [int(line) for line in log.read_text().split()]
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 15
+
+
+def test_a_replaced_attempt_notices_and_is_shut_out(tmp_path: Path) -> None:
+    told = threading.Event()
+    first = Lease.acquire(tmp_path, seconds=0.2, on_lost=told.set)
+    _rewrite(tmp_path, host="elsewhere")
+    before = time.time() - 60
+    os.utime(tmp_path / "lease.json", (before, before))
+    # The heartbeat may touch the file first; an owner that was asleep would not have.
+    second = None
+    while second is None:
+        try:
+            second = Lease.acquire(tmp_path, seconds=30)
+        except LeaseHeld:
+            os.utime(tmp_path / "lease.json", (before, before))
+    assert first.lost.wait(30)
+    assert told.wait(30)
+    with pytest.raises(StaleAttempt, match="taken over: token 2"):
+        first.check()
+    with pytest.raises(StaleAttempt), commit_guard(tmp_path, first.token):
+        raise AssertionError("the guard let a stale attempt in")
+    first.release()
+    second.check()
+    assert not second.lost.is_set()
+    second.release()
+
+
+def test_the_heartbeat_moves(tmp_path: Path) -> None:
+    with Lease.acquire(tmp_path, seconds=0.1):
+        before = time.time() - 60
+        os.utime(tmp_path / "lease.json", (before, before))
+        _wait_for(lambda: (tmp_path / "lease.json").stat().st_mtime > before + 1)
+
+
+def test_a_released_token_is_stale(tmp_path: Path) -> None:
+    lease = Lease.acquire(tmp_path, seconds=30)
+    check_token(tmp_path, lease.token)
+    lease.release()
+    lease.release()
+    with pytest.raises(StaleAttempt):
+        check_token(tmp_path, lease.token)
+    with pytest.raises(StaleAttempt):
+        check_token(tmp_path / "nowhere", 1)
+
+
+def test_a_lease_needs_a_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryUnusable):
+        Lease.acquire(tmp_path / "nowhere", seconds=30)
+
+
+def test_taking_the_lease_sweeps_what_the_dead_left(tmp_path: Path) -> None:
+    assert not run_killed(jobs.train, tmp_path, 1, kill_at=45)
+    path = tmp_path / "small"
+    (path / "rounds" / "0001").mkdir(parents=True, exist_ok=True)
+    for name in (".tmp-collect-1", ".tmp-experiment.yaml-999999999-0", "rounds/0001/.tmp-collect-1"):
+        (path / name).mkdir()
+    mine = path / f".tmp-experiment.yaml-{os.getpid()}-0"
+    mine.touch()
+    with Lease.acquire(path, seconds=30) as lease:
+        assert lease.token >= 2
+        assert list(path.rglob(".tmp-*")) == [mine]
+
+
+def test_the_owner_is_this_process() -> None:
+    owner = Owner.this_process()
+    assert (owner.pid, owner.is_local(), owner.lives()) == (os.getpid(), True, True)
+    assert json.loads(owner.model_dump_json())["pid"] == os.getpid()
