@@ -112,7 +112,6 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
 
     # Prefect would print its own lines between ours; its UI and its log keep them all.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     console().print("starting Prefect (a few seconds; up to half a minute the first time)")
     stop = watch(live)
     try:
