@@ -205,7 +205,7 @@ class ActorObjective(Model):
     clip: float = Field(0.2, gt=0, lt=1, description="ε of eq. 5.")
     ratio: Literal["token", "sequence"] = Field("token", description="Ratio a token, or a sequence.")
     aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
-    advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside each subgroup, or pooled.")
+    advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
     normalise: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
 
 
@@ -233,8 +233,11 @@ class EvaluationConfig(Model):
 class WarmStartConfig(Model):
     """Supervised start before round 1: form, not the answer."""
 
-    actor_episodes: int = Field(48, ge=0, le=100_000, description="Oracle demonstrations for the actor; 0: none.")
+    actor_episodes: int = Field(48, ge=0, le=100_000, description="Demonstrations for the actor; 0: none.")
     extractor_episodes: int = Field(48, ge=0, le=100_000, description="Templates over real episodes; 0: none.")
+    demonstrations: Literal["oracle", "random"] = Field(
+        "oracle", description="What the actor imitates: oracle, or random legal actions (form and nothing else)."
+    )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
 
@@ -313,7 +316,7 @@ class Runtime(Model):
     lease_seconds: float = Field(60, ge=2, le=3600, description="A lease without a heartbeat for so long is dead.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept a role; older ones are pruned.")
     keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
-    min_free_gigabytes: float = Field(1.0, ge=0, description="Refuse to start with less than this left after the estimate.")
+    min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
 
 
 class Experiment(Model):

@@ -23,19 +23,19 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """
     path = Path(path)
     data = _read_yaml(path)
-    for dotted, value in (overrides or {}).items():
-        _set(data, dotted, yaml.safe_load(value) if isinstance(value, str) else value)
+    overrides = dict(overrides or {})
+    if "method.prompts" in overrides:  # before its parts, which may be overridden as well
+        _set(data, "method.prompts", _value("method.prompts", overrides.pop("method.prompts")))
+    data = _with_prompts(data, path.parent, str(path))
+    for dotted, value in overrides.items():
+        _set(data, dotted, _value(dotted, value))
     return parse_experiment(data, base=path.parent, where=str(path))
 
 
 def parse_experiment(data: dict[str, Any], *, base: Path, where: str) -> Experiment:
     """An `Experiment` from plain data; prompt names are looked up from `base`."""
-    method = data.get("method")
-    if isinstance(method, dict) and isinstance(method.get("prompts"), str):
-        method = {**method, "prompts": _read_yaml(_find_prompts(method["prompts"], base, where))}
-        data = {**data, "method": method}
     try:
-        return Experiment.model_validate(data)
+        return Experiment.model_validate(_with_prompts(data, base, where))
     except ValidationError as error:
         raise BadInput(
             f"{where} is not a valid experiment:\n" + "\n".join(_readable(item) for item in error.errors()),
@@ -65,6 +65,27 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise BadInput(f"{path} holds a {type(data).__name__}", expected="a YAML mapping")
     return data
+
+
+def _with_prompts(data: dict[str, Any], base: Path, where: str) -> dict[str, Any]:
+    """The data with the prompt file that it names read in."""
+    method = data.get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("prompts"), str):
+        return data
+    prompts = _read_yaml(_find_prompts(method["prompts"], base, where))
+    return {**data, "method": {**method, "prompts": prompts}}
+
+
+def _value(dotted: str, value: Any) -> Any:
+    """An override's value: YAML where it is written as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise BadInput(
+            f"--set {dotted}: {value!r} is not YAML", expected="a YAML value; put text with braces into quotes"
+        ) from None
 
 
 def _find_prompts(name: str, base: Path, where: str) -> Path:

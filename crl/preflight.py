@@ -1,4 +1,4 @@
-"""Checks before any work starts: models, embedder, environments, disk. Cheap; nothing is loaded or downloaded."""
+"""Checks before any work starts: models, embedder, environments, prompts, disk. No weights are loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
                 error.found, expected=error.expected, where=error.where or name, next_step=error.next_step
             ) from None
     from crl.estimate import check_disk
+    from crl.prompt_checks import check_placeholders, check_room
 
+    check_placeholders(experiment.method)
+    check_room(experiment.method, extractor=experiment.method.recipe is not RecipeName.baseline)
     check_disk(experiment, run_path, rounds)
 
 

@@ -24,24 +24,30 @@ def update_stage(role: str) -> Stage:
 
 
 def update(ctx: StageContext, role: str) -> None:
-    """Train on this round's samples of the role; without any (warm-up, buffer not full) the weights stay."""
+    """Train on this round's samples of the role.
+
+    Without any (warm-up, buffer not full), or where every advantage is 0 so that nothing would move, the weights stay:
+    the row of the round before is carried on and no checkpoint is written.
+    """
     samples = [sample for sample in ctx.rows(Sample, "credit") if sample.role == role]
     before = weights_of(ctx, role, -1)
-    if not samples:
-        if ctx.services.rank == 0:
-            ctx.write(Weights, [dataclasses.replace(before, round=ctx.round)])
-            ctx.write(Metric, [_metric(ctx, "samples", 0.0)])
+    after = dataclasses.replace(before, round=ctx.round)
+    figures = {"samples": 0.0}
+    if samples:
+        ctx.progress(0, len(samples))
+        objective = ctx.method.actor_objective if role == "actor" else ctx.method.extractor_objective
+        trainer = ctx.services.trainer(role, before)
+        figures = trainer.update(samples, objective)
+        if figures["stepped"]:
+            trainer.save(ctx.directory / CHECKPOINT)
+        ctx.progress(len(samples), len(samples), **figures)
+    if ctx.services.rank > 0:
         return
-    ctx.progress(0, len(samples))
-    objective = ctx.method.actor_objective if role == "actor" else ctx.method.extractor_objective
-    trainer = ctx.services.trainer(role, before)
-    figures = trainer.update(samples, objective)
-    trainer.save(ctx.directory / CHECKPOINT)
-    ctx.progress(len(samples), len(samples), **figures)
-    if ctx.services.rank == 0:
+    if figures.get("stepped"):
         after = new_weights(ctx, before, updates=before.updates + 1)
-        ctx.write(Weights, [after])
-        ctx.write(Metric, [_metric(ctx, name, value) for name, value in sorted(figures.items())])
+    ctx.write(Weights, [after])
+    ctx.write(Metric, [_metric(ctx, name, value) for name, value in sorted(figures.items())])
+    if samples:
         ctx.services.trained(role, after)
 
 

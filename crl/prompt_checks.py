@@ -1,0 +1,77 @@
+"""Prompts checked before work starts: placeholders, the experience's place, and room in the model's context.
+
+Room is measured with the model's own chat format and the first held-out task of each family. Only tokenizers are
+loaded. Later prompts may be longer; a trajectory is then shortened, and an episode ends at the context limit.
+"""
+
+from __future__ import annotations
+
+from crl.config import Method
+from crl.errors import BadInput, PromptTooLong
+from crl.policies import resolve_model
+from crl.policies.chat import ChatFormat
+
+
+def check_placeholders(method: Method) -> None:
+    """Raise BadInput naming the prompt and the placeholder that nobody fills, or the experience in the wrong place."""
+    from crl.extractor import prompts as extractor_prompts
+    from crl.rollout import prompts as actor_prompts
+
+    actor_prompts.check_prompts(method.prompts, method.rollout.placement)
+    extractor_prompts.check_prompts(method.prompts)
+
+
+def check_room(method: Method, *, extractor: bool) -> None:
+    """Raise PromptTooLong where a prompt leaves no room for an answer. `extractor` False: the recipe has none."""
+    from crl.extractor.prompts import check_room as check_extractor_room
+
+    check_actor_room(_chat(method, "actor"), method)
+    if extractor:
+        check_extractor_room(_chat(method, "extractor"), method.extractor.context, method)
+
+
+def check_actor_room(chat: ChatFormat, method: Method) -> None:
+    """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit."""
+    from crl.envs import make_environment
+    from crl.rollout.prompts import actor_messages
+
+    allowed = method.actor.context - method.actor.sampling.max_new_tokens
+    for family in method.families:
+        environment = make_environment(family.environment)
+        try:
+            start = environment.reset_many([family.evaluation_seeds.start])[0]
+        finally:
+            environment.close()
+        messages = actor_messages(
+            method.prompts.actor,
+            goal=start.goal,
+            observation=start.observation,
+            actions=start.actions,
+            experience=None,
+            placement=method.rollout.placement,
+        )
+        needed = len(chat.opening(messages))
+        if needed > allowed:
+            raise PromptTooLong(
+                f"the first prompt of family {family.name} takes {needed} tokens",
+                expected=f"at most {allowed}: actor.context {method.actor.context} less "
+                f"{method.actor.sampling.max_new_tokens} new tokens",
+                where="method.prompts.actor",
+                next_step="shorten the prompt or its examples, or raise method.actor.context",
+            )
+
+
+def _chat(method: Method, role: str) -> ChatFormat:
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = method.role(role)
+    path = resolve_model(config.model).path
+    longest = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None)
+    if longest is not None and config.context > longest:
+        raise BadInput(
+            f"{role}.context is {config.context}",
+            expected=f"at most {longest}, which the model {config.model} was made for",
+            where=f"method.{role}.context",
+            next_step="lower it, or choose a model with a longer context",
+        )
+    return ChatFormat(AutoTokenizer.from_pretrained(path), config.model)
