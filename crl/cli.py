@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from crl.commands import bank, doctor, sql, status, train
+from crl.commands import bank, doctor, evaluate, sql, status, train
 from crl.errors import CrlError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.command("evaluate")(evaluate.evaluate)
 app.command("status")(status.status)
 app.command("verify")(status.verify)
 app.command("redo")(status.redo)

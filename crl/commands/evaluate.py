@@ -1,0 +1,112 @@
+"""`crl evaluate`: held-out seeds with the weights of a round, with and without its bank; the run is not changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crl.commands.places import RunArgument, find_run
+from crl.commands.screen import console
+from crl.errors import BadInput
+
+if TYPE_CHECKING:
+    from crl.config import SeedRange
+    from crl.recipes.stage import Recipe
+    from crl.records import Evaluation
+    from crl.run.directory import RunDirectory
+
+
+def evaluate(
+    run: RunArgument,
+    round: Annotated[int | None, typer.Option(min=0, help="Round to evaluate; default the latest.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="START:COUNT", help="Other held-out seeds than those of the experiment.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
+) -> None:
+    """Evaluate a round of a run, with and without its bank. Reads the record and writes nothing into it."""
+    from crl.engine.services import EngineServices
+    from crl.recipes import recipe_of
+    from crl.recipes.evaluate_again import evaluate_again
+    from crl.run.directory import RunDirectory
+
+    chosen_seeds = _seeds(seeds)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise BadInput(f"--out {out}: there is no directory {out.parent}", expected="a directory that exists")
+    directory = RunDirectory.open(find_run(run))
+    recipe = recipe_of(directory.method)
+    number = _latest(directory, recipe) if round is None else round
+    if not _ready(directory, recipe, number):
+        raise BadInput(
+            f"round {number} of {directory.path} is not complete enough to evaluate",
+            expected=f"a round from 0 to {_latest(directory, recipe)}",
+            next_step="`crl status` shows what is complete",
+        )
+    services = EngineServices(directory)
+    try:
+        rows = evaluate_again(directory, directory.method, recipe, number, services, seeds=chosen_seeds)
+    finally:
+        services.close()
+    _print(rows, number)
+    if out is not None:
+        _save(rows, out)
+
+
+def _seeds(text: str | None) -> SeedRange | None:
+    from crl.config import SeedRange
+
+    if text is None:
+        return None
+    start, separator, count = text.partition(":")
+    if not (separator and start.isdigit() and count.isdigit() and int(count) > 0):
+        raise BadInput(f"--seeds {text!r}", expected="START:COUNT, such as 2000000:32")
+    return SeedRange(start=int(start), count=int(count))
+
+
+def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
+    """Whether everything that the evaluation of a round reads is complete."""
+    stages = recipe.preparation if number == 0 else recipe.stages
+    stage = next((each for each in stages if each.name == "evaluate"), None)
+    if stage is None:
+        return False
+    resolved = [recipe.resolve(directory.method, number, read.stage, read.offset) for read in stage.reads]
+    return all(place is None or directory.is_complete(*place) for place in resolved)
+
+
+def _latest(directory: RunDirectory, recipe: Recipe) -> int:
+    ready = [number for number in directory.rounds() if _ready(directory, recipe, number)]
+    if not ready:
+        raise BadInput(f"{directory.path} has no round to evaluate yet", next_step="`crl resume` goes on with it")
+    return max(ready)
+
+
+def _print(rows: list[Evaluation], number: int) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"round {number}, held-out seeds", title_justify="left")
+    for name in ("family", "arm", "episodes", "success", "turns", "invalid actions", "guided"):
+        table.add_column(name, justify="left" if name in ("family", "arm") else "right")
+    for family, arm in sorted({(row.family, row.arm) for row in rows}):
+        mine = [row for row in rows if (row.family, row.arm) == (family, arm)]
+        turns = sum(row.turns for row in mine)
+        table.add_row(
+            family,
+            arm.replace("_", " "),
+            str(len(mine)),
+            f"{sum(row.success for row in mine) / len(mine):.2f}",
+            f"{turns / len(mine):.1f}",
+            f"{sum(row.invalid_actions for row in mine) / max(turns, 1):.0%}",
+            str(sum(row.guided for row in mine)),
+        )
+    console().print(table)
+
+
+def _save(rows: list[Evaluation], out: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from crl.records import Evaluation, table_of
+
+    pq.write_table(table_of(Evaluation, rows), out)
+    console().print(f"{len(rows)} rows written to {out}")

@@ -1,0 +1,78 @@
+"""Evaluating a round again, outside the record: other held-out seeds, or a round that was not evaluated.
+
+The same stage code runs against a writer that keeps its rows in memory; nothing of the run is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from crl.config import Method, SeedRange
+from crl.errors import BadInput
+from crl.protocols import Services
+from crl.recipes.context import Reader, StageContext
+from crl.recipes.stage import Recipe
+from crl.records import Evaluation, Row, rows_of
+
+
+class _Kept:
+    """A writer that keeps tables in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tables: list[pa.Table] = []
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None:
+        self.tables.append(table)
+
+    def share(self, relative: str, content: bytes) -> None:
+        raise AssertionError("evaluation shares no files")
+
+
+def evaluate_again(
+    reader: Reader,
+    method: Method,
+    recipe: Recipe,
+    round_number: int,
+    services: Services,
+    *,
+    seeds: SeedRange | None = None,
+    progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+) -> list[Evaluation]:
+    """Rows of an evaluation of a round, with and without its bank.
+
+    `seeds` replaces the held-out seeds of every family. Raises BadInput where they overlap the training seeds, or
+    where the round has no evaluation stage to stand in for.
+    """
+    if seeds is not None:
+        for family in method.families:
+            if seeds.overlaps(family.train_seeds):
+                raise BadInput(
+                    f"seeds {seeds.start} to {seeds.start + seeds.count - 1} overlap the training seeds of family "
+                    f"{family.name}",
+                    expected="seeds that were never trained on",
+                )
+        families = [family.model_copy(update={"evaluation_seeds": seeds}) for family in method.families]
+        method = method.model_copy(update={"families": families})
+    stages = recipe.preparation if round_number == 0 else recipe.stages
+    stage = next((each for each in stages if each.name == "evaluate"), None)
+    if stage is None or stage.parts is None or stage.run_part is None:
+        raise BadInput(f"recipe {recipe.name} has no evaluation", expected="a recipe with the stage evaluate")
+    writer = _Kept(reader.path)
+    context = StageContext(
+        method=method,
+        recipe=recipe,
+        stage=stage,
+        round_number=round_number,
+        reader=reader,
+        writer=writer,
+        services=services,
+        progress=progress,
+    )
+    for part in range(stage.parts(context)):
+        stage.run_part(context, part)
+    return [row for table in writer.tables for row in rows_of(Evaluation, table)]
