@@ -106,7 +106,7 @@ def load_trainable(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     full = checkpoint if checkpoint is not None and lora is None else model_path
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
