@@ -26,6 +26,7 @@ from crl.run.files import (
 CACHE = "cache"
 SUMS = "sums.json"
 _SEALS = "seals"
+CATALOG = "catalog.duckdb"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,16 @@ def faults(run_path: Path) -> list[CacheFault]:
     return found
 
 
+def discard_damaged(run_path: Path) -> list[CacheFault]:
+    """Delete whatever of the cache is damaged: its next use builds it anew. `crl catalog` does this first."""
+    found = faults(run_path)
+    for fault in found:
+        parts = Path(fault.file).parts
+        if parts[0] == CACHE:
+            remove(run_path.joinpath(*parts[:2] if parts[1] != _SEALS else parts))
+    return found
+
+
 def clear(run_path: Path) -> None:
     """Delete the cache."""
     remove(run_path / CACHE)
@@ -117,6 +128,9 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
             actual = sha256_file(run_path / name) if (run_path / name).is_file() else "no such file"
             if actual != expected:
                 found.append(CacheFault(name, expected, actual))
+    # The directory stands, so there was a seal.
+    if (run_path / CATALOG).exists() and not (seals / f"{CATALOG}.json").exists():
+        found.append(_unreadable(run_path, seals / f"{CATALOG}.json"))
     return found
 
 

@@ -173,7 +173,7 @@ class Lease:
             # The token is on disk before anything is removed: no later attempt can get the same one.
             lease._write(owner, released=False)
             sweep(run_path, token)
-            restore_pruned(run_path)
+            restore_pruned(run_path, token)
         lease._thread.start()
         return lease
 
@@ -269,7 +269,7 @@ def _held(run_path: Path, lease: LeaseFile, age: float) -> LeaseHeld:
 
 
 def _latest_token(run_path: Path) -> int:
-    """The highest token the journal knows: it outlives a lost lease file, and names attempts that died while starting."""
+    """The highest token the journal knows: it outlives a lost lease file and knows attempts that died early."""
     tokens = [event.get("token") for event in Journal(run_path).read()]
     return max((token for token in tokens if isinstance(token, int)), default=0)
 

@@ -45,13 +45,28 @@ def lost_entries(run_path: Path) -> list[Pruned]:
     return [entry for entry in _entries(Journal(run_path)) if entry not in listed]
 
 
-def restore_pruned(run_path: Path) -> None:
-    """Mend the list: lines that were lost are appended again."""
+def note_pruned(run_path: Path, entry: Pruned, token: int) -> None:
+    """Write an entry to the list, then to the journal."""
+    LineLog(run_path / PRUNED).append(entry.model_dump(mode="json"))
+    _note_in_journal(run_path, entry, token)
+
+
+def restore_pruned(run_path: Path, token: int) -> None:
+    """Mend list and journal: what one of them has lost it gets from the other."""
     log = LineLog(run_path / PRUNED)
     if log.fault() is not None:
         log.repair(None, aside(run_path, PRUNED))
     for entry in lost_entries(run_path):
         log.append(entry.model_dump(mode="json"))
+    known = _entries(Journal(run_path))
+    for entry in _entries(log):
+        if entry not in known:
+            _note_in_journal(run_path, entry, token)
+
+
+def _note_in_journal(run_path: Path, entry: Pruned, token: int) -> None:
+    more = entry.model_dump(mode="json", exclude={"round", "stage"})
+    Journal(run_path).record("pruned", token=token, round_number=entry.round, stage=entry.stage, **more)
 
 
 def _entries(log: LineLog) -> list[Pruned]:

@@ -14,11 +14,9 @@ import pyarrow.parquet as pq
 from crl.records import Weights
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import fsync, remove
-from crl.run.journal import Journal
 from crl.run.lease import commit_guard
-from crl.run.linelog import LineLog
 from crl.run.manifest import Manifest, key_of
-from crl.run.prunelog import PRUNED, Pruned, pruned
+from crl.run.prunelog import Pruned, note_pruned, pruned
 
 CHECKPOINT = "checkpoint"
 
@@ -74,9 +72,7 @@ def _delete(run_path: Path, place: tuple[int, str], token: int) -> Pruned:
     )
     # After a crash between these steps the line stands already, and the next call ends what this one began.
     if not is_pruned(pruned(run_path), *place, CHECKPOINT, manifest):
-        LineLog(run_path / PRUNED).append(entry.model_dump(mode="json"))
-        more = entry.model_dump(mode="json", exclude={"round", "stage"})
-        Journal(run_path).record("pruned", token=token, round_number=place[0], stage=place[1], **more)
+        note_pruned(run_path, entry, token)
     grave = directory.parent / f".tmp-{place[1]}.{CHECKPOINT}-{token}"
     remove(grave)
     (directory / CHECKPOINT).rename(grave)

@@ -28,7 +28,6 @@ from crl.run.prunelog import PRUNED, Pruned, lost_entries, pruned
 from crl.run.retention import CHECKPOINT, is_pruned
 
 NO_FILE = "no such file"
-_CATALOG = "catalog.duckdb"
 _SHOWN = 5
 
 
@@ -213,12 +212,14 @@ def _derived(record: _Record) -> Iterator[Problem]:
     faults = cache.faults(record.run_path) if record.deep else []
     for fault in faults:
         yield Problem(fault.file, None, None, fault.expected, fault.found, mend, Severity.derived)
-    catalog = record.run_path / _CATALOG
-    if catalog.is_file() and not any(fault.file == _CATALOG for fault in faults):
+    catalog = record.run_path / cache.CATALOG
+    if catalog.is_file() and not any(fault.file == cache.CATALOG for fault in faults):
         with catalog.open("rb") as file:
             magic = file.read(12)[8:]
         if magic != b"DUCK":
-            yield Problem(_CATALOG, None, None, "a DuckDB file", f"one starting with {magic!r}", mend, Severity.derived)
+            yield Problem(
+                cache.CATALOG, None, None, "a DuckDB file", f"one starting with {magic!r}", mend, Severity.derived
+            )
 
 
 def _housekeeping(record: _Record) -> Iterator[Problem]:

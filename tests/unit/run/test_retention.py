@@ -1,0 +1,116 @@
+"""Retention, disk space and the cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from crl.errors import NotEnoughDisk, StaleAttempt
+from crl.records import Weights, table_of
+from crl.run import cache
+from crl.run.directory import RunDirectory
+from crl.run.disk import free_bytes, require_free
+from crl.run.lease import Lease
+from crl.run.prunelog import pruned
+from crl.run.retention import prune
+from crl.run.verify import verify
+from tests.unit.run.support import finished_run, weights_row
+
+
+def _kept(run: RunDirectory) -> list[int]:
+    return [n for n in run.rounds() if (run.stage_path(n, "update_actor") / "checkpoint").is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "protected", "kept"),
+    [
+        (2, 0, [], [4, 5]),
+        (1, 0, [], [5]),
+        (1, 2, [], [2, 4, 5]),
+        (1, 0, ["rounds/0001/update_actor/checkpoint"], [1, 5]),
+        (9, 0, [], [1, 2, 3, 4, 5]),
+    ],
+)
+def test_newest_every_and_protected_are_kept(
+    tmp_path: Path, keep_last: int, keep_every: int, protected: Sequence[str], kept: list[int]
+) -> None:
+    run = finished_run(tmp_path, rounds=5)
+    with Lease.acquire(run.path, seconds=30) as lease:
+        deleted = prune(run.path, {"actor": ["update_actor"]}, keep_last, keep_every, protected, token=lease.token)
+        assert prune(run.path, {"actor": ["update_actor"]}, keep_last, keep_every, protected, token=lease.token) == []
+    assert _kept(run) == kept
+    assert [entry.round for entry in deleted] == [n for n in range(1, 6) if n not in kept]
+    assert pruned(run.path) == deleted
+    assert all(entry.bytes == 8000 and len(entry.sha256s) == 2 for entry in deleted)
+    assert verify(run.path) == []
+    if deleted:
+        line = json.loads((run.path / "pruned.jsonl").read_text().splitlines()[0])
+        assert {"round", "stage", "path", "sha256s", "bytes"} <= line.keys()
+
+
+def test_what_the_newest_weights_point_to_is_never_pruned(tmp_path: Path) -> None:
+    """A role that was not trained lately carries an old checkpoint forward."""
+    run = finished_run(tmp_path, rounds=3)
+    with Lease.acquire(run.path, seconds=30) as lease:
+        with run.begin(4, "update_actor", token=lease.token) as writer:
+            row = weights_row(4, "rounds/0001/update_actor/checkpoint")
+            writer.write(Weights, table_of(Weights, [row]))
+            writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
+        prune(run.path, {"actor": "update_actor"}, 1, 0, token=lease.token)
+    assert _kept(run) == [1, 3]
+
+
+def test_a_stale_attempt_prunes_nothing(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=3)
+    with pytest.raises(StaleAttempt):
+        prune(run.path, {"actor": "update_actor"}, 1, 0, token=1)
+    assert _kept(run) == [1, 2, 3]
+
+
+def test_too_little_room_is_refused(tmp_path: Path) -> None:
+    free = free_bytes(tmp_path / "not" / "made" / "yet")
+    assert free > 0
+    require_free(tmp_path / "not", needed_bytes=free // 2)
+    with pytest.raises(NotEnoughDisk) as raised:
+        require_free(tmp_path / "not", needed_bytes=free * 2, reserve_bytes=10**9)
+    assert raised.value.exit_code == 2
+    assert "1.00 GB to spare" in str(raised.value)
+
+
+def test_the_cache_is_built_once_and_again_when_damaged(tmp_path: Path) -> None:
+    built = []
+
+    def build(place: Path) -> None:
+        built.append(place)
+        (place / "inner").mkdir()
+        (place / "inner" / "index").write_bytes(b"index")
+
+    place = cache.cached(tmp_path, "key", build)
+    assert cache.cached(tmp_path, "key", build) == place == tmp_path / "cache" / "key"
+    assert len(built) == 1
+    for damage in (b"other", None):
+        if damage is None:
+            (place / "inner" / "index").unlink()
+        else:
+            (place / "inner" / "index").write_bytes(damage)
+        assert [fault.file for fault in cache.faults(tmp_path)] == ["cache/key/inner/index"]
+        cache.cached(tmp_path, "key", build)
+        assert (place / "inner" / "index").read_bytes() == b"index"
+        assert cache.faults(tmp_path) == []
+    assert len(built) == 3
+    (place / "inner" / "index").unlink()
+    assert [fault.file for fault in cache.discard_damaged(tmp_path)] == ["cache/key/inner/index"]
+    assert not place.exists()
+    cache.cached(tmp_path, "key", build)
+    with pytest.raises(ValueError, match="broke"):
+        cache.cached(tmp_path, "other", _break)
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["key"]
+    cache.clear(tmp_path)
+    assert cache.faults(tmp_path) == []
+
+
+def _break(place: Path) -> None:
+    raise ValueError("broke")
