@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.engine.jobs import StageOutcome
+from crl.engine.parts import PartProgress
 from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
 from crl.recipes.stage import Recipe, Stage
@@ -173,9 +175,10 @@ def _run_missing_parts(
     run: RunDirectory, recipe: Recipe, stage: Stage, round_number: int, attempt: Attempt, services: Services
 ) -> None:
     count, missing = missing_parts(run, recipe, round_number, stage.name, services)
-    finished = count - len(missing)
+    combined = PartProgress(count, attempt.progress)
+    combined.finished_before(count - len(missing))
     for part in missing:
-        inner = _part_progress(attempt.progress, finished, count)
+        inner = partial(combined.report, part)
         execute_part(
             run,
             recipe,
@@ -185,17 +188,6 @@ def _run_missing_parts(
             attempt=Attempt(attempt.token, inner, attempt.number, attempt.command),
             services=services,
         )
-        finished += 1
-
-
-def _part_progress(outer: Progress, finished: int, count: int) -> Progress:
-    """Progress of one part as progress of the stage: parts are taken to be of one size."""
-
-    def progress(figures: dict[str, Any]) -> None:
-        total = int(figures["total"])
-        outer({**figures, "done": finished * total + int(figures["done"]), "total": count * total})
-
-    return progress
 
 
 def _concatenate(
