@@ -26,6 +26,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## create .venv and install the pinned dependencies (minutes the first time, then nothing)
+	@:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@found=; for candidate in $(PYTHON) python3.11 python3.12 python3 python; do \
