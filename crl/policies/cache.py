@@ -13,7 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.cache_utils import Cache, DynamicLayer
 
 _BLOCK = 128
@@ -90,20 +92,21 @@ class RowCache(Cache):
         self._row_layers = [_RowLayer(self._current, rows) for _ in range(layers)]
         super().__init__(layers=list(self._row_layers))
 
-    def plan(self, rows: range, slots_BQ: torch.Tensor, span: int) -> None:
+    def plan(self, rows: range, slots_BQ: NDArray[np.int64], span: int, device: torch.device) -> None:
         """Say where the next forward pass writes.
 
         Args:
             rows: consecutive rows that take part.
-            slots_BQ: int64 [B, Q], on the model's device: slot of each new token; padding has a slot ≥ span.
+            slots_BQ: slot of each new token, consecutive in a row; padding has a slot ≥ span.
             span: length of the longest of these rows after the pass.
+            device: the model's.
         """
         current = self._current
         current.start, current.stop, current.span = rows.start, rows.stop, span
-        first = int(slots_BQ[0, 0])
-        uniform = bool((slots_BQ[:, 0] == first).all()) and bool((slots_BQ[:, -1] == span - 1).all())
-        # Slots of a row are consecutive, so equal ends mean equal slots, none of them padding.
-        current.slots_BQ, current.first = (None, first) if uniform else (slots_BQ, 0)
+        current.first = int(slots_BQ[0, 0])
+        # Equal ends mean equal slots, none of them padding: a plain slice is written.
+        uniform = (slots_BQ[:, 0] == current.first).all() and (slots_BQ[:, -1] == span - 1).all()
+        current.slots_BQ = None if uniform else torch.from_numpy(slots_BQ).to(device)
 
     def select(self, rows: list[int]) -> None:
         """Make row i what was row `rows[i]`; a row may be named again (expansion) or left out (dropped)."""

