@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from crl.config import Method
 from crl.errors import BadInput, PromptTooLong
-from crl.policies import resolve_model
+from crl.policies import load_chat, resolve_model
 from crl.policies.chat import ChatFormat
 
 
@@ -62,11 +62,8 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
 
 
 def _chat(method: Method, role: str) -> ChatFormat:
-    from transformers import AutoConfig, AutoTokenizer
-
     config = method.role(role)
-    path = resolve_model(config.model).path
-    longest = getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None)
+    chat, longest = load_chat(resolve_model(config.model))
     if longest is not None and config.context > longest:
         raise BadInput(
             f"{role}.context is {config.context}",
@@ -74,4 +71,4 @@ def _chat(method: Method, role: str) -> ChatFormat:
             where=f"method.{role}.context",
             next_step="lower it, or choose a model with a longer context",
         )
-    return ChatFormat(AutoTokenizer.from_pretrained(path), config.model)
+    return chat

@@ -13,10 +13,11 @@ from crl.policies.sources import ModelSource, check_model, resolve_model
 
 if TYPE_CHECKING:
     from crl.config import RoleConfig
+    from crl.policies.chat import ChatFormat
     from crl.policies.language_model import LanguagePolicy
     from crl.protocols import Embedder
 
-__all__ = ["ModelSource", "check_model", "load_embedder", "load_policy", "resolve_model"]
+__all__ = ["ModelSource", "check_model", "load_chat", "load_embedder", "load_policy", "resolve_model"]
 
 
 def load_policy(role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> LanguagePolicy:
@@ -31,3 +32,13 @@ def load_embedder(name: str) -> Embedder:
     from crl.policies import embedders
 
     return embedders.load_embedder(name)
+
+
+def load_chat(source: ModelSource) -> tuple[ChatFormat, int | None]:
+    """A model's chat format without its weights, and the longest sequence it was made for (None: it does not say)."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from crl.policies.chat import ChatFormat
+
+    longest = getattr(AutoConfig.from_pretrained(source.path), "max_position_embeddings", None)
+    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name), longest

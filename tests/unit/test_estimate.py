@@ -9,8 +9,11 @@ import pytest
 from crl.config import Experiment, LoraConfig, RecipeName, Runtime
 from crl.errors import BadInput, NotEnoughDisk
 from crl.estimate import SHAPES, ModelShape, check_disk, estimate, gigabytes, shape_of
+from crl.experiment import load_experiment
 from crl.preflight import check_ready
 from tests.unit.engine.harness import make_experiment
+
+ROOT = Path(__file__).parents[2]
 
 
 def changed(experiment: Experiment, **method: object) -> Experiment:
@@ -68,9 +71,13 @@ def test_too_little_disk_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "not").exists()
 
 
+def tiny() -> Experiment:
+    return load_experiment(ROOT / "conf/tiny.yaml", {"runtime.min_free_gigabytes": 0})
+
+
 def test_everything_that_cannot_run_is_refused_with_its_place(tmp_path: Path) -> None:
-    check_ready(make_experiment(min_free_gigabytes=0), tmp_path / "run", 1)
-    experiment = make_experiment()
+    experiment = tiny()
+    check_ready(experiment, tmp_path / "run", 1)
     unknown_model = experiment.method.actor.model_copy(update={"model": "tinny"}).model_dump()
     family = experiment.method.families[0].model_dump()
     family["environment"] = {"kind": "minihack", "id": "MiniHack-Nowhere-v0"}
@@ -87,7 +94,7 @@ def test_everything_that_cannot_run_is_refused_with_its_place(tmp_path: Path) ->
 
 
 def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
-    experiment = make_experiment(min_free_gigabytes=0)
+    experiment = tiny()
     broken = experiment.method.extractor.model_copy(update={"model": "tinny"}).model_dump()
     check_ready(changed(experiment, extractor=broken, recipe="baseline"), tmp_path / "run", 1)
 
