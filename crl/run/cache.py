@@ -111,7 +111,7 @@ def clear(run_path: Path) -> None:
 
 def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
     place = directory.relative_to(run_path).as_posix()
-    if any((directory / name).exists() for name in _INDEX):
+    if not (directory / SUMS).exists() and any((directory / name).exists() for name in _INDEX):
         return _index_faults(run_path, directory)
     sums = _read(directory / SUMS)
     if sums is None:

@@ -59,9 +59,7 @@ class LineLog:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 content = self._content()
                 whole, torn = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
-                lines = _parse(whole)
-                last = lines[-1].check if lines else _START
-                text = b""
+                last, text = _last_check(whole), b""
                 if torn:
                     last, text = _render(last, {"event": "torn_line", "text": torn.decode(errors="replace")})
                 text += _render(last, payload)[1]
@@ -80,14 +78,14 @@ class LineLog:
     def read(self) -> list[dict[str, Any]]:
         """Payloads of all readable lines in order; a torn or damaged line is left out (see :meth:`fault`)."""
         content = self._content()
-        return [line.payload for line in _parse(content[: content.rfind(b"\n") + 1]) if line.payload is not None]
+        lines = (_load(raw) for raw in content[: content.rfind(b"\n") + 1].splitlines())
+        return [payload for payload, _ in lines if payload is not None]
 
     def head(self) -> Head:
         """How far the log reaches now."""
         content = self._content()
         end = content.rfind(b"\n") + 1
-        lines = _parse(content[:end])
-        return Head(end, lines[-1].check if lines else _START)
+        return Head(end, _last_check(content[:end]))
 
     def fault(self, head: Head | None = None) -> Fault | None:
         """What is wrong with the file, if anything; `head` is how far it is known to have reached."""
@@ -99,9 +97,9 @@ class LineLog:
                 return Fault(expected, "no such file")
             if len(content) < head.bytes:
                 return Fault(expected, f"{len(content)} bytes")
-            reached = _parse(content[: head.bytes])
-            if not reached or reached[-1].check != head.check:
-                return Fault(expected, f"check {reached[-1].check if reached else 'unreadable'}")
+            reached = _last_check(content[: head.bytes])
+            if reached != head.check:
+                return Fault(expected, f"check {reached or 'unreadable'}")
         for number, line in enumerate(_parse(content[:end]), start=1):
             if not line.sound:
                 return Fault(f"line {number} to follow from the line before it", line.check or "an unreadable line")
@@ -150,10 +148,8 @@ def _parse(content: bytes) -> list[_Line]:
     lines, previous = [], _START
     for raw in content.splitlines(keepends=True):
         text = raw.decode(errors="replace").rstrip("\n")
-        try:
-            payload = json.loads(text)
-            check = str(payload.pop("check"))
-        except (ValueError, KeyError, AttributeError, TypeError):
+        payload, check = _load(raw)
+        if payload is None:
             lines.append(_Line(None, "", text, sound=False))
             previous = ""
             continue
@@ -162,6 +158,23 @@ def _parse(content: bytes) -> list[_Line]:
         lines.append(_Line(payload, check, text, sound=follows))
         previous = check
     return lines
+
+
+def _load(raw: bytes) -> tuple[dict[str, Any] | None, str]:
+    """(payload, check) of a line; (None, "") if it cannot be read."""
+    try:
+        payload = json.loads(raw)
+        check = str(payload.pop("check"))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None, ""
+    return payload, check
+
+
+def _last_check(whole: bytes) -> str:
+    """Check of the last of some whole lines: what the next one follows from. Long logs are not read through for it."""
+    if not whole:
+        return _START
+    return _load(whole[whole.rfind(b"\n", 0, -1) + 1 :])[1]
 
 
 def _write_all(descriptor: int, text: bytes, offset: int) -> None:
