@@ -109,7 +109,10 @@ def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> It
 
 def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     from crl.engine.driver import watch
+    from crl.engine.guardian import guard
 
+    # Killed, this process could not stop the temporary server that Prefect starts.
+    guard()
     # Prefect would print its own lines between ours; its UI and its log keep them all.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     console().print("starting Prefect (a few seconds; up to half a minute the first time)")
