@@ -12,6 +12,7 @@ from pydantic import Field
 from crl.config import Experiment
 from crl.engine.driver import Driver
 from crl.experiment import load_experiment, runs_root
+from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
 from flows.rounds import run_rounds
 
@@ -30,7 +31,9 @@ def train(experiment: ExperimentOrFile, rounds: Rounds = 3) -> dict[str, Any]:
     """
     if isinstance(experiment, Path):
         experiment = load_experiment(experiment)
-    run = RunDirectory.create_or_open(experiment, runs_root(experiment))
+    root = runs_root(experiment)
+    check_ready(experiment, root / experiment.name, rounds)
+    run = RunDirectory.create_or_open(experiment, root)
     with Driver(run, experiment.runtime) as driver:
         first, last = driver.set_target(rounds, purpose=flow_run.id)
         return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}

@@ -280,5 +280,8 @@ class Engine:
         process = self._process
         if process is not None and process.returncode is None:
             for pid in {process.pid, *self._pids}:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                try:
                     os.killpg(pid, number)
+                except (ProcessLookupError, PermissionError):  # no group of its own, or gone already
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from crl.config import (
     DeepSpeedConfig,
     Experiment,
     FamilyConfig,
     FrozenLakeConfig,
     Method,
-    PromptConfig,
     PromptSet,
     RoleConfig,
     Runtime,
@@ -20,19 +21,20 @@ from crl.config import (
 from crl.engine.driver import Driver
 from crl.run.directory import RunDirectory
 
+_PROMPTS = Path(__file__).parents[3] / "conf" / "prompts" / "tiny.yaml"
 RECIPE = "tests.unit.engine.fake_recipe:recipe_of"
 
 
 def make_experiment(*, seed: int = 0, ranks: int = 1, **runtime: Any) -> Experiment:
     """An experiment on the tiny model; its recipe is given to the driver."""
-    prompt = PromptConfig(system="s", first="f")
+    prompts = PromptSet.model_validate(yaml.safe_load(_PROMPTS.read_text(encoding="utf-8")))
     role = RoleConfig(model="tiny", deepspeed=DeepSpeedConfig(ranks=ranks))
     method = Method(
         seed=seed,
         families=[FamilyConfig(name="lake", environment=FrozenLakeConfig())],
         actor=role,
         extractor=role,
-        prompts=PromptSet(actor=prompt, distill=prompt, merge=prompt),
+        prompts=prompts,
         threads=1,
     )
     return Experiment(name="fake", method=method, runtime=Runtime(**{"retry_delay_seconds": 0.01, **runtime}))

@@ -268,3 +268,28 @@ def test_run_directory_opens_without_a_driver(tmp_path, undisturbed):
     with make_driver(tmp_path) as driver:
         driver.run_rounds(2)
     assert digests(RunDirectory.open(tmp_path / "fake")) == undisturbed
+
+
+def test_an_interruption_ends_the_engine_and_gives_the_lease_back(tmp_path, undisturbed):
+    """Ctrl-C and Prefect's cancellation both arrive as an exception in the thread that waits for the stage."""
+    marker = tmp_path / "marker"
+    script = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
+from pathlib import Path
+from tests.unit.engine.harness import make_driver
+try:
+    with make_driver(Path({str(tmp_path)!r}), {{"draw": ["sleep", {str(marker)!r}]}}) as driver:
+        driver.run_rounds(2)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    wait_for(lambda: marker.exists() and marker.read_text(), 60)
+    worker = int(marker.read_text())
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(timeout=60) == 130
+    assert gone(worker)
+    with make_driver(tmp_path) as driver:
+        assert not leftovers(driver.run)
+        driver.run_rounds(2)
+        assert digests(driver.run) == undisturbed
