@@ -17,10 +17,8 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
     for name, check in checks(experiment):
         try:
             check()
-        except BadInput as error:
-            raise type(error)(
-                error.found, expected=error.expected, where=error.where or name, next_step=error.next_step
-            ) from None
+        except BadInput as error:  # whoever checks a model does not know which role asks for it
+            raise type(error)(error.found, expected=error.expected, where=name, next_step=error.next_step) from None
     from crl.estimate import check_disk
     from crl.prompt_checks import check_placeholders, check_room
 

@@ -51,7 +51,7 @@ def check_same(run_path: Path, experiment: Experiment) -> None:
     name, content = _parse(run_path)
     wanted = experiment.method.model_dump(mode="json")
     changes = [("name", name, experiment.name)] if name != experiment.name else []
-    changes += list(differences(content, wanted))
+    changes += list(differences(content, wanted, "method"))
     if not changes:
         return
     lines = [f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in changes[:_MOST_DIFFERENCES]]

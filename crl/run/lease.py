@@ -154,6 +154,7 @@ class Lease:
                 f"there is no run directory at {run_path}", next_step="start it with `crl train CONFIG`"
             )
         with _locked(run_path):
+            os.truncate(run_path / LOCK, 0)  # nothing belongs into it; whatever damaged it, the lock holds
             try:
                 previous = LeaseFile.load(run_path)
             except ValueError:

@@ -1,0 +1,227 @@
+"""Corrupt, truncate or delete any one file of a real run: it is named with what mends it, and training refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crl.errors import RecordDamaged
+from crl.run.directory import RunDirectory
+from crl.run.manifest import Manifest
+from crl.run.verify import Problem, Severity, require_intact, verify
+from tests.tiny_run import ROUNDS, crl, digests, experiment, leftovers, train
+
+Damage = Callable[[Path], None]
+HOUSEKEEPING = {"journal.jsonl", "lease.json", "lease.lock", "pruned.jsonl"}
+
+
+def _corrupt(path: Path) -> None:
+    content = bytearray(path.read_bytes() or b"\0")
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def _truncate(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _all_files(run_path: Path) -> list[str]:
+    return sorted(path.relative_to(run_path).as_posix() for path in run_path.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def victim(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for this module; every test leaves it as it was."""
+    path = tmp_path_factory.mktemp("damage") / "tiny"
+    shutil.copytree(finished, path)
+    return path
+
+
+def test_there_is_one_of_everything(victim: Path) -> None:
+    files = _all_files(victim)
+    for suffix in (
+        "experiment.yaml", "catalog.duckdb", "journal.jsonl", "lease.json", "lease.lock", "pruned.jsonl",
+        "update_actor/checkpoint/model.safetensors", "update_extractor/checkpoint/model.safetensors",
+        "update_actor/checkpoint/deepspeed/optimizer-rank00000.safetensors", "update_actor/checkpoint/config.json",
+        "warm_start_extractor/checkpoint/model.safetensors", "collect/turns.parquet", "collect/manifest.json",
+        "credit/credits.parquet", "merge/distillations.parquet", "index.faiss", "index.json",
+    ):  # fmt: skip
+        assert any(name.endswith(suffix) for name in files), suffix
+    assert any(name.startswith("bank/segments/") for name in files)
+    assert any(name.startswith("bank/embeddings/") for name in files)
+    assert not (victim / "rounds/0000/warm_start_actor/checkpoint").exists(), "one was pruned"
+    assert verify(victim) == []
+
+
+@pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
+def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path, damage: Damage) -> None:
+    run = RunDirectory.open(victim)
+    for number, name in enumerate(_all_files(victim)):
+        path = victim / name
+        before = path.read_bytes()
+        if damage is _truncate and not before:
+            continue
+        damage(path)
+        after = path.read_bytes() if path.exists() else None
+        try:
+            problems = verify(victim)
+            assert [problem.file for problem in problems] == [name]
+            _check(run, problems[0], before, after)
+            if problems[0].severity is Severity.damaged and number % 7 == 0:
+                with pytest.raises(RecordDamaged) as raised:
+                    require_intact(victim)
+                assert (raised.value.exit_code, raised.value.next_step) == (4, problems[0].mend)
+        finally:
+            path.write_bytes(before)
+    assert verify(victim) == []
+
+
+def _check(run: RunDirectory, problem: Problem, before: bytes, after: bytes | None) -> None:
+    """Severity, expected, found and mending command are those of the kind of file."""
+    place, *inside = problem.file.split("/")
+    digest = hashlib.sha256(before).hexdigest()
+    found = "no such file" if after is None else hashlib.sha256(after).hexdigest()
+    words = shlex.split(problem.mend)
+    assert words[0] == "crl"
+    if place == "rounds":
+        number, stage, *name = inside
+        assert words[1:] == ["redo", str(run.path), "--from", f"{number}/{stage}"]
+        assert (problem.round, problem.stage, problem.severity) == (int(number), stage, Severity.damaged)
+        if name == ["manifest.json"]:
+            assert problem.expected and (after is not None or problem.found == found)
+            assert problem.found != problem.expected
+        else:
+            recorded = run.manifest(int(number), stage).digested.files["/".join(name)].sha256
+            assert problem.expected == recorded == digest
+            assert problem.found.split()[0] == found.split()[0]
+    elif place == "bank":
+        assert words[1:3] == ["redo", str(run.path)] and words[4].endswith("/consolidate")
+        assert (problem.expected, problem.found, problem.severity) == (digest, found, Severity.damaged)
+    elif place == "experiment.yaml":
+        assert words[1] == "train" and problem.severity is Severity.damaged
+        assert problem.expected and problem.found
+    elif place in HOUSEKEEPING:
+        assert words[1:] == ["resume", str(run.path)] and problem.severity is Severity.housekeeping
+    else:
+        assert place in ("cache", "catalog.duckdb")
+        assert words[1:] == ["catalog", str(run.path)] and problem.severity is Severity.derived
+        if problem.file.endswith(("index.faiss", ".duckdb")):
+            assert (problem.expected, problem.found) == (digest, found)
+
+
+@pytest.mark.parametrize("prefect", ["--no-prefect", pytest.param("--prefect", marks=pytest.mark.slow)])
+def test_training_refuses_to_build_on_damage(copied: Path, prefect: str) -> None:
+    name = "rounds/0002/update_actor/checkpoint/deepspeed/optimizer-rank00000.safetensors"
+    recorded = Manifest.load(copied / "rounds/0002/update_actor").digested.files[name.split("/", 3)[3]].sha256
+    _corrupt(copied / name)
+    found = hashlib.sha256((copied / name).read_bytes()).hexdigest()
+    mend = f"crl redo {copied} --from 0002/update_actor"
+    before = digests(copied)
+    told = crl(copied.parent, "verify", "tiny", code=4)
+    assert all(word in told.stdout for word in (name, recorded, found, mend)), told.stdout
+    for command in (["resume", "tiny", "--rounds", "1"], train(1, prefect)):
+        said = crl(copied.parent, *command, code=4).stderr
+        assert all(word in said for word in (name, recorded, found, f"What to do: {mend}")), said
+        assert "Traceback" not in said
+    assert digests(copied) == before and leftovers(copied) == []
+
+
+def _mend(run_path: Path) -> list[str]:
+    """Run the command that verification names, as a user would copy it; returns what it set aside."""
+    problems = [problem for problem in verify(run_path) if problem.severity is Severity.damaged]
+    assert len(problems) == 1
+    words = shlex.split(problems[0].mend)
+    assert words.pop(0) == "crl"
+    done = crl(run_path.parent, *words)
+    return [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("set aside")]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "first"),
+    [
+        ("rounds/0002/credit/credits.parquet", _truncate, "0002/credit"),
+        pytest.param("rounds/0002/collect/manifest.json", _corrupt, "0002/collect", marks=pytest.mark.slow),
+        pytest.param("rounds/0001/update_actor/checkpoint/model.safetensors", _delete, "0001/update_actor",
+                     marks=pytest.mark.slow),
+        # Making this again needs the checkpoint of the warm start, which retention deleted: it goes too.
+        pytest.param("rounds/0001/collect/episodes.parquet", _corrupt, "0000/warm_start_actor",
+                     marks=pytest.mark.slow),
+        pytest.param("bank/segments", _corrupt, "0001/consolidate", marks=pytest.mark.slow),
+        pytest.param("bank/embeddings", _delete, "0001/consolidate", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_the_mending_command_and_resume_bring_back_the_run(
+    finished: Path, copied: Path, name: str, damage: Damage, first: str
+) -> None:
+    place = copied / name
+    if place.is_dir():
+        written = Manifest.load(copied / "rounds/0001/consolidate").digested.shared
+        place = copied / next(each for each in written if each.startswith(f"{name}/"))
+    damage(place)
+    # What is derived is damaged as well: whoever uses it must notice and build it anew.
+    for index in copied.glob("cache/*/index.faiss"):
+        _corrupt(index)
+    moved = _mend(copied)
+    assert moved[0] == first and set(moved) <= set(digests(finished))
+    crl(copied.parent, "resume", "tiny")
+    assert digests(copied) == digests(finished)
+    crl(copied.parent, "catalog", "tiny")
+    assert verify(copied) == []
+    kept = {path.parent.relative_to(copied / "damaged/1/rounds").as_posix()
+            for path in copied.glob("damaged/1/rounds/*/*/*.parquet")}  # fmt: skip
+    assert kept == set(moved), "nothing was deleted"
+
+
+@pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
+def test_a_damaged_experiment_file_stops_and_the_same_config_writes_it_again(copied: Path, damage: Damage) -> None:
+    before = (copied / "experiment.yaml").read_bytes()
+    damage(copied / "experiment.yaml")
+    with pytest.raises(RecordDamaged):
+        require_intact(copied)
+    (problem,) = verify(copied)
+    assert problem.mend.startswith("crl train conf/tiny.yaml")
+    RunDirectory.create_or_open(experiment(), copied.parent)
+    assert (copied / "experiment.yaml").read_bytes() == before
+    assert verify(copied) == []
+
+
+@pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
+def test_what_is_derived_is_rebuilt(copied: Path, damage: Damage, capsys: pytest.CaptureFixture[str]) -> None:
+    from crl.cli import main
+
+    derived = [name for name in _all_files(copied) if name.startswith(("cache/", "catalog"))]
+    assert len(derived) >= 6
+    for name in derived:
+        if not (copied / name).exists():  # `crl catalog` clears a cache in which something was damaged
+            continue
+        damage(copied / name)
+        require_intact(copied)  # training goes on
+        with pytest.raises(SystemExit) as ended:
+            main(["verify", str(copied)])
+        assert ended.value.code == 4 and f"{name} (derived)" in capsys.readouterr().out
+        with pytest.raises(SystemExit) as ended:
+            main(["catalog", str(copied)])
+        assert not ended.value.code
+        assert verify(copied) == []
+    with pytest.raises(SystemExit):
+        main(["sql", str(copied), "SELECT count(*) AS n FROM episodes WHERE stage = 'collect'", "--format", "csv"])
+    assert capsys.readouterr().out.split()[-2:] == ["n", str(16 * ROUNDS)]
+
+
+def test_the_next_attempt_mends_housekeeping(copied: Path) -> None:
+    for name in sorted(HOUSEKEEPING):
+        _corrupt(copied / name)
+    assert {problem.file for problem in verify(copied)} == HOUSEKEEPING
+    require_intact(copied)
+    crl(copied.parent, "resume", "tiny")
+    assert verify(copied) == []
