@@ -40,7 +40,7 @@ def update(ctx: StageContext, role: str) -> None:
         figures = trainer.update(samples, objective)
         if figures["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)
-        ctx.progress(len(samples), len(samples), **figures)
+        ctx.progress(len(samples), len(samples))
     if ctx.services.rank > 0:
         return
     if figures.get("stepped"):

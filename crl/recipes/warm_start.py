@@ -30,7 +30,7 @@ from crl.records import Distillation, Episode, Generation, Metric, Operation, Sa
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
 WAVE = 16
-"""Demonstrations played side by side."""
+"""Most demonstrations played side by side."""
 
 
 class _Watched:
@@ -103,8 +103,10 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         count = episodes // len(families) + (index < episodes % len(families))
         drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=count)
         seeds = [family.train_seeds.start + int(value) for value in drawn]
-        for at in range(0, count, WAVE):
-            part = seeds[at : at + WAVE]
+        # At least two waves: the extractor's second half is guided by what was written about the first.
+        width = min(WAVE, max(1, -(-count // 2)))
+        for at in range(0, count, width):
+            part = seeds[at : at + width]
             starts = ctx.services.environment(family.name).reset_many(part)
             waves.append(
                 [

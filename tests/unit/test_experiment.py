@@ -1,0 +1,101 @@
+"""Experiment files: what is read, what is refused, and how it is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from crl.config import SeedRange
+from crl.errors import BadInput
+from crl.experiment import load_experiment, runs_root
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def refused(tmp_path, change=None, overrides=None):
+    data = yaml.safe_load((CONF / "tiny.yaml").read_text())
+    data["method"]["prompts"] = yaml.safe_load((CONF / "prompts" / "tiny.yaml").read_text())
+    if change is not None:
+        change(data)
+    path = tmp_path / "changed.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(BadInput) as caught:
+        load_experiment(path, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CONF.glob("*.yaml")))
+def test_every_experiment_that_ships_is_valid(name):
+    experiment = load_experiment(CONF / name)
+    assert experiment.method.prompts.actor.system
+
+
+def test_the_digest_is_of_the_method_and_nothing_else():
+    first = load_experiment(CONF / "tiny.yaml")
+    same = load_experiment(CONF / "tiny.yaml", {"runtime.retries": 7, "name": "other"})
+    other = load_experiment(CONF / "tiny.yaml", {"method.seed": "2"})
+    assert first.method.digest() == same.method.digest() != other.method.digest()
+
+
+def test_the_prompts_are_part_of_the_method():
+    changed = load_experiment(CONF / "tiny.yaml", {"method.prompts.actor.system": "Act."})
+    assert changed.method.prompts.actor.system == "Act."
+    assert changed.method.digest() != load_experiment(CONF / "tiny.yaml").method.digest()
+
+
+def test_an_unknown_key_is_named_with_the_one_that_was_meant(tmp_path):
+    said = refused(tmp_path, lambda data: data["method"]["rollout"].update(group_sice=4))
+    assert "method.rollout.group_sice: unknown key; did you mean 'group_size'?" in said
+
+
+def test_an_unknown_key_of_an_environment_lists_its_keys(tmp_path):
+    said = refused(tmp_path, lambda data: data["method"]["families"][0]["environment"].update(sizes=3))
+    assert "sizes: unknown key" in said and "size_min" in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"method.rollout.group_size": "3"}, "must be even"),
+        ({"method.families.0.evaluation_seeds.start": "10"}, "overlap"),
+        ({"method.seed": "-1"}, "greater than or equal to 0"),
+        ({"method.families.4.groups": "1"}, "no index"),
+        ({"method.seed": "{"}, "not YAML"),
+        ({"method.prompts": "nothing"}, "no prompt file 'nothing'"),
+        ({"name": "With Spaces"}, "name"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_with_a_reason(tmp_path, overrides, words):
+    assert words in refused(tmp_path, overrides=overrides)
+
+
+def test_a_file_that_is_not_there_lists_those_that_are():
+    with pytest.raises(BadInput) as caught:
+        load_experiment(CONF / "tinny.yaml")
+    assert "tiny.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "\x00"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path, content):
+    path = tmp_path / "broken.yaml"
+    path.write_text(content)
+    with pytest.raises(BadInput):
+        load_experiment(path)
+
+
+def test_seed_ranges_overlap_where_they_share_a_seed():
+    first = SeedRange(start=10, count=5)
+    assert first.overlaps(SeedRange(start=14, count=1)) and SeedRange(start=0, count=11).overlaps(first)
+    assert not first.overlaps(SeedRange(start=15, count=1)) and not SeedRange(start=0, count=10).overlaps(first)
+
+
+def test_runs_lie_where_the_experiment_or_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.delenv("CRL_RUNS", raising=False)
+    assert runs_root() == Path("runs")
+    monkeypatch.setenv("CRL_RUNS", str(tmp_path))
+    assert runs_root() == tmp_path
+    chosen = load_experiment(CONF / "tiny.yaml", {"runtime.runs": "elsewhere"})
+    assert runs_root(chosen) == Path("elsewhere")
