@@ -182,12 +182,12 @@ class Driver:
         started = time.monotonic()
         try:
             outcome = self._attempt(stage, round_number, started)
-        except Cancelled:
-            if self._lease is not None and self._lease.lost.is_set():
-                self._lease.check()  # says who took the lease; the engines were ended because of it
-            raise
         except BaseException as error:
-            self._failed(place, error)
+            # A newer attempt ends our engines and sweeps away what they were writing: whatever broke, that is why.
+            if self._lease is not None and isinstance(error, Exception | Cancelled):
+                self._lease.check()
+            if not isinstance(error, Cancelled):
+                self._failed(place, error)
             raise
         finally:
             self._now = (round_number, None)

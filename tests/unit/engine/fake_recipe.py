@@ -22,6 +22,7 @@ from crl.errors import BadInput, DataCheckFailed
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import Metric
+from crl.run.lease import LeaseFile
 
 PARTS = 4
 
@@ -130,6 +131,13 @@ def mishap(ctx: StageContext, part: int | None = None) -> None:
             raise DataCheckFailed("table metrics, rule value >= 0: row 3 has -1.0", next_step="look at row 3")
         case "disk":
             raise OSError(errno.ENOSPC, "No space left on device")
+        case "rob":
+            run = ctx.directory.parents[2]
+            lease = LeaseFile.load(run)
+            assert lease is not None
+            taken = lease.model_copy(update={"token": lease.token + 1})
+            (run / "lease.json").write_bytes(taken.sealed().render())
+            raise ValueError("the fake broke because it was robbed")
         case "memory":
             raise MemoryError("too much")
         case "say":

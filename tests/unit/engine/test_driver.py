@@ -26,8 +26,18 @@ from crl.engine.events import (
     StageStarted,
 )
 from crl.engine.supervisor import Cancelled
-from crl.errors import BadInput, DataCheckFailed, DiskFull, EngineDied, LeaseHeld, StageFailed, StageTimedOut
+from crl.errors import (
+    BadInput,
+    DataCheckFailed,
+    DiskFull,
+    EngineDied,
+    LeaseHeld,
+    StageFailed,
+    StageTimedOut,
+    StaleAttempt,
+)
 from crl.run.directory import RunDirectory
+from crl.run.journal import Journal
 from tests.unit.engine.harness import digests, leftovers, make_driver
 
 
@@ -130,6 +140,14 @@ def test_a_permanent_failure_is_raised_at_once_and_the_engine_lives_on(tmp_path,
         assert raised.value.found == "ValueError: the fake broke"
         assert "round 1, stage draw, fake_recipe.py line" in raised.value.where
         assert any("Traceback" in event.text for event in of(LogLine, seen))
+
+
+def test_whatever_breaks_in_an_attempt_that_was_replaced_is_told_as_that(tmp_path):
+    with make_driver(tmp_path, {"draw": ["rob", ""]}, retries=3) as driver:
+        with pytest.raises(StaleAttempt, match=r"taken over: token 2"):
+            driver.run_rounds(1)
+        assert driver.run.complete_stages(1) == []
+        assert not [event for event in Journal(driver.run.path).read() if event["event"] == "stage_failed"]
 
 
 def test_rows_that_break_a_rule_stop_the_stage_before_it_is_committed(tmp_path, monkeypatch):
