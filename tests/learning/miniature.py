@@ -1,39 +1,46 @@
 """A transformer small enough to be trained from nothing inside a test, with a tokenizer for the texts of that test.
 
-Every line or word of the corpus becomes one token, so a sequence is short and a row of a map is read at a glance; any
+Every row of a map and every word of the corpus is one token, so sequences are short and a row is read at a glance; any
 other text falls back to bytes. The weights are random: what it knows it has learnt in the test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Literal
 
 _PAD, _END = "<|pad|>", "<|end|>"
 _ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
+_PIECES = r"\n| ?[@GHF](?: [@GHF])*(?![^\s])| ?[^\s]+"
+"""Line feeds, rows of a plain FrozenLake map, words."""
 _TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
-def write_miniature(
-    directory: Path, corpus: Sequence[str], *, split: Literal["line", "word"], seed: int, width: int = 64
-) -> Path:
-    """Write model, tokenizer and chat template of a random miniature; returns the directory."""
+def write_miniature(directory: Path, words: Sequence[str], *, side: int, seed: int, spread: float = 0.08) -> Path:
+    """Write model, tokenizer and chat template of a random miniature for maps of a side; returns the directory.
+
+    `spread` is the standard deviation of the weights. A wide one makes any two maps look different from the
+    start, so that what is learnt about one is not undone by the other.
+    """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
-    pattern = Regex(r"\n" if split == "line" else r"\n| ?[^\s]+")
+    rows = [" ".join(cells) for cells in product("@GHF", repeat=side)]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(
-        [line for line in corpus for _ in range(2)],
+        [text for text in (*rows, *(f" {row}" for row in rows), *words) for _ in range(2)],
         trainers.BpeTrainer(
             vocab_size=4096,
             min_frequency=2,
@@ -56,8 +63,8 @@ def write_miniature(
         model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=len(tokenizer),
-                hidden_size=width,
-                intermediate_size=2 * width,
+                hidden_size=64,
+                intermediate_size=128,
                 num_hidden_layers=2,
                 num_attention_heads=4,
                 num_key_value_heads=4,
@@ -66,7 +73,7 @@ def write_miniature(
                 bos_token_id=None,
                 eos_token_id=end,
                 pad_token_id=pad,
-                initializer_range=0.08,
+                initializer_range=spread,
             )
         )
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad)

@@ -16,6 +16,7 @@ import numpy as np
 from crl.config import Method, WarmStartConfig
 from crl.envs import make_environment
 from crl.extractor.distill import distill_wave, items_of
+from crl.extractor.outputs import BATCH, Distilled
 from crl.learn.warm_start import run_warm_start
 from crl.policies.chat import ChatFormat
 from crl.recipes.scripted import ScriptedPolicy
@@ -38,24 +39,24 @@ def advice(action: str, random: np.random.Generator) -> str:
 
 
 def write_base(directory: Path) -> Path:
-    """The random miniature both roles begin as: a word is a token."""
-    corpus = [
-        "Advice: go", "ADD: go", *(f" {word}" for word in (*WORDS, *ACTIONS)), *ACTIONS, "@ G H F",
-        " @ G H F", "Turn 1: Turn 2: Turn 3: Turn 4:", "Action:", "success failure (turn limit)", "none move write",
-    ]  # fmt: skip
-    return write_miniature(directory, corpus, split="word", seed=0)
+    """The random miniature both roles begin as: a word, a row of a map is a token."""
+    words = (
+        *("Advice: go", "ADD: go", "Turn 1: Turn 2: Turn 3: Turn 4:", "Action:", "success failure (turn limit)"),
+        *(" (unchanged)", "move write", *ACTIONS, *(f" {word}" for word in (*WORDS, *ACTIONS))),
+    )
+    return write_miniature(directory, words, side=4, seed=0)
 
 
 def actor_start(method: Method, base: Path, directory: Path) -> Path:
     """An actor that does what its advice says."""
-    played = _play(method, base, episodes=128)
-    return _trained(method, "actor", base, [each.generation for each in played], directory, epochs=8)
+    played = _play(method, base, episodes=192)
+    return _trained(method, "actor", base, [each.generation for each in played], directory, epochs=10)
 
 
 def extractor_start(method: Method, base: Path, directory: Path, kinds: Sequence[str]) -> Path:
     """An extractor that recommends one of two actions, whatever it read."""
     random = np.random.default_rng(1)
-    played = _play(method, base, episodes=256)
+    played = _play(method, base, episodes=384)
     items = items_of(
         [each.episode for each in played], [turn for each in played for turn in each.turns], method.distill
     )
@@ -63,14 +64,11 @@ def extractor_start(method: Method, base: Path, directory: Path, kinds: Sequence
     order = np.random.default_rng(1).permutation(len(items))
     random = np.random.default_rng(2)
     said = [f"ADD: {advice(kinds[place % len(kinds)], random)}" for place in order]
-    written = distill_wave(
-        _speaker(method, base, lambda row: said[row]),
-        items,
-        method=method,
-        seed_of=_seed_of,
-        weights_digest="",
-        round=0,
-    )
+    written: list[Distilled] = []
+    for first in range(0, len(items), BATCH):  # a session is a batch, and its rows are counted from 0
+        speaker = _speaker(method, base, said[first : first + BATCH].__getitem__)
+        batch = items[first : first + BATCH]
+        written += distill_wave(speaker, batch, method=method, seed_of=_seed_of, weights_digest="", round=0)
     return _trained(method, "extractor", base, [each.generation for each in written], directory, epochs=6)
 
 
@@ -124,12 +122,12 @@ def _trained(
         for index, row in enumerate(rows)
     ]  # fmt: skip
     config = method.role(role)
-    config = config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update={"micro_batch": 16})})
+    config = config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update={"micro_batch": 64})})
     run_warm_start(
         config,
         base,
         samples,
-        WarmStartConfig(epochs=epochs, learning_rate=4e-3),
+        WarmStartConfig(epochs=epochs, learning_rate=3e-3),
         seed=0,
         threads=1,
         output_dir=directory,

@@ -7,7 +7,6 @@ flipped, and everything else equal, both fall. Figures are those of the rows tha
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ ALL_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(3)]
 
 # -- the actor ---------------------------------------------------------------------------------------------------------
 
-GRPO_ROUNDS = 18
+GRPO_ROUNDS = 20
 GRPO = """
 name: grpo
 method:
@@ -43,12 +42,12 @@ method:
   actor:
     model: {model}
     sampling: {{max_new_tokens: 3}}
-    optimizer: {{learning_rate: 3.0e-3}}
-    deepspeed: {{micro_batch: 16}}
+    optimizer: {{learning_rate: 4.0e-3}}
+    deepspeed: {{micro_batch: 32}}
   extractor: {{model: tiny}}
   rollout: {{group_size: 32, wave_groups: 6}}
   evaluation: {{every: 0}}
-  warm_start: {{actor_episodes: 96, extractor_episodes: 0, epochs: 6, learning_rate: 4.0e-3, demonstrations: random}}
+  warm_start: {{actor_episodes: 384, extractor_episodes: 0, epochs: 2, learning_rate: 4.0e-3, demonstrations: random}}
   threads: 1
   prompts:
     actor: {{system: move, first: "{{experience}}{{observation}}", following: "{{feedback}}{{observation}}"}}
@@ -60,8 +59,7 @@ method:
 def grpo_experiment(directory: Path, seed: int) -> Experiment:
     """Six small maps, a random miniature, and demonstrations by random legal actions: it knows the form only."""
     directory.mkdir()
-    lines = [" ".join(cells) for cells in product("@GHF", repeat=3)]
-    model = write_miniature(directory, [*lines, *starts.ACTIONS, "move"], split="line", seed=seed)
+    model = write_miniature(directory, [*starts.ACTIONS, "move"], side=3, seed=seed, spread=0.25)
     return parse_experiment(yaml.safe_load(GRPO.format(seed=seed, model=model)), base=directory, where="test")
 
 
@@ -120,9 +118,11 @@ def test_grpo_with_the_sign_of_the_reward_flipped_lowers_success(
 
 # -- the extractor -----------------------------------------------------------------------------------------------------
 
-CISPO_ROUNDS = 12
+CISPO_ROUNDS = 16
 HELPFUL, HARMFUL = "right", "up"
 """On map 302 the goal lies three steps to the right; two steps up there is a hole."""
+# A round guides 32 episodes by 24 entries, so no more outputs ripen than the batch of 32 takes. Were the batch smaller,
+# outputs would wait longer every round and be trained when hardly any probability is what it was.
 CISPO = """
 name: cispo
 method:
@@ -138,13 +138,13 @@ method:
   extractor:
     model: {extractor}
     sampling: {{max_new_tokens: 8}}
-    optimizer: {{learning_rate: 2.0e-3}}
+    optimizer: {{learning_rate: 1.0e-3}}
     deepspeed: {{micro_batch: 32}}
   rollout: {{group_size: 8, wave_groups: 8}}
-  retrieval: {{embedder: lexical, candidates: 32, rank_score: fraction, threshold: -1.0, count_weight: 1.0}}
+  retrieval: {{embedder: lexical, candidates: 24, rank_score: fraction, threshold: -1.0, count_weight: 1.0}}
   merge: {{every: 0}}
-  bank: {{capacity: 32}}
-  extractor_objective: {{batch: 24}}
+  bank: {{capacity: 24}}
+  extractor_objective: {{batch: 32}}
   evaluation: {{every: 0}}
   threads: 1
   prompts:
@@ -189,7 +189,7 @@ def test_cispo_raises_the_share_of_the_helpful_experience(tmp_path: Path, start:
     run = train(cispo_experiment(seed, *start), tmp_path / "runs", CISPO_ROUNDS)
     helpful = helpful_by_round(run, range(1, CISPO_ROUNDS + 1))
     print(f"CISPO, seed {seed}: helpful share by round {[round(value, 2) for value in helpful]}")
-    assert 0.35 < helpful[0] < 0.65
+    assert 0.35 < np.mean(helpful[:2]) < 0.65
     assert np.mean(helpful[-3:]) > 0.9
     everything = range(2, CISPO_ROUNDS + 1)
     credits = rows(run, Credit, "credit", everything)
@@ -226,5 +226,5 @@ def test_cispo_with_the_sign_of_the_reward_flipped_lowers_it(
     run = train(cispo_experiment(seed, *start), tmp_path / "runs", CISPO_ROUNDS)
     helpful = helpful_by_round(run, range(1, CISPO_ROUNDS + 1))
     print(f"CISPO flipped, seed {seed}: helpful share by round {[round(value, 2) for value in helpful]}")
-    assert 0.35 < helpful[0] < 0.65
+    assert 0.35 < np.mean(helpful[:2]) < 0.65
     assert np.mean(helpful[-3:]) < 0.1
