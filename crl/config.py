@@ -313,7 +313,7 @@ class Runtime(Model):
     retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
     stage_time_limit_seconds: float = Field(3600, gt=0, description="A stage past it is ended with its engine.")
-    lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead after so long without a beat.")
+    lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept a role; older ones are pruned.")
     keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
     min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
