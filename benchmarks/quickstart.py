@@ -3,7 +3,7 @@
     python benchmarks/quickstart.py [EXPERIMENT] [ROUNDS]
 
 Runs the experiment from nothing in a temporary directory, as a user would, and watches the process tree. Memory is the
-sum of proportional set sizes (pages that processes share are counted once), sampled twice a second.
+sum of proportional set sizes (pages that processes share are counted once), sampled every two seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
                 peak = max(peak, tree_bytes(child))
             except psutil.NoSuchProcess:
                 break
-            time.sleep(0.5)
+            time.sleep(2)
         seconds = time.monotonic() - started
         size = sum(path.stat().st_size for path in Path(runs).rglob("*") if path.is_file())
     print(

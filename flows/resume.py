@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from crl.config import Runtime
-from crl.engine.driver import Driver
+from crl.engine.driver import Driver, last_runtime
 from crl.run.directory import RunDirectory
 from flows.rounds import run_rounds
 
@@ -24,6 +24,6 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> dict[str, Any]:
     Returns the run's path and the rounds that ran. Raises as `train` does.
     """
     run = RunDirectory.open(run_path)
-    with Driver(run, runtime or Runtime()) as driver:
+    with Driver(run, runtime or last_runtime(run.path)) as driver:
         first, last = driver.unfinished(purpose=flow_run.id)
         return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}

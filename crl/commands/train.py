@@ -72,12 +72,12 @@ def resume(
     ] = 0,
 ) -> None:
     """Finish what an interrupted run set out to do, without a Prefect server. Complete stages do not run again."""
-    from crl.config import Runtime
+    from crl.engine.driver import last_runtime
     from crl.run.directory import RunDirectory
 
     path = find_run(run)
     directory = RunDirectory.open(path)
-    with _interruptible(path), LiveProgress() as live, _driver(directory, Runtime(), live) as driver:
+    with _interruptible(path), LiveProgress() as live, _driver(directory, last_runtime(path), live) as driver:
         driver.run_rounds(driver.unfinished()[1])
         if rounds:
             driver.run_rounds(driver.set_target(rounds)[1])

@@ -154,7 +154,8 @@ class Driver:
         for line in self._targets():
             if purpose is not None and line["purpose"] == purpose:
                 return int(line["first"]), int(line["last"])
-        self._journal.record("target", token=self.token, first=first, last=last, purpose=purpose)
+        runtime = self.runtime.model_dump(mode="json")
+        self._journal.record("target", token=self.token, first=first, last=last, purpose=purpose, runtime=runtime)
         return first, last
 
     def _targets(self) -> list[dict[str, Any]]:
@@ -350,6 +351,17 @@ class Driver:
         for subscriber in (*self._subscribers, *_watchers):
             with contextlib.suppress(Exception):  # a broken display must not stop training
                 subscriber(event)
+
+
+def last_runtime(run_path: Path) -> Runtime:
+    """Shards, limits and retention that a run last set out with; the defaults where it never did."""
+    for line in reversed(Journal(run_path).read()):
+        if line.get("event") == "target" and line.get("runtime") is not None:
+            try:
+                return Runtime.model_validate(line["runtime"])
+            except ValueError:
+                break  # written by a version with other fields: nothing that changes a number is lost
+    return Runtime()
 
 
 def driver_for(run_path: str | Path) -> Driver:

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crl.engine.driver import driver_for, watch
+from crl.config import Runtime
+from crl.engine.driver import driver_for, last_runtime, watch
 from crl.engine.events import (
     Event,
     LogLine,
@@ -252,6 +253,15 @@ def test_targets_are_remembered_for_whoever_set_them(tmp_path):
         driver.run_rounds(2)
         assert driver.unfinished() == (3, 2)
         assert driver.set_target(2, purpose="flow-b") == (3, 4)
+
+
+def test_a_resume_finds_the_settings_the_run_set_out_with(tmp_path):
+    driver = make_driver(tmp_path, retries=7, lease_seconds=33)
+    assert last_runtime(driver.run.path) == Runtime()
+    with driver:
+        driver.set_target(1)
+    assert last_runtime(driver.run.path) == driver.runtime
+    assert driver.runtime.retries == 7
 
 
 def test_a_recipe_that_cannot_be_loaded_is_refused(tmp_path, monkeypatch):
