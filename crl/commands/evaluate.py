@@ -44,6 +44,7 @@ def evaluate(
             expected=f"a round from 0 to {_latest(directory, recipe)}",
             next_step="`crl status` shows what is complete",
         )
+    _require_weights(directory, recipe, number)
     services = EngineServices(directory)
     try:
         rows = evaluate_again(directory, directory.method, recipe, number, services, seeds=chosen_seeds)
@@ -73,6 +74,37 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
         return False
     resolved = [recipe.resolve(directory.method, number, read.stage, read.offset) for read in stage.reads]
     return all(place is None or directory.is_complete(*place) for place in resolved)
+
+
+def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
+    """Whether retention deleted the weights that the evaluation of a round needs."""
+    from crl.recipes.weights import CHECKPOINT
+    from crl.records import Weights
+    from crl.run.prunelog import pruned
+
+    place = recipe.resolve(directory.method, number, "update_actor", 0)
+    if place is None:
+        return False
+    deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}
+    rows = directory.read(*place, Weights).to_pylist()
+    return any(
+        row["role"] == "actor" and row["checkpoint"] in deleted and not (directory.path / row["checkpoint"]).is_dir()
+        for row in rows
+    )
+
+
+def _require_weights(directory: RunDirectory, recipe: Recipe, number: int) -> None:
+    """Raise BadInput for a round whose weights retention deleted: that is no damage, and is said before loading."""
+    if not _pruned(directory, recipe, number):
+        return
+    ready = [each for each in directory.rounds() if _ready(directory, recipe, each)]
+    left = [str(each) for each in ready if not _pruned(directory, recipe, each)]
+    raise BadInput(
+        f"the actor's weights of round {number} were deleted by retention",
+        expected=f"one of the rounds {', '.join(left)}" if left else "a round whose weights were kept",
+        where=str(directory.path),
+        next_step="runtime.keep_every and runtime.keep_checkpoints say which weights later rounds keep",
+    )
 
 
 def _latest(directory: RunDirectory, recipe: Recipe) -> int:
