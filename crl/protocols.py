@@ -169,7 +169,7 @@ class Services(Protocol):
         """Say that the trainer of a role now stands at the weights of a new row."""
 
     def model_digest(self, role: str) -> str:
-        """SHA-256 over the base model's files."""
+        """SHA-256 over the files of a role's base model, or of the embedder (role `embedder`)."""
 
     def model_path(self, role: str) -> Path:
         """Directory of the base model's transformers checkpoint."""

@@ -296,10 +296,10 @@ class Weights(Row):
     """Which weights a role has after a round."""
 
     table: ClassVar[str] = "weights"
-    role: A[str, "actor or extractor"]
+    role: A[str, "actor, extractor, or embedder (never trained: round 0 only)"]
     round: A[int, "round this row belongs to"]
     updates: A[int, "RL updates so far"]
-    source: A[str, "base model as configured"]
+    source: A[str, "base model, or embedder, as configured"]
     base_digest: A[str, "SHA-256 over the base model's files"]
     checkpoint: A[str | None, "run-relative directory of the checkpoint; null means the base model as it is"]
     weights_digest: A[str, "SHA-256 identifying base and checkpoint together"]

@@ -265,7 +265,7 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Weights: Suite(
         key=("role",),
-        sets={"role": _ROLES},
+        sets={"role": (*_ROLES, "embedder")},
         ranges={"updates": (0, None)},
         rows={
             "digests are SHA-256": f"{_sha256('base_digest')} AND {_sha256('weights_digest')}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,8 +28,8 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
 ) -> None:
     """Evaluate a round of a run, with and without its bank. Reads the record and writes nothing into it."""
-    from crl.engine.services import EngineServices
-    from crl.recipes import recipe_of
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.engine.services import EngineServices, prepare_environment
     from crl.recipes.evaluate_again import evaluate_again
     from crl.run.directory import RunDirectory
 
@@ -36,7 +37,7 @@ def evaluate(
     if out is not None and not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out}: there is no directory {out.parent}", expected="a directory that exists")
     directory = RunDirectory.open(find_run(run))
-    recipe = recipe_of(directory.method)
+    recipe = load_recipe(default_recipe(), directory.method)
     number = _latest(directory, recipe) if round is None else round
     if not _ready(directory, recipe, number):
         raise BadInput(
@@ -45,6 +46,8 @@ def evaluate(
             next_step="`crl status` shows what is complete",
         )
     _require_weights(directory, recipe, number)
+    # Before torch is imported: this process is the engine here.
+    os.environ.update(prepare_environment(directory.method.threads))
     services = EngineServices(directory)
     try:
         rows = evaluate_again(directory, directory.method, recipe, number, services, seeds=chosen_seeds)

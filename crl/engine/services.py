@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.protocols import Embedder, Environment, Policy
-from crl.records import Weights
+from crl.records import Weights, rows_of
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -98,7 +99,13 @@ class EngineServices:
             self._trainer = (role, weights.weights_digest, self._trainer[2])
 
     def model_digest(self, role: str) -> str:
-        """SHA-256 over the base model's files."""
+        """SHA-256 over the files of a role's base model, or of the embedder; a name without files stands for itself."""
+        if role == "embedder":
+            from crl.policies.sources import resolve_embedder
+
+            name = self._method.retrieval.embedder
+            source = resolve_embedder(name)
+            return hashlib.sha256(name.encode()).hexdigest() if source is None else source.digest
         return self._source(self._method.role(role).model).digest
 
     def model_path(self, role: str) -> Path:
@@ -109,6 +116,7 @@ class EngineServices:
         """The embedder of the retrieval config, made once."""
         if self._embedder is None:
             name = self._method.retrieval.embedder
+            self._check_embedder()
             if name != "lexical":
                 self._prepare_torch()
             from crl.policies import load_embedder
@@ -163,6 +171,21 @@ class EngineServices:
 
             self._sources[name] = resolve_model(name)
         return self._sources[name]
+
+    def _check_embedder(self) -> None:
+        """Refuse another embedder under the same name: vectors of two models cannot be compared."""
+        if not self._run.is_complete(0, "initialise"):
+            return
+        rows = rows_of(Weights, self._run.read(0, "initialise", Weights))
+        expected = next((row.base_digest for row in rows if row.role == "embedder"), None)
+        found = self.model_digest("embedder")
+        if expected is not None and found != expected:
+            raise RecordDamaged(
+                f"the embedder {self._method.retrieval.embedder} has digest {found}",
+                expected=f"{expected}, as when the run was begun",
+                where="method.retrieval.embedder",
+                next_step="restore the embedder's package, or begin a new experiment",
+            )
 
     def _base(self, role: str, config: RoleConfig, weights: Weights) -> Path:
         """Directory of the base model, after making sure that it is the one the run was begun with."""

@@ -141,13 +141,26 @@ def select_batch(
     return selected, after
 
 
-def buffer_metrics(buffer: Sequence[BufferItem], *, round: int, stage: str = "credit") -> list[Metric]:
-    """How full the buffer is, of what, and how long its oldest item has waited (rounds)."""
+def buffer_metrics(
+    buffer: Sequence[BufferItem], *, round: int, config: ExtractorObjective, stage: str = "credit"
+) -> list[Metric]:
+    """How full the buffer is, of what, and how long its oldest item has waited (rounds).
+
+    A round trains one batch at most and nothing is ever dropped, so more scored outputs a round than a batch holds make
+    a backlog that only grows: more than two batches waiting is an alarm.
+    """
     waiting = [item for item in buffer if item.status == "waiting"]
     figures = {f"buffer_{status}": sum(item.status == status for item in buffer) for status in ("waiting", "selected")}
     for kind in ("used", "malformed", "return"):
         figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
     figures["buffer_oldest_wait"] = max((round - item.entered_round for item in waiting), default=0)
+    alarms = {}
+    if len(waiting) > 2 * config.batch:
+        alarms["buffer_waiting"] = (
+            f"{len(waiting)} outputs wait for batches of {config.batch}, one a round: they are trained ever later; "
+            "raise extractor_objective.batch, or distil fewer episodes"
+        )
     return [
-        Metric(round=round, stage=stage, name=name, value=float(value), alarm=None) for name, value in figures.items()
+        Metric(round=round, stage=stage, name=name, value=float(value), alarm=alarms.get(name))
+        for name, value in figures.items()
     ]

@@ -59,7 +59,7 @@ def credit(ctx: StageContext) -> None:
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
         + output_health(distillations, round=ctx.round)
-        + buffer_metrics(buffer, round=ctx.round),
+        + buffer_metrics(buffer, round=ctx.round, config=ctx.method.extractor_objective),
     )
 
 

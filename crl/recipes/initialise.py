@@ -1,4 +1,4 @@
-"""Stage `initialise` of round 0: the base models by digest, and an empty bank."""
+"""Stage `initialise` of round 0: the models that are used, by digest, and an empty bank."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from crl.records import BankEntry, BankEvent, Weights
 
 
 def initialise(ctx: StageContext) -> None:
-    """Write a weights row a role (the base model as it is) and the empty bank snapshot that round 1 reads."""
+    """Write a weights row a role (the base model as it is) and the empty bank snapshot that round 1 reads.
+
+    The embedder is a role that is never trained: its row lets a run refuse another model under the same name. A recipe
+    without a bank has neither extractor nor embedder.
+    """
+    sources = {"actor": ctx.method.actor.model}
+    if ctx.recipe.guided:
+        sources |= {"extractor": ctx.method.extractor.model, "embedder": ctx.method.retrieval.embedder}
     rows = []
-    for role in ("actor", "extractor"):
+    for role, source in sources.items():
         base_digest = ctx.services.model_digest(role)
         rows.append(
             Weights(
                 role=role,
                 round=0,
                 updates=0,
-                source=ctx.method.role(role).model,
+                source=source,
                 base_digest=base_digest,
                 checkpoint=None,
                 weights_digest=hashlib.sha256(base_digest.encode()).hexdigest(),

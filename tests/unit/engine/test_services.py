@@ -8,7 +8,7 @@ import hashlib
 import pytest
 
 from crl.errors import BadInput, RecordDamaged
-from crl.records import Sample, Weights
+from crl.records import Sample, Weights, table_of
 from crl.run.directory import RunDirectory
 from tests.unit.engine.harness import make_experiment
 
@@ -124,3 +124,17 @@ def test_an_environment_is_made_once_and_an_unknown_family_is_named(services):
     assert services.environment("lake") is services.environment("lake")
     with pytest.raises(BadInput, match="no task family 'sea'"):
         services.environment("sea")
+
+
+def test_another_embedder_under_the_same_name_is_refused(services, base, monkeypatch):
+    retrieval = services._method.retrieval.model_copy(update={"embedder": "lexical"})
+    services._method = services._method.model_copy(update={"retrieval": retrieval})
+    lexical = services.model_digest("embedder")
+    row = dataclasses.replace(base, role="embedder", source="lexical", base_digest=lexical)
+    monkeypatch.setattr(services._run, "is_complete", lambda number, stage: (number, stage) == (0, "initialise"))
+    monkeypatch.setattr(services._run, "read", lambda number, stage, kind: table_of(Weights, [base, row]))
+    assert services.embedder().dimension > 0
+    services.release()
+    monkeypatch.setattr(services, "model_digest", lambda role: "0" * 64)
+    with pytest.raises(RecordDamaged, match="the embedder lexical has digest 000"):
+        services.embedder()
