@@ -1,0 +1,30 @@
+"""The round tables of a run as an SVG picture: `python -m crl.report.picture RUN > docs/quickstart.svg`."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from crl.report.summary import round_tables, summarise
+
+WIDTH = 132
+"""Columns of the picture: the widest table fits."""
+
+
+def picture(run_path: Path) -> str:
+    """What `crl train` shows at its end, drawn as SVG."""
+    from rich.console import Console
+
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for table in round_tables(summarise(run_path)):
+        console.print(table)
+        console.print()
+    svg = console.export_svg(title=f"crl train {run_path.name}", unique_id="crl")
+    # Rich asks a web server for its font; a picture in the documentation asks nobody.
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    print(picture(Path(sys.argv[1])))
