@@ -1,0 +1,41 @@
+"""The README's `crl` commands, run as typed on a real run: quickstart stands for the tiny run of the tests."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from crl.records import BankEntry, rows_of
+from crl.run.directory import RunDirectory
+from tests.tiny_run import NAME, ROOT, ROUNDS, crl
+
+TYPED = re.findall(r"^crl (\w+.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+TRAINING = ("train", "resume")
+"""Run by the tests of whole runs; a resume has nothing to do here."""
+
+
+def words_of(typed: str, entry: str) -> list[str]:
+    """A command line of the README for the tiny run, with a real entry for `ID`."""
+    words = shlex.split(typed, comments=True)
+    swap = {"quickstart": NAME, "ID": entry, "conf/quickstart.yaml": "conf/tiny.yaml"}
+    return [swap.get(word, word) for word in words]
+
+
+def test_the_readme_shows_commands():
+    assert {typed.split()[0] for typed in TYPED} >= {"status", "bank", "sql", "evaluate", "verify", "resume", "doctor"}
+
+
+@pytest.mark.parametrize("typed", [typed for typed in TYPED if typed.split()[0] not in TRAINING])
+def test_a_command_of_the_readme_runs(finished: Path, typed: str):
+    run = RunDirectory.open(finished)
+    entry = rows_of(BankEntry, run.read(ROUNDS, "consolidate", BankEntry))[0].entry_id
+    done = crl(finished.parent, *words_of(typed, entry))
+    assert done.returncode == 0 and done.stdout.strip()
+
+
+def test_resume_on_a_finished_run_says_that_there_is_nothing_to_do(copied: Path):
+    done = crl(copied.parent, "resume", NAME)
+    assert "nothing to do" in done.stdout
