@@ -179,7 +179,9 @@ class RetrievalConfig(Model):
 class DistillConfig(Model):
     """What the extractor reads and writes."""
 
-    episodes: Literal["guided", "all"] = Field("all", description="Which episodes are distilled.")
+    episodes: Literal["guided", "all"] = Field(
+        "all", description="Which episodes are distilled; a round in which nothing guided is distilled whole."
+    )
     format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
     max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")
     max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience text.")

@@ -44,14 +44,18 @@ class DistillItem:
 
 
 def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig) -> list[DistillItem]:
-    """The episodes to distil, in their order: guided ones or all; those the environment broke have no outcome."""
+    """The episodes to distil, in their order: guided ones or all; those the environment broke have no outcome.
+
+    `guided` takes all of a round in which nothing guided: an empty bank would stay empty for ever.
+    """
+    guided_only = config.episodes == "guided" and any(episode.guided for episode in episodes)
     by_episode: dict[str, list[Turn]] = {}
     for turn in turns:
         by_episode.setdefault(turn.episode_id, []).append(turn)
     return [
         DistillItem(episode, tuple(sorted(by_episode.get(episode.episode_id, []), key=lambda turn: turn.turn)))
         for episode in episodes
-        if episode.error is None and (episode.guided or config.episodes == "all")
+        if episode.error is None and (episode.guided or not guided_only)
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -83,14 +84,28 @@ class Compared:
         )
 
 
-def make_experiment(*, dtype: str, lora: bool) -> Experiment:
+def make_experiment(dtype: str, bases: dict[str, Path] | None = None) -> Experiment:
+    """Full weights after a warm start, or with `bases` adapters on models that know the form."""
     data = yaml.safe_load(EXPERIMENT)
     for role in ("actor", "extractor"):
         data["method"][role]["dtype"] = dtype
-        if lora:
-            data["method"][role]["lora"] = {"rank": 16, "alpha": 32}
-            data["method"]["warm_start"] |= {"epochs": 10, "learning_rate": 1.0e-2}
+        if bases is not None:
+            data["method"][role] |= {"model": str(bases[role]), "lora": {"rank": 4, "alpha": 16}}
+            data["method"]["warm_start"] = None
     return parse_experiment(data, base=Path(), where="test")
+
+
+def warm_models(run: RunDirectory, directory: Path) -> dict[str, Path]:
+    """The models after the warm start of a run, as model directories."""
+    tokenizer = [path for path in resolve_model("tiny").path.iterdir() if path.suffix != ".safetensors"]
+    found = {}
+    for role in ("actor", "extractor"):
+        found[role] = directory / role
+        shutil.copytree(run.stage_path(0, f"warm_start_{role}") / "checkpoint", found[role])
+        for file in tokenizer:
+            if not (found[role] / file.name).exists():
+                shutil.copy(file, found[role])
+    return found
 
 
 def compare(run: RunDirectory, generations: Sequence[Generation], *, under: Weights | None = None) -> Compared:
@@ -126,15 +141,15 @@ def load(run: RunDirectory, weights: Weights) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = run.method.role(weights.role)
-    assert weights.checkpoint is not None
-    checkpoint = run.path / weights.checkpoint
-    if config.lora is None:
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, config.dtype))
+    base, dtype = resolve_model(config.model).path, getattr(torch, config.dtype)
+    if config.lora is None or weights.checkpoint is None:
+        path = base if weights.checkpoint is None else run.path / weights.checkpoint
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     else:
-        base = AutoModelForCausalLM.from_pretrained(resolve_model(config.model).path, dtype=torch.float32)
-        model = PeftModel.from_pretrained(base, checkpoint)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        model = PeftModel.from_pretrained(model, run.path / weights.checkpoint)
         if config.dtype != "float32":  # float32 stays unmerged: another order of the same sums
-            model = model.merge_and_unload().to(getattr(torch, config.dtype))
+            model = model.merge_and_unload().to(dtype)
     return model.eval()
 
 
@@ -152,7 +167,8 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirecto
     def make(dtype: str, lora: bool) -> RunDirectory:
         if (dtype, lora) not in made:
             root = tmp_path_factory.mktemp("exact")
-            made[dtype, lora] = train(make_experiment(dtype=dtype, lora=lora), root, LAST)
+            bases = warm_models(make("float32", False), root / "models") if lora else None
+            made[dtype, lora] = train(make_experiment(dtype, bases), root, LAST)
         return made[dtype, lora]
 
     return make
@@ -165,14 +181,20 @@ VARIANTS = [
     pytest.param("bfloat16", True, id="bfloat16-lora", marks=pytest.mark.slow),
 ]
 
-# Measured with `pytest -s tests/learning/test_token_exactness.py -m "slow or not slow"`; float32 stays below 1e-5.
-# In bfloat16 (8 bits of mantissa) a sum rounds otherwise with the shape of the pass it is part of: one token beside a
-# cache, or a whole sequence. The gaps have no sign, so ratios have no bias. |stored - forced|:
+# Measured on a CPU with `pytest -s tests/learning/test_token_exactness.py -m "slow or not slow"`. In bfloat16 (8 bits
+# of mantissa) a sum rounds otherwise with the shape of the pass it is part of: some tokens beside a cache, or a whole
+# sequence. The gaps have no preferred sign. |stored - forced| in nats:
 #
-#   tiny, 208 episodes                root mean square 0.002, 99 % below 0.006, largest 0.034
-#   tiny, 215 extractor outputs       root mean square 0.003, 99 % below 0.015, largest 0.050
-LARGEST = {"float32": 1e-4, "bfloat16": 0.15}
-ROOT_MEAN_SQUARE = {"float32": 1e-5, "bfloat16": 0.01}
+#                                    root mean square   99 % below   largest
+#   float32   tiny                   5e-7               2e-6         6e-6
+#             SmolLM2                1e-5               2e-5         2e-5
+#   bfloat16  tiny                   0.002 to 0.003     0.015        0.050
+#             SmolLM2 (30 layers)    0.07               0.21         0.33
+#
+# For scale: SmolLM2 in bfloat16 and the same in float32, both teacher-forced, differ by 0.36 (root mean square), 1.2 at
+# most.
+LARGEST = {"float32": 1e-4, "bfloat16": 0.15, "SmolLM2 bfloat16": 0.8}
+ROOT_MEAN_SQUARE = {"float32": 5e-5, "bfloat16": 0.01, "SmolLM2 bfloat16": 0.15}
 
 
 def played(run: RunDirectory) -> list[Generation]:
@@ -206,7 +228,7 @@ def test_stored_logprobs_are_those_of_the_stored_checkpoint(
         assert figures.root_mean_square < ROOT_MEAN_SQUARE[dtype]
     [before] = [row for row in weights.values() if row.role == "actor" and row.updates == LAST - 2]
     stale = compare(run, rows(run, Generation, "collect", [LAST])[:20], under=before)
-    assert stale.root_mean_square > 2 * ROOT_MEAN_SQUARE[dtype], "weights one update old are told apart"
+    assert stale.root_mean_square > 3 * compared.root_mean_square, "weights one update old are told apart"
 
 
 @pytest.mark.parametrize(("dtype", "lora"), VARIANTS)
@@ -277,15 +299,13 @@ method:
       evaluation_seeds: {start: 1000000, count: 1}
   actor:
     model: smollm2-135m-instruct
-    dtype: bfloat16
     context: 512
     sampling: {max_new_tokens: 4}
     optimizer: {kind: sgd, learning_rate: 1.0e-2}
-    deepspeed: {autocast: bfloat16}
   extractor: {model: tiny}
   rollout: {group_size: 6, wave_groups: 2}
   evaluation: {every: 0}
-  threads: 2
+  threads: 1
   prompts:
     actor:
       system: "You walk on a map. Answer with one move: up, down, left or right."
@@ -302,13 +322,21 @@ method:
 
 
 @pytest.mark.slow
-def test_smollm2_in_bfloat16(tmp_path: Path) -> None:
-    """48 episodes of two rounds, 24 of them sampled after an update: a real model, fewer episodes for the time it takes."""
-    run = train(parse_experiment(yaml.safe_load(SMOLLM), base=Path(), where="test"), tmp_path, 2)
-    weights = weights_by_digest(run)
-    generations = rows(run, Generation, "collect", [2])
-    assert len(generations) == 24 and {weights[row.weights_digest].updates for row in generations} == {1}
-    compared = compare(run, generations)
-    print(f"SmolLM2, bfloat16, {len(generations)} episodes: {compared}")
-    assert compared.gaps.max() < LARGEST["bfloat16"]
-    assert compared.root_mean_square < ROOT_MEAN_SQUARE["bfloat16"]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_smollm2(tmp_path: Path, dtype: str) -> None:
+    """24 episodes sampled after an update: a real model, and fewer episodes for the time it takes."""
+    data = yaml.safe_load(SMOLLM)
+    data["method"]["actor"] |= {"dtype": dtype, "deepspeed": {"autocast": "none" if dtype == "float32" else dtype}}
+    try:
+        run = train(parse_experiment(data, base=Path(), where="test"), tmp_path, 2)
+        weights = weights_by_digest(run)
+        generations = rows(run, Generation, "collect", [2])
+        assert len(generations) == 24
+        assert {weights[generation.weights_digest].updates for generation in generations} == {1}
+        compared = compare(run, generations)
+    finally:
+        shutil.rmtree(tmp_path)  # checkpoints of half a gigabyte
+    print(f"SmolLM2, {dtype}, {len(generations)} episodes: {compared}")
+    bound = dtype if dtype == "float32" else "SmolLM2 bfloat16"
+    assert compared.gaps.max() < LARGEST[bound]
+    assert compared.root_mean_square < ROOT_MEAN_SQUARE[bound]

@@ -120,6 +120,8 @@ def test_which_episodes_are_distilled(kit):
     assert [turn.turn for turn in both[0].turns] == [0, 1]
     guided = items_of(episodes, turns, kit.method(episodes="guided").distill)
     assert [one.episode.group for one in guided] == [1]
+    first_round = items_of(episodes[:1], turns, kit.method(episodes="guided").distill)
+    assert [one.episode.group for one in first_round] == [0], "an empty bank guides nobody and must be filled somehow"
 
 
 def test_texts_with_braces_are_shown_as_they_are(kit):
