@@ -52,6 +52,7 @@ def train(
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(experiment, overrides)
     path = runs_root(loaded) / loaded.name
+    console().print("checking models, environments, prompts and disk (models are prepared the first time)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     check_ready(loaded, path, rounds)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crl.policies.sources import ModelSource, check_model, resolve_model
+from crl.policies.sources import ModelSource, check_model, name_accelerator, resolve_model
 
 if TYPE_CHECKING:
     from crl.config import RoleConfig
@@ -36,6 +36,7 @@ def load_embedder(name: str) -> Embedder:
 
 def load_chat(source: ModelSource) -> tuple[ChatFormat, int | None]:
     """A model's chat format without its weights, and the longest sequence it was made for (None: it does not say)."""
+    name_accelerator()
     from transformers import AutoConfig, AutoTokenizer
 
     from crl.policies.chat import ChatFormat

@@ -11,8 +11,10 @@ This module imports neither torch nor transformers until something has to be pre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -231,15 +233,26 @@ def _write_smollm2(directory: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
+def name_accelerator() -> None:
+    """Tell DeepSpeed, which transformers imports, that there is no accelerator: it would warn at every start."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers without its progress bars, which would tear the pipeline's own progress."""
+    """Without progress bars of libraries, which would tear the pipeline's own progress."""
+    name_accelerator()
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        # The GGUF reader's bar does not ask transformers; it writes to whatever sys.stderr is.
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         if was_on:
             logging.enable_progress_bar()
