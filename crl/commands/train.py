@@ -44,6 +44,7 @@ def train(
     A run that was interrupted is resumed first: complete stages are never run twice.
     """
     from crl.experiment import load_experiment, runs_root
+    from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
     from crl.run.directory import RunDirectory
 
@@ -52,7 +53,8 @@ def train(
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(experiment, overrides)
     path = runs_root(loaded) / loaded.name
-    console().print("checking models, environments, prompts and disk (models are prepared the first time)")
+    if any(takes_preparing(role.model) for role in (loaded.method.actor, loaded.method.extractor)):
+        console().print("preparing the language model (once; about a quarter of a minute)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     check_ready(loaded, path, rounds)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))

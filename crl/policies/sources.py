@@ -233,6 +233,11 @@ def _write_smollm2(directory: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
+def takes_preparing(name: str) -> bool:
+    """Whether the first use of a model, now, takes long enough to say so."""
+    return name == "smollm2-135m-instruct" and not _prepared(name)
+
+
 def name_accelerator() -> None:
     """Tell DeepSpeed, which transformers imports, that there is no accelerator: it would warn at every start."""
     import torch
