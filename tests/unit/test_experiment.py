@@ -27,10 +27,14 @@ def refused(tmp_path, change=None, overrides=None):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in CONF.glob("*.yaml")))
+SHIPPED = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if "prompts" not in path.parts)
+
+
+@pytest.mark.parametrize("name", SHIPPED, ids=str)
 def test_every_experiment_that_ships_is_valid(name):
-    experiment = load_experiment(CONF / name)
-    assert experiment.method.prompts.actor.system
+    from crl.prompt_checks import check_placeholders
+
+    check_placeholders(load_experiment(CONF / name).method)
 
 
 def test_the_digest_is_of_the_method_and_nothing_else():

@@ -1,0 +1,48 @@
+"""`data/splits.csv`: the seeds that the shipped experiments train on and hold out, fixed and listed."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from crl.experiment import load_experiment
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = ["experiment", "family", "environment", "train_first", "train_last", "held_out_first", "held_out_last"]
+
+
+def shipped():
+    for path in sorted(ROOT.glob("conf/**/*.yaml")):
+        if "prompts" in path.parts:
+            continue
+        experiment = load_experiment(path)
+        for family in experiment.method.families:
+            train, held_out = family.train_seeds, family.evaluation_seeds
+            yield {
+                "experiment": experiment.name,
+                "family": family.name,
+                "environment": getattr(family.environment, "id", family.environment.kind),
+                "train_first": str(train.start),
+                "train_last": str(train.start + train.count - 1),
+                "held_out_first": str(held_out.start),
+                "held_out_last": str(held_out.start + held_out.count - 1),
+            }
+
+
+def test_the_splits_that_ship_are_those_of_the_experiments():
+    with (ROOT / "data/splits.csv").open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        listed = list(reader)
+    assert reader.fieldnames == COLUMNS
+    assert listed == list(shipped()), (
+        "a split that changes makes earlier evaluations incomparable: say so in the commit"
+    )
+
+
+def test_what_is_held_out_is_never_trained_on():
+    with (ROOT / "data/splits.csv").open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            train = range(int(row["train_first"]), int(row["train_last"]) + 1)
+            held_out = range(int(row["held_out_first"]), int(row["held_out_last"]) + 1)
+            assert len(train) and len(held_out)
+            assert train[-1] < held_out[0] or held_out[-1] < train[0]
