@@ -52,4 +52,7 @@ def update(ctx: StageContext, role: str) -> None:
 
 
 def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=None)
+    alarm = None
+    if name == "stepped" and not value:
+        alarm = "no update: all rewards of each baseline were equal, so every advantage is 0"
+    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=alarm)
