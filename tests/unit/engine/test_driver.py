@@ -302,7 +302,9 @@ def test_an_interruption_ends_the_engine_and_gives_the_lease_back(tmp_path, undi
     """Ctrl-C and Prefect's cancellation both arrive as an exception in the thread that waits for the stage."""
     marker = tmp_path / "marker"
     script = f"""
-import sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
+import signal, sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
+# Tests that a script started in the background inherit an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from tests.unit.engine.harness import make_driver
 try:
