@@ -31,6 +31,23 @@ class RecipeName(StrEnum):
     experience_only = "experience_only"
 
 
+class WhenBusy(StrEnum):
+    """What a run does while another attempt works on the same experiment."""
+
+    wait = "wait"
+    refuse = "refuse"
+
+
+class TaskRunnerName(StrEnum):
+    """Where the parts of a stage run when there is more than one shard."""
+
+    engines = "engines"
+    """Engines side by side under the driver; no further Prefect tasks."""
+    threads = "threads"
+    processes = "processes"
+    dask = "dask"
+
+
 class SeedRange(Model):
     """`count` consecutive environment seeds from `start`."""
 
@@ -284,6 +301,10 @@ class Method(Model):
     bank: BankConfig = Field(BankConfig(), description="Capacity and eviction.")
     actor_objective: ActorObjective = Field(ActorObjective(), description="Eq. 4 and 5.")
     extractor_objective: ExtractorObjective = Field(ExtractorObjective(), description="Eq. 3 and 7.")
+    # Left out of the digest where it is off: experiments frozen before it existed keep theirs.
+    approve_bank: bool = Field(
+        False, exclude_if=lambda value: value is False, description="A person approves each round's bank first."
+    )
     warm_up_rounds: int = Field(0, ge=0, description="Rounds that collect and distil before anything is trained.")
     warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Held-out evaluation.")
@@ -312,6 +333,13 @@ class Runtime(Model):
 
     runs: Path | None = Field(None, description="Where run directories lie; default $CRL_RUNS or ./runs.")
     shards: int = Field(1, ge=1, le=256, description="Engines that collect side by side.")
+    task_runner: TaskRunnerName = Field(
+        TaskRunnerName.engines, description="What spreads the shards: the engine, or a Prefect task runner."
+    )
+    when_busy: WhenBusy = Field(
+        WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
+    )
+    wait_seconds: float = Field(6 * 3600, ge=0, description="Longest wait for another run before giving up.")
     retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
     stage_time_limit_seconds: float = Field(3600, gt=0, description="A stage past it is ended with its engine.")

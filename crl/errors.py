@@ -76,6 +76,18 @@ class LeaseHeld(CrlError):
     exit_code = 3
 
 
+class ConcurrencyLimitMissing(CrlError):
+    """The scheduler has no concurrency limit for an experiment: nothing would keep two runs of it apart there."""
+
+    exit_code = 3
+
+
+class ApprovalPending(CrlError):
+    """A person has to approve the bank of a round before the run goes on. Nothing is lost; nothing failed."""
+
+    exit_code = 6
+
+
 class StaleAttempt(CrlError):
     """This attempt lost its lease: a newer one owns the run. Nothing was committed."""
 
