@@ -2,7 +2,8 @@
 
 Everything heavy is imported inside the command that needs it, so that `crl --help` answers at once. Our own errors are
 printed as plain text, their class decides the exit code: 2 bad input, 3 another attempt owns the run, 4 a damaged
-record, 5 a failed data check, 6 a person has to approve first, 1 the rest. 130 means interrupted. Anything unexpected keeps its traceback.
+record, 5 a failed data check, 6 a person has to approve first, 1 the rest. 130 means interrupted.
+Anything unexpected keeps its traceback.
 """
 
 from __future__ import annotations
