@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,6 @@ class BankRetriever:
     def __init__(
         self,
         entries: Sequence[BankEntry],
-        texts: Mapping[str, str],
         embeddings_ND: NDArray[np.float32],
         counts: Sequence[RetrievalCount],
         config: RetrievalConfig,
@@ -54,7 +53,7 @@ class BankRetriever:
         bank_round: int,
         cache_dir: Path | None = None,
     ) -> None:
-        """`embeddings_ND` holds the unit vectors of `entries`, row by row; `texts` is by content digest.
+        """`embeddings_ND` holds the unit vectors of `entries`, row by row.
 
         `counts` are the counters before this round; those of entries the snapshot no longer has are left out.
         `cache_dir` is where indexes may be cached; None keeps them in memory.
@@ -64,7 +63,6 @@ class BankRetriever:
         by_order = sorted(range(len(entries)), key=lambda row: (entries[row].order, entries[row].entry_id))
         self._entries = [entries[row] for row in by_order]
         self._embeddings_ND = np.ascontiguousarray(embeddings_ND, dtype=np.float32)[by_order]
-        self._texts = texts
         self._config, self._round, self._bank_round, self._cache_dir = config, round, bank_round, cache_dir
         self._counters = {entry.entry_id: _Counter() for entry in self._entries}
         for row in counts:
@@ -98,10 +96,6 @@ class BankRetriever:
             counter.count += 1
             counter.last_round = self._round
         return [dataclasses.replace(row, chosen=True) if row is best else row for row in candidates]
-
-    def text(self, content_digest: str) -> str:
-        """Text of a version that this snapshot holds."""
-        return self._texts[content_digest]
 
     def counts(self) -> list[RetrievalCount]:
         """Counters of the snapshot's entries chosen at least once so far, in entry order."""
@@ -156,11 +150,6 @@ def score_of(rank_score: float, count: int, recent: bool, config: RetrievalConfi
     if not config.diversify:
         return rank_score
     return rank_score - config.count_weight * math.log1p(count) - float(recent)
-
-
-def chosen_of(rows: Sequence[Retrieval]) -> Retrieval | None:
-    """The candidate that guides the episode; None makes the episode free."""
-    return next((row for row in rows if row.chosen), None)
 
 
 def shared_with(rows: Sequence[Retrieval], episode_id: str) -> list[Retrieval]:

@@ -19,7 +19,6 @@ def open_retriever(
     """A retriever over one snapshot; its index is cached beside the run and can be rebuilt."""
     return BankRetriever(
         entries,
-        load_texts(ctx.run_path, entries),
         load_embeddings(ctx.run_path, entries),
         counts,
         ctx.method.retrieval,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from crl.config import FamilyConfig, Method
 from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
-from crl.recipes.plan import query_of
+from crl.recipes.plan import task_of
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import BankEntry, Evaluation, Retrieval, RetrievalCount, Task
@@ -94,17 +94,14 @@ def _waves(ctx: StageContext) -> list[_Wave]:
 def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
     starts = ctx.services.environment(wave.family.name).reset_many(wave.environment_seeds)
     return [
-        Task(
+        task_of(
+            ctx,
+            start,
             episode_id=f"e{ctx.round:04d}/{wave.arm}/{wave.family.name}-s{seed}",
-            round=ctx.round,
             family=wave.family.name,
             group=index,
-            member=0,
             environment_seed=seed,
-            slot="guided" if wave.arm == WITH_BANK else "free",
-            goal=start.goal,
-            first_observation=start.observation,
-            query=query_of(start.goal, start.observation),
+            guided=wave.arm == WITH_BANK,
         )
         for index, (seed, start) in enumerate(zip(wave.environment_seeds, starts, strict=True))
     ]

@@ -7,6 +7,7 @@ is sharded.
 from __future__ import annotations
 
 from crl.config import FamilyConfig
+from crl.protocols import Start
 from crl.recipes.bank_access import open_retriever, retrieve_all
 from crl.recipes.context import StageContext
 from crl.records import BankEntry, Retrieval, RetrievalCount, Task
@@ -24,9 +25,31 @@ def plan(ctx: StageContext) -> None:
     ctx.write(RetrievalCount, counts)
 
 
-def query_of(goal: str, observation: str) -> str:
-    """The retrieval query: the task description, goal and first observation (section 4)."""
-    return f"{goal}\n{observation}"
+def task_of(
+    ctx: StageContext,
+    start: Start,
+    *,
+    episode_id: str,
+    family: str,
+    group: int,
+    environment_seed: int,
+    member: int = 0,
+    guided: bool = False,
+) -> Task:
+    """The row of one episode to play. Its retrieval query is the task description: goal and first observation
+    (section 4)."""
+    return Task(
+        episode_id=episode_id,
+        round=ctx.round,
+        family=family,
+        group=group,
+        member=member,
+        environment_seed=environment_seed,
+        slot="guided" if guided else "free",
+        goal=start.goal,
+        first_observation=start.observation,
+        query=f"{start.goal}\n{start.observation}",
+    )
 
 
 def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> list[Task]:
@@ -41,17 +64,15 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
     environment_seeds = [seeds.start + int(value) for value in drawn]
     starts = ctx.services.environment(family.name).reset_many(environment_seeds)
     return [
-        Task(
+        task_of(
+            ctx,
+            start,
             episode_id=f"r{ctx.round:04d}-{family.name}-g{first_group + index:04d}-m{member:03d}",
-            round=ctx.round,
             family=family.name,
             group=first_group + index,
-            member=member,
             environment_seed=environment_seed,
-            slot="guided" if member < guided_members else "free",
-            goal=start.goal,
-            first_observation=start.observation,
-            query=query_of(start.goal, start.observation),
+            member=member,
+            guided=member < guided_members,
         )
         for index, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True))
         for member in range(size)

@@ -22,11 +22,11 @@ from crl.extractor.outputs import BATCH, Distilled
 from crl.learn.warm_start import run_warm_start
 from crl.protocols import Chat, Environment, Start, Step
 from crl.recipes.context import StageContext
-from crl.recipes.plan import query_of
+from crl.recipes.plan import task_of
 from crl.recipes.scripted import ScriptedPolicy
 from crl.recipes.waves import play
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
-from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Task, Turn, Weights
+from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
 WAVE = 16
@@ -110,26 +110,20 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
             starts = ctx.services.environment(family.name).reset_many(part)
             waves.append(
                 [
-                    EpisodeSlot(task=_task(ctx, family.name, at + offset, seed, start))
+                    EpisodeSlot(
+                        task=task_of(
+                            ctx,
+                            start,
+                            episode_id=f"{ctx.stage.name}-{family.name}-{at + offset:05d}",
+                            family=family.name,
+                            group=at + offset,
+                            environment_seed=seed,
+                        )
+                    )
                     for offset, (seed, start) in enumerate(zip(part, starts, strict=True))
                 ]
             )
     return waves
-
-
-def _task(ctx: StageContext, family: str, index: int, seed: int, start: Start) -> Task:
-    return Task(
-        episode_id=f"{ctx.stage.name}-{family}-{index:05d}",
-        round=ctx.round,
-        family=family,
-        group=index,
-        member=0,
-        environment_seed=seed,
-        slot="free",
-        goal=start.goal,
-        first_observation=start.observation,
-        query=query_of(start.goal, start.observation),
-    )
 
 
 def warm_start_extractor(ctx: StageContext) -> None:

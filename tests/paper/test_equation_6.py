@@ -92,7 +92,7 @@ def test_every_term_and_choice(
     )
     rows_of_counts = [RetrievalCount(entry_id=f"x{n}", count=c, last_round=r) for n, (c, r) in counts.items()]
     retriever = BankRetriever(
-        [entry(number) for number in range(size)], {}, vectors, rows_of_counts, config, round=6, bank_round=5
+        [entry(number) for number in range(size)], vectors, rows_of_counts, config, round=6, bank_round=5
     )
     for number, (rows, chosen) in enumerate(expected_plan(vectors, asked, counts, config, 6)):
         found = retriever.retrieve(f"e{number}", "room", asked[number])
@@ -110,7 +110,7 @@ def test_a_worked_example():
     vectors = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]], dtype=np.float32)
     config = RetrievalConfig(candidates=16)
     counts = [RetrievalCount(entry_id="x0", count=3, last_round=7)]
-    retriever = BankRetriever([entry(n) for n in range(3)], {}, vectors, counts, config, round=7, bank_round=6)
+    retriever = BankRetriever([entry(n) for n in range(3)], vectors, counts, config, round=7, bank_round=6)
     rows = retriever.retrieve("e", "room", np.array([1.0, 0.0], dtype=np.float32))
     assert [row.score for row in rows] == pytest.approx([-0.4 * math.log(4) - 1, -1.0, -2.0])
     assert [row.chosen for row in rows] == [False, True, False]

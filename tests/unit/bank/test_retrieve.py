@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crl.bank.retrieve import BankRetriever, chosen_of, shared_with
+from crl.bank.retrieve import BankRetriever, shared_with
 from crl.config import RetrievalConfig
 from crl.records import BankEntry, RetrievalCount
 
@@ -31,9 +31,13 @@ def entry(name: str, order: int, family: str = "room") -> BankEntry:
     )
 
 
+def chosen_of(rows):
+    return next((row for row in rows if row.chosen), None)
+
+
 def retriever(entries, vectors, counts=(), **options):
     vectors_ND, config = np.asarray(vectors, dtype=np.float32), RetrievalConfig(**options)
-    return BankRetriever(entries, {}, vectors_ND, counts, config, round=3, bank_round=2)
+    return BankRetriever(entries, vectors_ND, counts, config, round=3, bank_round=2)
 
 
 def test_counters_advance_in_the_order_of_calls():
@@ -127,7 +131,7 @@ def test_the_cache_changes_nothing(tmp_path):
     entries = [entry(f"x{number}", number) for number in range(50)]
     results = []
     for cache in (None, tmp_path, tmp_path):
-        bank = BankRetriever(entries, {}, vectors, [], RetrievalConfig(), round=1, bank_round=0, cache_dir=cache)
+        bank = BankRetriever(entries, vectors, [], RetrievalConfig(), round=1, bank_round=0, cache_dir=cache)
         results.append([bank.retrieve(f"e{n}", "room", vectors[n]) for n in range(5)])
     assert results[0] == results[1] == results[2]
 
@@ -138,11 +142,5 @@ def test_entries_and_embeddings_must_match():
 
 
 def test_an_empty_bank_retrieves_nothing():
-    bank = BankRetriever([], {}, np.empty((0, 0), np.float32), [], RetrievalConfig(), round=1, bank_round=0)
+    bank = BankRetriever([], np.empty((0, 0), np.float32), [], RetrievalConfig(), round=1, bank_round=0)
     assert bank.retrieve("e", "room", EAST) == [] and bank.counts() == []
-
-
-def test_texts_are_found_by_digest():
-    nothing_ND = np.empty((0, 0), np.float32)
-    bank = BankRetriever([], {"d": "a text"}, nothing_ND, [], RetrievalConfig(), round=1, bank_round=0)
-    assert bank.text("d") == "a text"
