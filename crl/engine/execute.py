@@ -72,14 +72,14 @@ def execute_stage(
             inputs = context.inputs
         else:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
-        _check(writer.tables(), f"round {round_number}, stage {stage_name}")
+        checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}")
         attempt.before_commit()
         seconds = time.monotonic() - started
         writer.commit(
             inputs=sorted(inputs),
             method_digest=run.method_digest,
             seed=_seed_words(run, round_number, stage_name),
-            provenance=_provenance(attempt, seconds),
+            provenance={**_provenance(attempt, seconds), "checks": checked},
         )
     return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
 
@@ -233,10 +233,14 @@ def _reading_context(
     return _context(run, recipe, stage, round_number, _NoWriter(), services, lambda figures: None)
 
 
-def _check(tables: dict[type[Row], pa.Table], where: str) -> None:
+def _check(tables: dict[type[Row], pa.Table], where: str) -> list[dict[str, Any]]:
+    """What each suite looked at, for the manifest: that a stage is committed says only that nothing was broken."""
     from crl.checks import check_tables
 
-    check_tables(tables, where=where)
+    results = check_tables(tables, where=where)
+    return [
+        {"table": each.table, "rows": each.rows, "rules": each.expectations, "passed": each.success} for each in results
+    ]
 
 
 def _seed_words(run: RunDirectory, round_number: int, stage_name: str) -> list[int]:
