@@ -155,6 +155,9 @@ class LiveProgress:
     def _on_RetryScheduled(self, event: events.RetryScheduled) -> None:
         self._say(f"  {event.stage.replace('_', ' ')}: attempt {event.attempt} in {seconds_text(event.delay_seconds)}")
 
+    def _on_Waits(self, event: events.Waits) -> None:
+        self._say(event.reason)
+
     def _on_RoundDone(self, event: events.RoundDone) -> None:
         if self._skipped:
             self._say(f"  {self._skipped} stages were complete already and did not run again")

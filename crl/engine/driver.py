@@ -383,3 +383,10 @@ def watch(callback: Subscriber) -> Callable[[], None]:
     """
     _watchers.append(callback)
     return lambda: _watchers.remove(callback) if callback in _watchers else None
+
+
+def announce(event: Event) -> None:
+    """Hand an event to whoever watches this process, before any driver is open."""
+    for subscriber in tuple(_watchers):
+        with contextlib.suppress(Exception):  # as for a driver's own
+            subscriber(event)

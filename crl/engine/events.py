@@ -107,6 +107,13 @@ class LogLine:
     stage: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Nothing runs yet: somebody else works on the experiment, or is asked to."""
+
+    reason: str
+
+
 Event = (
     RoundStarted
     | StageStarted
@@ -117,5 +124,6 @@ Event = (
     | RetryScheduled
     | RoundDone
     | LogLine
+    | Waits
 )
 Subscriber = Callable[[Event], None]

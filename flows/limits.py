@@ -1,0 +1,174 @@
+"""One run of an experiment at a time: the scheduler's slot first, then the lease of the record.
+
+Every experiment has a global concurrency limit of 1 in Prefect, taken strictly: a limit that is missing, switched off
+or wider than 1 is an error, never "no lock". The slot is for people and for order (the UI shows who waits for whom);
+what really keeps two writers apart is the record's lease, so a slot that the scheduler lost costs nothing but a
+warning.
+
+Which limits exist: set-up makes one for every experiment it finds (`python -m flows.setup`), `crl train` one for its
+own, and a first run one for an experiment that has no run directory yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.runtime import flow_run
+
+from crl.config import Runtime
+from crl.engine.driver import Driver
+from crl.errors import ConcurrencyLimitMissing
+from crl.run.directory import RunDirectory
+from flows.waiting import Waiting, run_logger
+
+SLOT_LEASE_SECONDS = 60.0
+"""A slot whose run died is free again so long after its last renewal; the least that Prefect allows."""
+STALE_SECONDS = 2 * SLOT_LEASE_SECONDS
+"""A slot is taken to be lost when the record shows no owner for so long: longer than any lease of a slot can last."""
+SETUP = "python -m flows.setup"
+"""The command that makes what must exist on a server."""
+
+
+def limit_name(experiment: str) -> str:
+    """Name of an experiment's concurrency limit."""
+    return f"crl-{experiment}"
+
+
+def ensure_limit(experiment: str) -> bool:
+    """Make an experiment's limit, or mend one that would not keep two runs apart. Says whether anything was changed."""
+    name = limit_name(experiment)
+    with get_client(sync_client=True) as client:
+        found = _read(client, name)
+        if found is None:
+            with contextlib.suppress(ObjectAlreadyExists):  # somebody else made it in this moment
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1, active=True))
+            return True
+        if _fault(found) is None:
+            return False
+        client.update_global_concurrency_limit(
+            name, GlobalConcurrencyLimitUpdate(limit=1, active=True, slot_decay_per_second=0.0)
+        )
+        return True
+
+
+@contextlib.contextmanager
+def hold(experiment: str, run_path: Path, runtime: Runtime) -> Iterator[Waiting]:
+    """Hold the experiment's slot inside the context; while another run holds it, wait or refuse as `runtime` says.
+
+    Take the record's lease soon after: a slot is taken to be lost where the record shows no owner for two minutes.
+    Yields what was waited so far, for whoever waits for the lease next. Raises ConcurrencyLimitMissing where the limit
+    cannot keep two runs apart, LeaseHeld (naming the owner) where policy or patience says so.
+    """
+    name = limit_name(experiment)
+    waiting = Waiting(experiment, run_path, runtime)
+    with contextlib.ExitStack() as stack:
+        while not _take(stack, name):
+            waiting.wait("the experiment's slot is taken")
+            if waiting.unowned_seconds > STALE_SECONDS:
+                _free(name)
+        yield waiting
+
+
+@contextlib.contextmanager
+def exclusive(run: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
+    """The open driver of a run, with slot and lease. Raises as :func:`hold`, and RecordDamaged as the driver does."""
+    with hold(run.experiment_name, run.path, runtime) as waiting, contextlib.ExitStack() as stack:
+        yield waiting.until_free(lambda: stack.enter_context(Driver(run, runtime)))
+
+
+def _take(stack: contextlib.ExitStack, name: str) -> bool:
+    """Take the slot now, or say that it is taken."""
+    holder = ConcurrencyLeaseHolder(type="flow_run", id=flow_run.id) if flow_run.id else None
+    slot = concurrency(
+        name,
+        occupy=1,
+        max_retries=0,  # Prefect's own waiting is silent and up to 30 s between two tries
+        lease_duration=SLOT_LEASE_SECONDS,
+        strict=True,
+        holder=holder,
+        # The record's lease keeps others out: a server that restarts must not end a training run.
+        raise_on_lease_renewal_failure=False,
+    )
+    try:
+        stack.enter_context(_forgiving(slot))
+    except ConcurrencySlotAcquisitionError as error:
+        require_limit(name)
+        if isinstance(error.__cause__, httpx.HTTPStatusError) and error.__cause__.response.status_code == 423:
+            return False
+        raise
+    # Afterwards: `strict` does not mind a limit that is switched off, and one may be changed at any moment.
+    require_limit(name)
+    return True
+
+
+def require_limit(name: str) -> None:
+    """Raise ConcurrencyLimitMissing unless the limit exists and lets through one run at a time."""
+    with get_client(sync_client=True) as client:
+        found = _read(client, name)
+    fault = "does not exist" if found is None else _fault(found)
+    if fault is not None:
+        raise ConcurrencyLimitMissing(
+            f"the concurrency limit {name} {fault}: nothing would keep two runs of the experiment apart",
+            expected="an active limit of 1 without slot decay",
+            where="Concurrency in the Prefect UI",
+            next_step=f"make it with `{SETUP}`, then retry this run",
+        )
+
+
+def _read(client: Any, name: str) -> GlobalConcurrencyLimitResponse | None:
+    try:
+        found: GlobalConcurrencyLimitResponse = client.read_global_concurrency_limit_by_name(name)
+    except ObjectNotFound:
+        return None
+    return found
+
+
+def _fault(limit: GlobalConcurrencyLimitResponse) -> str | None:
+    if not limit.active:
+        return "is switched off"
+    if limit.limit != 1:
+        return f"lets through {limit.limit} runs at a time"
+    if limit.slot_decay_per_second:
+        return "gives slots back by itself (slot decay)"
+    return None
+
+
+@contextlib.contextmanager
+def _forgiving(slot: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    """A slot that cannot be given back is a warning: its lease ends by itself, and the work is done."""
+    slot.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            slot.__exit__(None, None, None)
+        except httpx.HTTPError as error:
+            run_logger().warning(
+                "the experiment's slot could not be given back (%s); it is free in %.0f s", error, SLOT_LEASE_SECONDS
+            )
+
+
+def _free(name: str) -> None:
+    """Free a slot that no lease will ever free (a server that died, or forgot its leases, in the wrong moment).
+
+    The record shows that nobody owns the run; should that be wrong, the record's lease refuses the second writer.
+    """
+    run_logger().warning(
+        "the slot of %s has been taken for %.0f s while the record shows that nobody owns the run: "
+        "the slot was lost by the scheduler and is freed now",
+        name,
+        STALE_SECONDS,
+    )
+    with get_client(sync_client=True) as client:
+        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
