@@ -13,6 +13,9 @@ leaves exactly one event, each eviction one more; nothing else changes the bank.
   sum of outcomes / (uses + 1), the mean shrunk towards 0 (unknown) by one pseudo-use; entries whose text was written in
   this round go last, ties take the oldest.
 
+What a person refused (`refused`) is an event `rejected` too. It can let nothing in that was not shown to them: an
+operation that is rejected when nothing is refused (the twin of a refused text, say) stays rejected.
+
 `order` grows with every add and merge; among families it is one sequence. What happens in one family does not depend on
 how its operations are interleaved with another's, nor on the order of `previous` or `scores`.
 
@@ -66,16 +69,24 @@ def consolidate(
     round: int,
     max_characters: int,
     evict: bool = True,
+    refused: Mapping[str, str] | None = None,
 ) -> Consolidated:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
     `scores` are read by `least_useful` only; entries without a row count as unused. `evict` False previews the bank
-    that the merge stage works on: capacity is enforced once, after everything else. Raises ValueError for a
-    previous entry without a segment.
+    that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
+    operation id: these operations change nothing, whatever they ask for. Raises ValueError for a previous entry without
+    a segment.
     """
+    previous, reasons = list(previous), dict(refused or {})
+    if reasons:
+        shown = _Bank(previous, round, max_characters)
+        for operation in operations:
+            shown.apply(operation)
+        reasons = {**shown.rejections(), **reasons}
     bank = _Bank(previous, round, max_characters)
     for operation in operations:
-        bank.apply(operation)
+        bank.apply(operation, reasons.get(operation.operation_id))
     if evict:
         bank.evict(config, {score.entry_id: score for score in scores})
     return bank.result()
@@ -135,14 +146,24 @@ class _Bank:
             "return": self._return,
         }
 
-    def apply(self, operation: Operation) -> None:
-        """Apply one operation: one event."""
+    def apply(self, operation: Operation, refusal: str | None = None) -> None:
+        """Apply one operation, unless it was refused: one event."""
         applier = self._appliers.get(operation.kind)
-        rejection = Rejection.unknown_kind if applier is None else applier(operation)
+        rejection: str | None = refusal
+        if rejection is None:
+            rejection = Rejection.unknown_kind if applier is None else applier(operation)
         if rejection is not None:
             known = self._entries.get(operation.entry_id or "")
             digest = None if known is None else known.content_digest
             self._event("rejected", operation, digest, digest, reason=rejection)
+
+    def rejections(self) -> dict[str, str]:
+        """Reason by id of the operations that were rejected so far."""
+        return {
+            event.operation_id: event.reason
+            for event in self._events
+            if event.kind == "rejected" and event.operation_id is not None and event.reason is not None
+        }
 
     def evict(self, config: BankConfig, scores: Mapping[str, EntryScore]) -> None:
         """Enforce the capacity of every family."""

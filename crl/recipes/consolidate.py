@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from crl.bank.consolidate import consolidate as apply_operations
 from crl.bank.segments import new_segments, place
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, BankEvent, EntryScore, Operation
+from crl.recipes.proposal import proposal_of
+from crl.records import BankEntry, BankEvent
 
 
 def consolidate(ctx: StageContext) -> None:
-    """Distilled operations first, then those of the merge, which were made for the bank with the former applied."""
-    previous = ctx.rows(BankEntry, "consolidate", -1)
-    operations = ctx.rows(Operation, "distill") + ctx.rows(Operation, "merge")
-    result = apply_operations(
-        previous,
-        operations,
-        ctx.rows(EntryScore, "credit", -1),
-        ctx.method.bank,
-        round=ctx.round,
-        max_characters=ctx.method.distill.max_characters,
-    )
+    """Apply what the round proposes; operations that a person refused change nothing."""
+    proposal = proposal_of(ctx.method, ctx.round, ctx.rows)
+    result = proposal.applied()
     segments = new_segments(result.new_texts.values(), ctx.services.embedder())
     for relative, content in segments.files.items():
         ctx.share(relative, content)
     entries = place(result.entries, segments)
     ctx.write(BankEntry, entries)
     ctx.write(BankEvent, result.events)
-    ctx.progress(len(operations), len(operations), bank=len(entries))
+    ctx.progress(len(proposal.operations), len(proposal.operations), bank=len(entries))

@@ -1,0 +1,250 @@
+"""What a round did to the bank, or would do: every change with its texts, its operation and its reason.
+
+:func:`bank_diff` tells it of a committed round. :func:`proposed_diff` tells it of a round whose bank is not published
+yet, by applying the recorded operations in memory; nothing is written. Both read the record's rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from crl.bank.segments import load_texts, text_digest
+from crl.engine.jobs import default_recipe, load_recipe
+from crl.errors import BadInput, RecordDamaged
+from crl.recipes.proposal import Proposal, proposal_of
+from crl.records import BankEntry, BankEvent, Operation, Row, rows_of
+from crl.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+R = TypeVar("R", bound=Row)
+
+_KINDS = {
+    "add": "added",
+    "update": "updated",
+    "merge": "merged",
+    "drop": "dropped",
+    "evict": "evicted",
+    "rejected": "rejected",
+}
+KINDS: tuple[str, ...] = tuple(_KINDS.values())
+"""Kinds of changes, in the order they are shown."""
+BANK = "consolidate"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """An entry that a merge replaced."""
+
+    entry_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the bank, or one that was asked for and not made."""
+
+    kind: str
+    """One of :data:`KINDS`."""
+    entry_id: str | None
+    family: str | None
+    operation_id: str | None
+    """Operation behind it; None for an eviction."""
+    asked: str | None
+    """Kind of that operation: add, update, merge, drop."""
+    before: str | None
+    """Text of the entry before; None where there was none."""
+    after: str | None
+    """Text of the entry after; None where it is gone or never came to be."""
+    wanted: str | None
+    """Text that a rejected operation asked for."""
+    parents: tuple[Parent, ...]
+    """Entries merged into it; of a rejected merge, those that stay."""
+    reason: str | None
+    """Why it was rejected or evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BankDiff:
+    """The changes of one round, in order of application."""
+
+    round: int
+    proposed: bool
+    """Whether the bank of the round is not published yet."""
+    size_before: int
+    """Entries."""
+    size_after: int
+    changes: tuple[Change, ...]
+
+    def of(self, kind: str) -> tuple[Change, ...]:
+        """The changes of one kind."""
+        return tuple(change for change in self.changes if change.kind == kind)
+
+    def counts(self) -> dict[str, int]:
+        """How many changes of each kind; kinds without any are left out."""
+        return {kind: len(found) for kind in KINDS if (found := self.of(kind))}
+
+    def summary(self) -> str:
+        """One line: `12 → 15 entries: added 4, merged 1, evicted 1`."""
+        told = ", ".join(f"{kind} {count}" for kind, count in self.counts().items()) or "no change"
+        return f"{self.size_before} → {self.size_after} entries: {told}"
+
+
+def bank_diff(run_path: Path, round_number: int) -> BankDiff:
+    """What a committed round did to the bank; of round 0, the entries the experiment started with.
+
+    Raises BadInput where the round has published no bank, RecordDamaged where a file is not what was committed.
+    """
+    run = RunDirectory.open(run_path)
+    place = load_recipe(default_recipe(), run.method).resolve(run.method, round_number, BANK, 0)
+    if place is None or place[0] != round_number or not run.is_complete(*place):
+        raise BadInput(
+            f"round {round_number} of {run_path} has published no bank",
+            expected="a round whose `consolidate` is complete",
+            next_step=f"`crl status {run_path}` says what is complete",
+        )
+    proposal = load_proposal(run, round_number)
+    events = rows_of(BankEvent, run.read(*place, BankEvent))
+    size = run.manifest(*place).rows().get(BankEntry.table, 0)
+    return _diff(run_path, proposal, events, size_after=size, proposed=False)
+
+
+def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] | None = None) -> BankDiff:
+    """What publishing the bank of a round would do, with the operations in `refused` (id to reason) left out.
+
+    Raises BadInput where the round has not come so far, RecordDamaged where a file is not what was committed.
+    """
+    proposal = load_proposal(RunDirectory.open(run_path), round_number)
+    applied = proposal.applied(refused)
+    return _diff(run_path, proposal, applied.events, size_after=len(applied.entries), proposed=True)
+
+
+def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
+    """The operations of a round and the bank they are for, from the record. Raises BadInput, RecordDamaged."""
+    recipe = load_recipe(default_recipe(), run.method)
+    names = {stage.name for stage in recipe.stages_of(run.method, round_number)}
+    if round_number > 0 and BANK not in names:
+        raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
+
+    def rows(row_type: type[R], stage: str, offset: int = 0) -> list[R]:
+        place = recipe.resolve(run.method, round_number, stage, offset)
+        if place is None:
+            return []
+        if not run.is_complete(*place):
+            raise BadInput(
+                f"round {round_number} of {run.path} has no operations for the bank yet",
+                expected=f"stage {place[1]} of round {place[0]} to be complete",
+                next_step=f"`crl status {run.path}` says what is complete",
+            )
+        return rows_of(row_type, run.read(*place, row_type))
+
+    return proposal_of(run.method, round_number, rows)
+
+
+def diff_table(diff: BankDiff) -> Table:
+    """The changes for a terminal: a row a change, grouped by kind."""
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"bank of round {diff.round}{', as proposed' if diff.proposed else ''}: {diff.summary()}"
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in ("change", "operation", "entry", "family", "experience"):
+        # An operation's id must be whole on one line: it is what `crl approve --reject` is given.
+        table.add_column(name, no_wrap=name == "operation", overflow="fold")
+    for kind in KINDS:
+        for change in diff.of(kind):
+            cells = (kind, change.operation_id or "–", change.entry_id or "–", change.family or "–", told(change))
+            table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def told(change: Change) -> str:
+    """A change in words and texts, on one line or more."""
+    lines = []
+    if change.kind == "rejected":
+        lines.append(f"{change.asked or 'operation'} refused: {change.reason or 'no reason given'}")
+        if change.wanted is not None:
+            lines.append(f"wanted: {change.wanted}")
+        elif change.before is not None:
+            lines.append(f"stays: {change.before}")
+    elif change.kind in ("dropped", "evicted"):
+        lines.append(f"was: {change.before}")
+        if change.reason:
+            lines.append(f"why: {change.reason}")
+    else:
+        lines += [f"was: {change.before}"] if change.before is not None else []
+        lines.append(change.after or "")
+    lines += [f"from {parent.entry_id}: {parent.text}" for parent in change.parents]
+    return "\n".join(lines)
+
+
+def _diff(
+    run_path: Path, proposal: Proposal, events: Sequence[BankEvent], *, size_after: int, proposed: bool
+) -> BankDiff:
+    operations = {operation.operation_id: operation for operation in proposal.operations}
+    texts = _texts(run_path, proposal, events)
+    state = {entry.entry_id: entry.content_digest for entry in proposal.previous}
+    changes = []
+    for event in events:
+        if event.kind in _KINDS:
+            changes.append(_change(event, operations.get(event.operation_id or ""), state, texts))
+        if event.kind == "rejected" or event.entry_id is None:
+            continue
+        for parent in event.parents:
+            state.pop(parent, None)
+        if event.after_digest is None:
+            state.pop(event.entry_id, None)
+        else:
+            state[event.entry_id] = event.after_digest
+    return BankDiff(proposal.round, proposed, len(proposal.previous), size_after, tuple(changes))
+
+
+def _change(
+    event: BankEvent, operation: Operation | None, state: Mapping[str, str], texts: Mapping[str, str]
+) -> Change:
+    refused = event.kind == "rejected"
+    # The event of a refused merge has no parents: nothing was merged. Those it named are told all the same.
+    parents = operation.parents if refused and operation is not None and operation.kind == "merge" else event.parents
+    return Change(
+        kind=_KINDS[event.kind],
+        entry_id=event.entry_id,
+        family=event.family,
+        operation_id=event.operation_id,
+        asked=None if operation is None else operation.kind,
+        before=_text(event, event.before_digest, texts),
+        after=_text(event, event.after_digest, texts),
+        wanted=operation.text if refused and operation is not None else None,
+        parents=tuple(Parent(name, texts[state[name]]) for name in parents if name in state),
+        reason=event.reason,
+    )
+
+
+def _texts(run_path: Path, proposal: Proposal, events: Iterable[BankEvent]) -> dict[str, str]:
+    """Every text the changes speak of, by digest: from the previous snapshot and from the operations."""
+    named = {name for event in events for name in (event.entry_id, *event.parents) if name is not None}
+    named |= {parent for operation in proposal.operations for parent in operation.parents}
+    texts = load_texts(run_path, [entry for entry in proposal.previous if entry.entry_id in named])
+    for operation in proposal.operations:
+        if operation.text:
+            try:
+                texts[text_digest(operation.text)] = operation.text
+            except UnicodeEncodeError:
+                continue  # such a text is rejected: nothing refers to it by digest
+    return texts
+
+
+def _text(event: BankEvent, digest: str | None, texts: Mapping[str, str]) -> str | None:
+    if digest is None:
+        return None
+    if digest not in texts:
+        raise RecordDamaged(
+            f"the text {digest} of bank event {event.event_id} is in no segment and no operation of the round",
+            expected="every text an event names",
+            where=event.event_id,
+            next_step="run `crl verify` on the run",
+        )
+    return texts[digest]
