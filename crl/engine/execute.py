@@ -67,10 +67,10 @@ def execute_stage(
     with run.begin(round_number, stage_name, token=attempt.token) as writer:
         context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
         attempt.begun(context.directory)
-        if stage.parts is None:
+        if stage.run is not None:
             stage.run(context)
             inputs = context.inputs
-        else:
+        elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
         checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}")
         attempt.before_commit()
@@ -125,6 +125,8 @@ def execute_rank(
     `directory` is where rank 0 writes the stage; a sharded checkpoint puts this rank's files there.
     """
     stage = recipe.stage(run.method, round_number, stage_name)
+    if stage.run is None:
+        raise AssertionError(f"stage {stage_name} runs in parts, not on several ranks")
     writer = _RankWriter(directory)
     stage.run(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
 

@@ -15,10 +15,6 @@ def count_parts(ctx: StageContext) -> int:
     return len(waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups))
 
 
-def collect(ctx: StageContext) -> None:
-    """Nothing remains once the parts are joined: the stage is their concatenation."""
-
-
 def collect_part(ctx: StageContext, part: int) -> None:
     """Play one wave with the actor of the round before."""
     tasks = waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups)[part]

@@ -45,7 +45,6 @@ PLAN = Stage(
 )
 COLLECT = Stage(
     name="collect",
-    run=collect.collect,
     reads=(Read("plan"), BANK, ACTOR),
     writes=(Episode, Turn, Generation),
     role="actor",
@@ -83,7 +82,6 @@ UPDATE_ACTOR = update.update_stage("actor")
 UPDATE_EXTRACTOR = update.update_stage("extractor")
 EVALUATE = Stage(
     name="evaluate",
-    run=evaluate.evaluate,
     reads=(Read("update_actor"), Read("consolidate"), Read("plan")),
     writes=(Evaluation,),
     role="actor",
@@ -93,7 +91,6 @@ EVALUATE = Stage(
 )
 EVALUATE_BASE = Stage(
     name="evaluate_base",
-    run=evaluate.evaluate,
     reads=(Read("initialise"),),
     writes=(Evaluation,),
     role="actor",

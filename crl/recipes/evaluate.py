@@ -46,10 +46,6 @@ def count_parts(ctx: StageContext) -> int:
     return len(_waves(ctx))
 
 
-def evaluate(ctx: StageContext) -> None:
-    """Nothing remains once the parts are joined."""
-
-
 def evaluate_part(ctx: StageContext, part: int) -> None:
     """Play one wave of one arm with this round's actor."""
     wave = _waves(ctx)[part]

@@ -36,7 +36,8 @@ class Stage:
     """One retryable, resumable step of a round."""
 
     name: str
-    run: Callable[[StageContext], None]
+    run: Callable[[StageContext], None] | None = None
+    """Runs the stage in one piece; None where it consists of its parts and nothing remains once they are joined."""
     reads: tuple[Read, ...] = ()
     writes: tuple[type[Row], ...] = ()
     role: str | None = None
@@ -48,6 +49,10 @@ class Stage:
     """How many independent parts the stage has; None: one piece. Parts may run in any engine, in any order."""
     run_part: Callable[[StageContext, int], None] | None = None
     """Writes the rows of one part; the stage is their concatenation in order."""
+
+    def __post_init__(self) -> None:
+        if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):
+            raise ValueError(f"stage {self.name} needs either `run`, or `parts` and `run_part`")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def recipe_of(method: Method) -> Recipe:
         preparation=(Stage("prepare", run=prepare, writes=(Metric,)),),
         stages=(
             Stage("draw", run=draw, reads=(Read("total", -1),), writes=(Metric,)),
-            Stage("spread", run=nothing, parts=count_parts, run_part=spread, reads=(Read("draw"),), writes=(Metric,)),
+            Stage("spread", parts=count_parts, run_part=spread, reads=(Read("draw"),), writes=(Metric,)),
             Stage("learn", run=learn, role="actor", update=True, reads=(Read("spread"),), writes=(Metric,)),
             Stage("total", run=total, reads=(Read("spread"), Read("draw")), writes=(Metric,)),
         ),
@@ -70,10 +70,6 @@ def draw(ctx: StageContext) -> None:
 
 def count_parts(ctx: StageContext) -> int:
     return PARTS
-
-
-def nothing(ctx: StageContext) -> None:
-    raise AssertionError("a stage in parts is not run whole")
 
 
 def spread(ctx: StageContext, part: int) -> None:
