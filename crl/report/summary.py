@@ -61,18 +61,22 @@ class RoundSummary:
     extractor_updates: int | None = None
     """RL updates of the extractor so far."""
     actor_updates: int | None = None
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """Bank events by kind: add, update, merge, drop, evict, keep, return, rejected."""
+    clipped: Mapping[str, float] = field(default_factory=dict)
+    """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds a stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
     """Metrics outside their bounds: `stage: name value, what is wrong`."""
 
 
-def summarise(run_path: Path) -> list[RoundSummary]:
-    """One entry a round that has a committed stage, oldest first."""
-    with reading(run_path) as connection:
-        rounds = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
+def summarise(run_path: Path, rounds: Sequence[int] | None = None) -> list[RoundSummary]:
+    """One entry a round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
+    with reading(run_path, rounds) as connection:
+        numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
         figures = _Figures(connection)
-        return [summary for number in rounds for summary in figures.of_round(number)]
+        return [summary for number in numbers for summary in figures.of_round(number)]
 
 
 class _Figures:
@@ -126,6 +130,15 @@ class _Figures:
             (number, role): _whole(updates)
             for number, role, updates in fetch("SELECT round, role, max(updates) FROM weights GROUP BY ALL")
         }
+        self._changes: dict[Any, dict[str, int]] = {}
+        for number, kind, count in fetch("SELECT round, kind, count(*) FROM bank_events GROUP BY ALL ORDER BY ALL"):
+            self._changes.setdefault(number, {})[str(kind)] = _whole(count)
+        self._clipped: dict[Any, dict[str, float]] = {}
+        for number, stage, share in fetch(
+            "SELECT round, stage, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
+            "AND stage LIKE 'update\\_%' ESCAPE '\\' GROUP BY ALL ORDER BY ALL"
+        ):
+            self._clipped.setdefault(number, {})[str(stage).removeprefix("update_")] = float(share)
         self._seconds: dict[Any, dict[str, float]] = {}
         for number, stage, seconds in fetch(
             "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage"
@@ -152,6 +165,8 @@ class _Figures:
             buffer=_optional(self._buffer.get(number)),
             extractor_updates=self._updates.get((number, "extractor")),
             actor_updates=self._updates.get((number, "actor")),
+            changes=self._changes.get(number, {}),
+            clipped=self._clipped.get(number, {}),
             seconds=self._seconds.get(number, {}),
             alarms=tuple(self._alarms.get(number, ())),
         )

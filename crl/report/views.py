@@ -2,6 +2,7 @@
 
 One view a row type of `crl/records.py`, over every round and stage that wrote it, plus:
 
+- `approvals`: the rows of that type with the time of the decision, which stands in the stage's manifest;
 - `stages`: one row a committed stage, from its manifest; `rounds`: one row a round;
 - `bank_text`: the bank snapshots with the text of each entry;
 - `lineage`: one row a use of an experience, with all that led to it (`crl/report/lineage.py`).
@@ -35,7 +36,8 @@ from crl.run.files import temporary
 
 CATALOG = "catalog.duckdb"
 # A committed stage starts with a letter; what is being written starts with a dot.
-_STAGE_GLOB = "rounds/[0-9]*/[a-z]*"
+_ROUND_GLOB = "[0-9]*"
+_STAGE_GLOB = "rounds/{round}/[a-z]*"
 _SEGMENT_GLOB = "bank/segments/*.parquet"
 _SQL_TYPES = {
     pa.string(): "VARCHAR",
@@ -62,7 +64,7 @@ SELECT
     parse_path(filename)[-2] AS stage,
     {columns},
     TRY_CAST(content AS JSON) AS manifest
-FROM read_text('{glob}')
+FROM read_text({files})
 """
 # Columns of `stages` by where they stand in a manifest.
 _MANIFEST = (
@@ -105,16 +107,21 @@ def sql_type(arrow: pa.DataType) -> str:
     return _SQL_TYPES[arrow]
 
 
-def view_bodies(run_path: Path) -> dict[str, str]:
-    """The SELECT behind every view, by view name; a later one may refer to earlier ones."""
+def view_bodies(run_path: Path, rounds: Sequence[int] | None = None) -> dict[str, str]:
+    """The SELECT behind every view, by view name; a later one may refer to earlier ones.
+
+    With `rounds` the views cover these only: what one round holds costs the same however many there are.
+    """
     root = Path(os.path.abspath(run_path))  # noqa: PTH100 - resolve() would follow symbolic links
-    bodies = {row_type.table: _body(root, row_type) for row_type in ROW_TYPES}
-    manifests = f"{_STAGE_GLOB}/manifest.json"
-    if any(root.glob(manifests)):
+    names = [_ROUND_GLOB] if rounds is None else [f"{number:04d}" for number in rounds]
+    places = [_STAGE_GLOB.format(round=name) for name in names]
+    bodies = {row_type.table: _body(root, row_type, places) for row_type in ROW_TYPES}
+    manifests = _files(root, places, "manifest.json")
+    if manifests is not None:
         columns = ",\n    ".join(
             f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place in _MANIFEST
         )
-        bodies["stages"] = _STAGES.format(glob=f"{_escaped(root)}/{manifests}", columns=columns)
+        bodies["stages"] = _STAGES.format(files=manifests, columns=columns)
     else:
         own = [(name, kind) for name, kind, _ in _MANIFEST]
         bodies["stages"] = _empty([("round", "BIGINT"), ("stage", "VARCHAR"), *own, ("manifest", "JSON")])
@@ -124,11 +131,11 @@ def view_bodies(run_path: Path) -> dict[str, str]:
     return bodies
 
 
-def connect(run_path: Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory database with the views of a run. For the project's own queries; what users type goes through
-    :func:`query`. Raises RecordDamaged for a file that no view can stand on."""
+def connect(run_path: Path, rounds: Sequence[int] | None = None) -> duckdb.DuckDBPyConnection:
+    """An in-memory database with the views of a run (of some of its rounds). For the project's own queries; what users
+    type goes through :func:`query`. Raises RecordDamaged for a file that no view can stand on."""
     connection = duckdb.connect()
-    _create(connection, run_path)
+    _create(connection, run_path, rounds)
     return connection
 
 
@@ -205,37 +212,43 @@ def write_catalog(run_path: Path) -> Path:
 
 
 @contextmanager
-def reading(run_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def reading(run_path: Path, rounds: Sequence[int] | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read."""
-    with connect(run_path) as connection:
+    with connect(run_path, rounds) as connection:
         try:
             yield connection
         except duckdb.Error as error:
             raise _damaged(run_path, error) from error
 
 
-def _create(connection: duckdb.DuckDBPyConnection, run_path: Path) -> None:
-    for name, body in view_bodies(run_path).items():
+def _create(connection: duckdb.DuckDBPyConnection, run_path: Path, rounds: Sequence[int] | None = None) -> None:
+    for name, body in view_bodies(run_path, rounds).items():
         try:
             connection.execute(f'CREATE VIEW "{name}" AS {body}')
         except duckdb.Error as error:
             raise _damaged(run_path, error) from error
 
 
-def _body(root: Path, row_type: type[Row]) -> str:
+def _body(root: Path, row_type: type[Row], places: Sequence[str]) -> str:
     listed = columns_of(row_type)
     if row_type is BankText:
         # The same text may lie in several segments: a later snapshot is written without looking at older ones.
         if not any(root.glob(_SEGMENT_GLOB)):
             return _empty([(name, kind) for name, kind, _ in listed])
         return f"SELECT DISTINCT content_digest, text FROM read_parquet('{_escaped(root)}/{_SEGMENT_GLOB}')"
-    pattern = f"{_STAGE_GLOB}/{row_type.table}.parquet"
-    if not any(root.glob(pattern)):
+    files = _files(root, places, f"{row_type.table}.parquet")
+    if files is None:
         return _empty([(name, kind) for name, kind, _ in listed])
     own = set(schema_of(row_type).names)
     place = {name: expression for name, _, expression in _PLACE}
     selected = ", ".join(f'"{name}"' if name in own else f"{place[name]} AS {name}" for name, _, _ in listed)
-    return f"SELECT {selected} FROM read_parquet('{_escaped(root)}/{pattern}', filename = true)"
+    return f"SELECT {selected} FROM read_parquet({files}, filename = true)"
+
+
+def _files(root: Path, places: Sequence[str], name: str) -> str | None:
+    """The SQL list of glob patterns that find files of this name; None where there is none."""
+    found = [f"'{_escaped(root)}/{place}/{name}'" for place in places if any(root.glob(f"{place}/{name}"))]
+    return f"[{', '.join(found)}]" if found else None
 
 
 def _empty(columns: Sequence[tuple[str, str]]) -> str:
