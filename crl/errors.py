@@ -70,6 +70,18 @@ class PromptTooLong(BadInput):
     """A prompt does not fit the model's context."""
 
 
+class NoServer(BadInput):
+    """A Prefect server is needed and none answers."""
+
+
+class PortBusy(BadInput):
+    """Another program listens on a port that is to be served on."""
+
+
+class SetupFailed(CrlError):
+    """What must exist on a Prefect server could not be made there, or the server ended."""
+
+
 class LeaseHeld(CrlError):
     """Another live attempt owns the run directory; its owner is named."""
 
@@ -86,6 +98,10 @@ class ApprovalPending(CrlError):
     """A person has to approve the bank of a round before the run goes on. Nothing is lost; nothing failed."""
 
     exit_code = 6
+
+
+class DecisionMade(BadInput):
+    """A person decided about a round already, and differently; the first decision holds."""
 
 
 class StaleAttempt(CrlError):

@@ -227,6 +227,19 @@ class BankEvent(Row):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Approval(Row):
+    """What a person decided about the bank of a round before it was published."""
+
+    table: ClassVar[str] = "approvals"
+    round: A[int, "round of the bank"]
+    decision: A[str, "approved, partly or rejected"]
+    person: A[str, "who decided"]
+    reason: A[str | None, "why, in their words"]
+    operations: A[int, "operations that asked for a change: what the person was shown"]
+    rejected_operations: A[list[str], "operations that were refused, in order"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Credit(Row):
     """One use of an experience: the outcome of one guided episode, for the output that wrote the text."""
 
@@ -339,7 +352,7 @@ class Evaluation(Row):
 
 ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Distillation, Operation, BankEntry, BankText,
-    BankEvent, Credit, EntryScore, BufferItem, Sample, Weights, Metric, Evaluation,
+    BankEvent, Approval, Credit, EntryScore, BufferItem, Sample, Weights, Metric, Evaluation,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
@@ -359,12 +372,8 @@ _SCHEMAS: dict[type[Row], pa.Schema] = {}
 
 def schema_of(row_type: type[Row]) -> pa.Schema:
     """Arrow schema of a row type; a field's description is its metadata entry `description`."""
-    if row_type not in _SCHEMAS:
-        _SCHEMAS[row_type] = _derive_schema(row_type)
-    return _SCHEMAS[row_type]
-
-
-def _derive_schema(row_type: type[Row]) -> pa.Schema:
+    if row_type in _SCHEMAS:
+        return _SCHEMAS[row_type]
     hints = typing.get_type_hints(row_type, include_extras=True)
     fields = []
     for field in dataclasses.fields(row_type):  # type: ignore[arg-type]
@@ -374,7 +383,8 @@ def _derive_schema(row_type: type[Row]) -> pa.Schema:
             if isinstance(extra, pa.DataType):
                 arrow = extra
         fields.append(pa.field(field.name, arrow, nullable=nullable, metadata={"description": extras[-1]}))
-    return pa.schema(fields)
+    _SCHEMAS[row_type] = pa.schema(fields)
+    return _SCHEMAS[row_type]
 
 
 def table_of(row_type: type[R], rows: Iterable[R]) -> pa.Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from crl.records import (
+    Approval,
     BankEntry,
     BankEvent,
     BankText,
@@ -212,6 +213,20 @@ SUITES: dict[type[Row], Suite] = {
             "an added entry had no text before": "kind <> 'add' OR before_digest IS NULL",
             "what is dropped or evicted is gone": (
                 "kind NOT IN ('drop', 'evict') OR (entry_id IS NOT NULL AND after_digest IS NULL)"
+            ),
+        },
+    ),
+    Approval: Suite(
+        key=("round",),
+        sets={"decision": ("approved", "partly", "rejected")},
+        ranges={"operations": (0, None)},
+        rows={
+            "a person is named": "trim(person) <> ''",
+            "a rejected operation is named once": "len(list_distinct(rejected_operations)) = len(rejected_operations)",
+            "approved rejects nothing, rejected everything, partly something between": (
+                "CASE decision WHEN 'approved' THEN len(rejected_operations) = 0 "
+                "WHEN 'rejected' THEN len(rejected_operations) = operations "
+                "ELSE len(rejected_operations) BETWEEN 1 AND operations - 1 END"
             ),
         },
     ),

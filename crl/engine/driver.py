@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from crl.config import Runtime
+from crl.engine.approvals import PendingApproval, pending_approval
 from crl.engine.devices import device_environment
 from crl.engine.events import (
     Event,
@@ -39,7 +40,6 @@ from crl.engine.services import prepare_environment
 from crl.engine.supervisor import Cancelled, Engine
 from crl.errors import CrlError, StageFailed
 from crl.recipes.stage import Recipe, Stage
-from crl.records import Weights
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
@@ -177,6 +177,8 @@ class Driver:
             self._emit(StageSkipped(round_number, stage_name, outcome.digest))
             return outcome
         place = (round_number, stage_name)
+        if (pending := self.pending_approval(round_number, stage_name)) is not None:
+            raise pending.error()
         self._attempts[place] = self._attempts.get(place, 0) + 1
         self._now = place
         self._record("stage_started", place, attempt=self._attempts[place])
@@ -196,6 +198,14 @@ class Driver:
         self._emit(StageDone(round_number, stage_name, outcome.digest, time.monotonic() - started, outcome.rows))
         return outcome
 
+    def pending_approval(self, round_number: int, stage_name: str) -> PendingApproval | None:
+        """What a person has to decide before the stage can run; None where nothing is awaited."""
+        return pending_approval(self.run, self.recipe, round_number, stage_name)
+
+    def free_engines(self) -> None:
+        """End the engines; the next stage starts new ones. For a wait that may take days."""
+        self._stop_engines()
+
     @contextmanager
     def round(self, round_number: int) -> Iterator[tuple[str, ...]]:
         """Around the stages of a round: gives their names, and afterwards prunes what retention lets go."""
@@ -210,7 +220,7 @@ class Driver:
             raise StageFailed(f"round {round_number} ended without {', '.join(missing)}", where=str(self.run.path))
         prune(
             self.run.path,
-            self._checkpoint_stages(),
+            self.recipe.checkpoint_stages(),
             keep_last=self.runtime.keep_checkpoints,
             keep_every=self.runtime.keep_every,
             token=self.token,
@@ -328,15 +338,6 @@ class Driver:
     def _stop_engines(self) -> None:
         for engine in self._engines.values():
             engine.stop()
-
-    def _checkpoint_stages(self) -> dict[str, list[str]]:
-        """Stages that write a role's weights; one that names no role writes those of every role."""
-        found: dict[str, list[str]] = {}
-        for stage in (*self.recipe.preparation, *self.recipe.stages):
-            if Weights in stage.writes:
-                for role in [stage.role] if stage.role is not None else sorted(self.recipe.trains):
-                    found.setdefault(role, []).append(stage.name)
-        return found
 
     def _failed(self, place: tuple[int, str], error: BaseException) -> None:
         with contextlib.suppress(CrlError):  # the disk may be full: the error itself matters more than the diary

@@ -79,7 +79,7 @@ def execute_stage(
             inputs=sorted(inputs),
             method_digest=run.method_digest,
             seed=_seed_words(run, round_number, stage_name),
-            provenance={**_provenance(attempt, seconds), "checks": checked},
+            provenance={**_provenance(attempt, seconds), "checks": checked, **context.notes},
         )
     return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
 

@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 from crl.config import Method, RecipeName
-from crl.recipes import collect, consolidate, credit, distill, evaluate, initialise, plan, update, warm_start
+from crl.recipes import approve, collect, consolidate, credit, distill, evaluate, initialise, plan, update, warm_start
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import (
+    Approval,
     BankEntry,
     BankEvent,
     BufferItem,
@@ -66,10 +67,20 @@ MERGE = Stage(
     role="extractor",
     due=distill.merge_due,
 )
+PROPOSAL = (BANK, Read("distill"), Read("merge"), Read("credit", -1))
+"""What `crl/recipes/proposal.py` gathers."""
+APPROVE = Stage(
+    name="approve",
+    run=approve.approve,
+    reads=PROPOSAL,
+    writes=(Approval,),
+    due=approve.due,
+    waits_for=approve.choices,
+)
 CONSOLIDATE = Stage(
     name="consolidate",
     run=consolidate.consolidate,
-    reads=(BANK, Read("distill"), Read("merge"), Read("credit", -1)),
+    reads=(*PROPOSAL, Read("approve")),
     writes=(BankEntry, BankEvent),
 )
 CREDIT = Stage(
@@ -115,7 +126,7 @@ WARM_START_EXTRACTOR = Stage(
 
 _LEFT_OUT: dict[RecipeName, frozenset[str]] = {
     RecipeName.complementary: frozenset(),
-    RecipeName.baseline: frozenset({"distill", "merge", "consolidate", "update_extractor"}),
+    RecipeName.baseline: frozenset({"distill", "merge", "approve", "consolidate", "update_extractor"}),
     RecipeName.static_online: frozenset({"update_extractor"}),
     RecipeName.experience_only: frozenset({"update_actor"}),
 }
@@ -125,7 +136,7 @@ def build(method: Method) -> Recipe:
     """The recipe a method names."""
     left_out = _LEFT_OUT[method.recipe]
     stages = (
-        PLAN, COLLECT, DISTILL, MERGE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, EVALUATE,
+        PLAN, COLLECT, DISTILL, MERGE, APPROVE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, EVALUATE,
     )  # fmt: skip
     has_bank = "consolidate" not in left_out
     warm_actor = method.warm_start is not None and method.warm_start.actor_episodes > 0

@@ -13,6 +13,7 @@ from crl.config import Method
 from crl.protocols import Services
 from crl.recipes.stage import Recipe, Stage
 from crl.records import Row, rows_of, schema_of, table_of
+from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
 
 R = TypeVar("R", bound=Row)
@@ -58,6 +59,8 @@ class StageContext:
         self.services = services
         self._reader, self._writer, self._progress = reader, writer, progress
         self.inputs: set[tuple[int, str]] = set()
+        self.notes: dict[str, Any] = {}
+        """What the stage wants to stand in its manifest beside the digest: what rows may not hold, such as times."""
 
     @property
     def run_path(self) -> Path:
@@ -80,6 +83,11 @@ class StageContext:
         """Rows of a stage of an exact earlier round, named by a row already read (a waiting extractor output)."""
         self.inputs.add((round_number, stage))
         return rows_of(row_type, self._reader.read(round_number, stage, row_type))
+
+    def digests(self) -> dict[str, str]:
+        """Digest of every stage that was read so far, by `0007/distill`."""
+        keys = [key_of(*place) for place in sorted(self.inputs)]
+        return {key: Manifest.load(self.run_path / "rounds" / key).digest for key in keys}
 
     def write(self, row_type: type[R], rows: Iterable[R]) -> None:
         """Write the rows of one type; once a type."""

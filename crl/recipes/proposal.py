@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from crl.bank.consolidate import Consolidated, consolidate
 from crl.config import Method
-from crl.records import BankEntry, EntryScore, Operation, Row
-
-R = TypeVar("R", bound=Row)
+from crl.recipes.stage import RowsOf
+from crl.records import BankEntry, EntryScore, Operation
 
 CHANGING = frozenset({"add", "update", "merge", "drop"})
 """Kinds of operations that ask for a change of the bank; `keep` and `return` ask for none."""
-
-
-class RowsOf(Protocol):
-    """Rows of a stage so many rounds back; none where that round has no such stage."""
-
-    def __call__(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]: ...
 
 
 @dataclass(frozen=True)

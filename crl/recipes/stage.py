@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.records import Row
+from crl.records import Row, Weights
+
+R = TypeVar("R", bound=Row)
 
 if TYPE_CHECKING:
     from crl.recipes.context import StageContext
+
+
+class RowsOf(Protocol):
+    """Rows of a stage so many rounds back; none where that round has no such stage."""
+
+    def __call__(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]: ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,9 @@ class Stage:
     """How many independent parts the stage has; None: one piece. Parts may run in any engine, in any order."""
     run_part: Callable[[StageContext, int], None] | None = None
     """Writes the rows of one part; the stage is their concatenation in order."""
+    waits_for: Callable[[Method, int, RowsOf], list[str]] | None = None
+    """Set where a person decides before the stage runs: gives, from the rows it reads, the ids of what they may refuse.
+    The decision lies in `decisions/` of the run directory."""
 
     def __post_init__(self) -> None:
         if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):
@@ -84,6 +95,15 @@ class Recipe:
             f"recipe {self.name} has no stage {name!r} in round {round_number}",
             expected=f"one of {names}",
         )
+
+    def checkpoint_stages(self) -> dict[str, list[str]]:
+        """Stages that write a role's weights; one that names no role writes those of every role."""
+        found: dict[str, list[str]] = {}
+        for stage in (*self.preparation, *self.stages):
+            if Weights in stage.writes:
+                for role in [stage.role] if stage.role is not None else sorted(self.trains):
+                    found.setdefault(role, []).append(stage.name)
+        return found
 
     def resolve(self, method: Method, round_number: int, name: str, offset: int) -> tuple[int, str] | None:
         """(round, stage) that a read refers to; None where there is no such stage (its rows are none).

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from crl.bank.segments import load_texts, text_digest
 from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.proposal import Proposal, proposal_of
-from crl.records import BankEntry, BankEvent, Operation, Row, rows_of
+from crl.recipes.reading import recorded_rows
+from crl.records import BankEntry, BankEvent, Operation, rows_of
 from crl.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-R = TypeVar("R", bound=Row)
 
 _KINDS = {
     "add": "added",
@@ -130,19 +129,7 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     if round_number > 0 and BANK not in names:
         raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
 
-    def rows(row_type: type[R], stage: str, offset: int = 0) -> list[R]:
-        place = recipe.resolve(run.method, round_number, stage, offset)
-        if place is None:
-            return []
-        if not run.is_complete(*place):
-            raise BadInput(
-                f"round {round_number} of {run.path} has no operations for the bank yet",
-                expected=f"stage {place[1]} of round {place[0]} to be complete",
-                next_step=f"`crl status {run.path}` says what is complete",
-            )
-        return rows_of(row_type, run.read(*place, row_type))
-
-    return proposal_of(run.method, round_number, rows)
+    return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number))
 
 
 def diff_table(diff: BankDiff) -> Table:

@@ -29,7 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
-from crl.records import ROW_TYPES, BankText, Row, schema_of
+from crl.records import ROW_TYPES, Approval, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
 from crl.run import cache
 from crl.run.files import temporary
@@ -52,6 +52,10 @@ _PLACE = (
     ("round", "BIGINT", "CAST(parse_path(filename)[-3] AS BIGINT)"),
     ("stage", "VARCHAR", "parse_path(filename)[-2]"),
 )
+# Columns that a view takes from the manifest of the stage, because rows hold no clock times: name, place, description.
+_NOTED: dict[type[Row], tuple[tuple[str, str, str], ...]] = {
+    Approval: (("decided_at", "$.provenance.decision.decided_at", "when the person decided: ISO 8601, UTC"),),
+}
 
 _BANK_TEXT = """
 SELECT bank.*, bank_texts.text
@@ -97,7 +101,7 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
         return fields
     place = {"round": "round of the directory it lies in", "stage": "stage that wrote it"}
     added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
-    return [*added, *fields]
+    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
 
 
 def sql_type(arrow: pa.DataType) -> str:
@@ -115,7 +119,7 @@ def view_bodies(run_path: Path, rounds: Sequence[int] | None = None) -> dict[str
     root = Path(os.path.abspath(run_path))  # noqa: PTH100 - resolve() would follow symbolic links
     names = [_ROUND_GLOB] if rounds is None else [f"{number:04d}" for number in rounds]
     places = [_STAGE_GLOB.format(round=name) for name in names]
-    bodies = {row_type.table: _body(root, row_type, places) for row_type in ROW_TYPES}
+    bodies = {row_type.table: _body(root, row_type, places) for row_type in ROW_TYPES if row_type not in _NOTED}
     manifests = _files(root, places, "manifest.json")
     if manifests is not None:
         columns = ",\n    ".join(
@@ -125,6 +129,7 @@ def view_bodies(run_path: Path, rounds: Sequence[int] | None = None) -> dict[str
     else:
         own = [(name, kind) for name, kind, _ in _MANIFEST]
         bodies["stages"] = _empty([("round", "BIGINT"), ("stage", "VARCHAR"), *own, ("manifest", "JSON")])
+    bodies |= {row_type.table: _body(root, row_type, places) for row_type in _NOTED}  # they refer to `stages`
     bodies["rounds"] = _ROUNDS
     bodies["bank_text"] = _BANK_TEXT
     bodies["lineage"] = LINEAGE
@@ -241,8 +246,15 @@ def _body(root: Path, row_type: type[Row], places: Sequence[str]) -> str:
         return _empty([(name, kind) for name, kind, _ in listed])
     own = set(schema_of(row_type).names)
     place = {name: expression for name, _, expression in _PLACE}
-    selected = ", ".join(f'"{name}"' if name in own else f"{place[name]} AS {name}" for name, _, _ in listed)
-    return f"SELECT {selected} FROM read_parquet({files}, filename = true)"
+    noted = {name: f"stages.manifest ->> '{where}'" for name, where, _ in _NOTED.get(row_type, ())}
+    selected = ", ".join(
+        f'"{name}"' if name in own else f"{place[name]} AS {name}" for name, _, _ in listed if name not in noted
+    )
+    body = f"SELECT {selected} FROM read_parquet({files}, filename = true)"
+    if not noted:
+        return body
+    added = ", ".join(f"{expression} AS {name}" for name, expression in noted.items())
+    return f"SELECT written.*, {added} FROM ({body}) AS written JOIN stages USING (round, stage)"
 
 
 def _files(root: Path, places: Sequence[str], name: str) -> str | None:

@@ -1,0 +1,78 @@
+"""Stage `approve`: a person's decision about what the round asks of the bank, as rows of the record.
+
+Due with `approve_bank` only. The decision is made outside (`crl approve`, or the Prefect UI) and lies in `decisions/`;
+this stage checks that it speaks of these very operations and writes it down. When it was made stands in the manifest:
+rows hold no clock times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from crl.config import Method
+from crl.errors import ApprovalPending, BadInput
+from crl.recipes.context import StageContext
+from crl.recipes.proposal import proposal_of
+from crl.recipes.stage import RowsOf
+from crl.records import Approval
+from crl.run.decisions import Decision, load_decision, shown_digest
+
+APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
+DECISION_NOTE = "decision"
+"""Where the manifest's provenance holds the time of the decision and the check of its file."""
+
+
+def due(method: Method, round_number: int) -> bool:
+    """Where a person approves the bank."""
+    return method.approve_bank
+
+
+def choices(method: Method, round_number: int, rows: RowsOf) -> list[str]:
+    """Ids of the operations that a person may refuse: those that ask for a change of the bank."""
+    return proposal_of(method, round_number, rows).changing
+
+
+def approve(ctx: StageContext) -> None:
+    """Write the decision down. Raises ApprovalPending where none fits what the round asks for."""
+    shown = proposal_of(ctx.method, ctx.round, ctx.rows).changing
+    decision = load_decision(ctx.run_path, ctx.round)
+    if decision is None or decision.shown != shown_digest(ctx.digests()):
+        raise ApprovalPending(
+            "nobody has decided about the bank of this round yet"
+            if decision is None
+            else f"the decision that is there speaks of other operations ({decision.told()})",
+            where=f"round {ctx.round}, stage {ctx.stage.name}",
+            next_step=f"crl approve {ctx.run_path} --round {ctx.round}",
+        )
+    ctx.notes[DECISION_NOTE] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
+    ctx.write(Approval, [approval_of(decision, shown)])
+    ctx.progress(len(shown), len(shown))
+
+
+def approval_of(decision: Decision, shown: list[str]) -> Approval:
+    """A decision about these operations as a row. Raises BadInput where it names others."""
+    unknown = sorted(set(decision.reject) - set(shown))
+    if unknown:
+        raise BadInput(
+            f"the decision about round {decision.round} rejects {', '.join(unknown)}, which it does not hold",
+            expected=f"some of {', '.join(shown)}" if shown else "no id: the round asks for no change",
+        )
+    refused = [each for each in shown if not decision.approve or each in decision.reject]
+    everything = len(refused) == len(shown) and (bool(shown) or not decision.approve)
+    return Approval(
+        round=decision.round,
+        decision=REJECTED if everything else PARTLY if refused else APPROVED,
+        person=decision.person,
+        reason=decision.reason,
+        operations=len(shown),
+        rejected_operations=refused,
+    )
+
+
+def refusals(approvals: Iterable[Approval]) -> dict[str, str]:
+    """Why an operation changes nothing, by its id, as the bank's events tell it."""
+    return {
+        operation: f"rejected by {row.person}" + (f": {row.reason}" if row.reason else "")
+        for row in approvals
+        for operation in row.rejected_operations
+    }
