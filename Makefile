@@ -1,5 +1,6 @@
 # `make train` and `make test` are all a newcomer needs; both set up .venv first. `make help` lists the rest.
-# Variables: ROUNDS, EXPERIMENT, PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS.
+# Variables: ROUNDS, EXPERIMENT, PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
+# of `make ui`: PORT, and PAGES_PORT (report pages; the one after PORT).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 
 ROUNDS ?= 3
 EXPERIMENT ?= conf/quickstart.yaml
+PORT ?= 4200
 PYTHON ?=
 PIP_FLAGS ?=
 TEST_JOBS ?= 2
@@ -20,7 +22,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -
 # One thread a test process: several run side by side, and equal numbers need an equal thread count.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help setup train test test-slow test-gpu lint format bench clean distclean
+.PHONY: help setup train ui test test-slow test-gpu lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +53,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typed again it continues
 	@$(BIN)/crl train $(EXPERIMENT) --rounds $(ROUNDS)
+
+ui: setup ## Prefect's UI on PORT (4200), worker, schedules, report pages; Ctrl-C stops all of it
+	@exec $(BIN)/python -m flows.ui --port $(PORT) $(if $(PAGES_PORT),--pages-port $(PAGES_PORT)) --with-parent
 
 lint: setup ## ruff, its formatter and mypy
 	@$(BIN)/ruff check .

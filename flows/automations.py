@@ -1,0 +1,181 @@
+"""What the server does by itself: mark dead runs, have their remains tidied, tell somebody of a failure.
+
+Each automation is described here as it shall be; :func:`ensure` makes it so and leaves the switch (on or off) to the
+people who use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+
+HEARTBEAT_SECONDS = 30
+"""How often a flow run says that it lives."""
+SILENCE_SECONDS = 90
+"""A run without a heartbeat for so long is dead: three heartbeats."""
+START_SECONDS = 120
+"""A run that was handed to a process and never said that it lives is dead after this."""
+FLOWS = ("train", "resume", "evaluate")
+"""Flows whose crash leaves something to tidy. Not `tidy` itself: a crash of it must not start it for ever."""
+
+NOTIFICATION_BLOCK = "crl-failures"
+_HEARTBEAT = "prefect.flow-run.heartbeat"
+_EACH_RUN = {"prefect.resource.id"}
+_ANY_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What :func:`ensure` came to: `made`, `found` or `updated`, and whether the automation is switched on."""
+
+    name: str
+    outcome: str
+    enabled: bool
+
+
+def dead_runs() -> list[AutomationCore]:
+    """Runs whose process is gone become CRASHED, which is the state that Retry works from.
+
+    Whatever happens to a run counts as a sign of life, so a run that ended, paused or waits for its retry is left
+    alone. Nothing is forced: the server refuses to crash a run that has ended.
+    """
+    return [
+        AutomationCore(
+            name="crl: mark silent runs as crashed",
+            description=f"A run says every {HEARTBEAT_SECONDS} s that it lives. Without a word for {SILENCE_SECONDS} s "
+            "its process is gone (killed, machine lost) and nobody is left to say so. Keep this switched on.",
+            trigger=EventTrigger(
+                after={_HEARTBEAT},
+                expect={"prefect.flow-run.*"},
+                match=_ANY_RUN,
+                for_each=_EACH_RUN,
+                posture=Posture.Proactive,
+                threshold=1,
+                within=timedelta(seconds=SILENCE_SECONDS),
+            ),
+            actions=[
+                ChangeFlowRunState(
+                    state=StateType.CRASHED,
+                    message=f"No sign of life for {SILENCE_SECONDS} s: the process of this run was killed or its "
+                    "machine is gone. What was complete is safe in the run directory; Retry continues there.",
+                )
+            ],
+        ),
+        AutomationCore(
+            name="crl: mark runs that never began as crashed",
+            description=f"A run that was handed to a process shows a sign of life within {START_SECONDS} s. Only runs "
+            "of the deployments: others may not send heartbeats. Keep this switched on.",
+            trigger=EventTrigger(
+                after={"prefect.flow-run.Pending", "prefect.flow-run.Running"},
+                expect={"prefect.flow-run.*"},
+                match=_ANY_RUN,
+                match_related=[
+                    {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS, "tidy"]},
+                    {"prefect.resource.role": "deployment"},
+                ],
+                for_each=_EACH_RUN,
+                posture=Posture.Proactive,
+                threshold=1,
+                within=timedelta(seconds=START_SECONDS),
+            ),
+            actions=[
+                ChangeFlowRunState(
+                    state=StateType.CRASHED,
+                    message=f"No sign of life within {START_SECONDS} s of its start: the process of this run was "
+                    "killed before it began to work. Retry starts it again.",
+                )
+            ],
+        ),
+    ]
+
+
+def tidying(tidy_deployment: UUID) -> AutomationCore:
+    """What a crashed run left running (child runs, stages) is marked by a run of the deployment `tidy`."""
+    return AutomationCore(
+        name="crl: tidy up after a crashed run",
+        description="A killed run cannot say that its rounds and stages died with it; the deployment tidy/tidy does.",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Crashed"},
+            match=_ANY_RUN,
+            match_related={"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
+            for_each=_EACH_RUN,
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[
+            RunDeployment(
+                source="selected",
+                deployment_id=tidy_deployment,
+                parameters={"flow_run_id": {"__prefect_kind": "jinja", "template": "{{ flow_run.id }}"}},
+            )
+        ],
+    )
+
+
+def notification(block_document: UUID) -> AutomationCore:
+    """An example to copy: tell somebody that a run failed or crashed. Switched off until a person wants it."""
+    return AutomationCore(
+        name="crl: tell of failures (example)",
+        description=f"Sends a message through the block {NOTIFICATION_BLOCK} when a run fails or crashes. The block "
+        "calls a web address (as it comes: the pages that `make ui` serves on this machine, which print the message); "
+        "put in your own, or a block for e-mail or chat, and switch this on.",
+        enabled=False,
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
+            match=_ANY_RUN,
+            match_related={"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
+            for_each=_EACH_RUN,
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[
+            SendNotification(
+                block_document_id=block_document,
+                subject="{{ flow.name }} run {{ flow_run.name }}: {{ flow_run.state.name }}",
+                body="{{ flow.name }} run {{ flow_run.name }} is {{ flow_run.state.name }}: "
+                "{{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+            )
+        ],
+    )
+
+
+def ensure(client: SyncPrefectClient, wanted: AutomationCore) -> Made:
+    """Make an automation, or bring it up to date; a person's switch stays as it is."""
+    found = client.read_automations_by_name(wanted.name)
+    if not found:
+        client.create_automation(wanted)
+        return Made(wanted.name, "made", wanted.enabled)
+    first, *more = found
+    for double in more:  # two set-ups at the same moment
+        client.delete_automation(double.id)
+    if _substance(first) == _substance(wanted):
+        return Made(wanted.name, "found", first.enabled)
+    client.update_automation(first.id, wanted.model_copy(update={"enabled": first.enabled}))
+    return Made(wanted.name, "updated", first.enabled)
+
+
+def ensure_block(url: str) -> UUID:
+    """The block that the example notification sends through; one that exists is a person's and stays as it is."""
+    try:
+        block = CustomWebhookNotificationBlock.load(NOTIFICATION_BLOCK, _sync=True)
+    except ValueError:
+        block = CustomWebhookNotificationBlock(
+            name=NOTIFICATION_BLOCK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}
+        )
+        block.save(NOTIFICATION_BLOCK, _sync=True)
+    identifier: UUID = block._block_document_id
+    return identifier
+
+
+def _substance(automation: AutomationCore | Automation) -> dict[str, Any]:
+    return automation.model_dump(mode="json", include={"description", "trigger", "actions"})

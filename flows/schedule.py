@@ -1,0 +1,110 @@
+"""Scheduled runs that were missed: however many times were missed while the server or the worker was away, one runs.
+
+The newest run that is due does the work; an older one has nothing to add, since either would train the next rounds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect import State, get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.context import FlowRunContext
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled
+
+_PAGE = 200
+
+
+def superseded() -> State[Any] | None:
+    """The state this flow run is to return at once, because a newer scheduled run of its deployment is due as well.
+
+    None where it has to work: it was started by a person or is retried, or nothing newer is due.
+    """
+    context = FlowRunContext.get()
+    run = context.flow_run if context is not None else None
+    if run is None or run.deployment_id is None or not run.auto_scheduled or run.run_count > 1:
+        return None
+    with get_client(sync_client=True) as client:
+        newer = _newer(client, run)
+    if newer is None:
+        return None
+    message = _message(run, newer)
+    get_run_logger().info("%s", message)
+    return Cancelled(message=message)
+
+
+def supersede_missed(client: SyncPrefectClient, work_pool: str) -> list[FlowRun]:
+    """Cancel every late scheduled run of the pool's deployments but the newest of each; returns those cancelled."""
+    late = _read(
+        client,
+        work_pools={"name": {"any_": [work_pool]}},
+        flow_runs={
+            "state": {"type": {"any_": [StateType.SCHEDULED]}},
+            "expected_start_time": {"before_": datetime.now(UTC)},
+        },
+    )
+    by_deployment: dict[UUID, list[FlowRun]] = defaultdict(list)
+    for run in late:
+        # Paused, retried and hand-started runs are scheduled too; nobody but their owner may drop them.
+        if run.auto_scheduled and run.deployment_id is not None and run.run_count == 0:
+            by_deployment[run.deployment_id].append(run)
+    cancelled = []
+    for newest, *older in by_deployment.values():
+        for run in older:
+            client.set_flow_run_state(run.id, Cancelled(message=_message(run, newest)))
+            cancelled.append(run)
+    return cancelled
+
+
+def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
+    """The newest scheduled run of the deployment that was due after `run` and that nobody called off."""
+    assert run.expected_start_time is not None
+    due = _read(
+        client,
+        flow_runs={
+            "deployment_id": {"any_": [run.deployment_id]},
+            "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
+            "expected_start_time": {
+                "after_": run.expected_start_time + timedelta(milliseconds=1),
+                "before_": datetime.now(UTC),
+            },
+        },
+    )
+    return next((found for found in due if found.auto_scheduled and found.id != run.id), None)
+
+
+def _read(
+    client: SyncPrefectClient, *, flow_runs: dict[str, Any], work_pools: dict[str, Any] | None = None
+) -> Sequence[FlowRun]:
+    """All runs that match, the newest planned start first."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    found: list[FlowRun] = []
+    while True:
+        page = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(flow_runs),
+            work_pool_filter=None if work_pools is None else WorkPoolFilter.model_validate(work_pools),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=_PAGE,
+            offset=len(found),
+        )
+        found += page
+        if len(page) < _PAGE:
+            return found
+
+
+def _message(older: FlowRun, newer: FlowRun) -> str:
+    def due(run: FlowRun) -> str:
+        return "unknown" if run.expected_start_time is None else f"{run.expected_start_time:%Y-%m-%d %H:%M} UTC"
+
+    return (
+        f"superseded: this run was due at {due(older)} and did not start in time; "
+        f"flow run {newer.name!r}, due at {due(newer)}, does the work"
+    )

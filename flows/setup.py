@@ -1,0 +1,178 @@
+"""`python -m flows.setup`: everything that must exist on a Prefect server before training is safe. Idempotent.
+
+Work pool, a concurrency limit for every experiment, the automations, the deployments of `prefect.yaml`; then what an
+earlier end left behind: missed scheduled runs and the remains of dead ones. It talks to the server of PREFECT_API_URL
+and prints what it made and what it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import flows  # noqa: F401  (first: it turns telemetry off)
+
+ROOT = Path(__file__).resolve().parents[1]
+POOL = "crl"
+TIDY = "tidy/tidy"
+PAGES = "http://127.0.0.1:4201"
+DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", TIDY)
+
+
+def set_up(*, pages: str = PAGES) -> Iterator[str]:
+    """Make what is missing; yields a line for each thing made, found or changed.
+
+    `pages` is the address that the example notification calls. Raises NoServer, SetupFailed.
+    """
+    from prefect import get_client
+
+    from flows.automations import dead_runs, ensure, ensure_block, notification, tidying
+    from flows.limits import ensure_limit, limit_name
+    from flows.schedule import supersede_missed
+    from flows.tidy import tidy_up
+
+    address = require_server()
+    yield f"server        {address}"
+    with get_client(sync_client=True) as client:
+        yield f"work pool     {POOL}: {_ensure_pool(client)}"
+        made = [name for name in experiments() if ensure_limit(name)]
+        yield f"limits        one run at a time for {len(experiments())} experiments; made {len(made)}" + (
+            f" ({', '.join(limit_name(name) for name in made)})" if made else ""
+        )
+        yield f"deployments   {', '.join(_deploy())}"
+        tidy_deployment = client.read_deployment_by_name(TIDY).id
+        for wanted in (*dead_runs(), tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
+            result = ensure(client, wanted)
+            yield f"automation    {result.name}: {result.outcome}, {'on' if result.enabled else 'off'}"
+        missed = supersede_missed(client, POOL)
+        yield f"missed runs   {len(missed)} superseded by a newer one"
+        yield f"dead runs     {tidy_up(client)}"
+
+
+def require_server() -> str:
+    """The address of the server. Raises NoServer where none is named or none answers."""
+    import httpx
+    from prefect.settings import get_current_settings
+
+    from crl.errors import NoServer
+
+    address = get_current_settings().api.url
+    step = "start one with `make ui`, or name a running one: export PREFECT_API_URL=http://127.0.0.1:4200/api"
+    if address is None:
+        raise NoServer("no Prefect server is named", expected="PREFECT_API_URL", next_step=step)
+    try:
+        httpx.get(f"{address}/health", timeout=10.0).raise_for_status()
+    except httpx.HTTPError as error:
+        raise NoServer(
+            f"no Prefect server answers: {error or type(error).__name__}", where=address, next_step=step
+        ) from None
+    return address
+
+
+def experiments() -> list[str]:
+    """Names of all experiments at hand: the files of `conf/` and the run directories."""
+    import yaml
+
+    from crl.commands.places import is_run
+    from crl.experiment import runs_root
+
+    found = set()
+    for path in sorted((ROOT / "conf").rglob("*.yaml")):
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # Other files of conf/ (prompts) are no experiments.
+        if isinstance(data, dict) and isinstance(data.get("name"), str) and "method" in data:
+            found.add(data["name"])
+    root = runs_root()
+    if root.is_dir():
+        found |= {path.name for path in root.iterdir() if is_run(path)}
+    return sorted(found)
+
+
+def environment() -> dict[str, str]:
+    """Variables of every flow run: no telemetry, and heartbeats."""
+    from flows.automations import HEARTBEAT_SECONDS
+
+    return {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+    }
+
+
+def _ensure_pool(client: object) -> str:
+    """Make the pool, or add what its flow runs' environment lacks."""
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    assert isinstance(client, SyncPrefectClient)
+    try:
+        pool = client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        template["variables"]["properties"]["env"]["default"] = environment()
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=POOL,
+                type="process",
+                description="Training on this machine: each flow run is a process of its own.",
+                base_job_template=template,
+            )
+        )
+        return "made"
+    template = pool.base_job_template
+    variables = template.get("variables", {}).get("properties", {}).get("env")
+    if variables is None:
+        return f"found; its template has no variable env: set {', '.join(environment())} there yourself"
+    present = variables.get("default") or {}
+    missing = {name: value for name, value in environment().items() if name not in present}
+    if not missing:
+        return "found"
+    variables["default"] = {**present, **missing}
+    client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
+    return f"updated: {', '.join(missing)}"
+
+
+def _deploy() -> list[str]:
+    """`prefect deploy --all`, as anybody would type it."""
+    from crl.errors import SetupFailed
+
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SetupFailed(
+            f"`prefect deploy --all` ended with exit code {done.returncode}:\n{done.stdout.strip()[-2000:]}",
+            where=str(ROOT / "prefect.yaml"),
+        )
+    return list(DEPLOYMENTS)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what was made; the exit code is that of the error, if any."""
+    from crl.errors import CrlError
+
+    parser = argparse.ArgumentParser(prog="python -m flows.setup", description=__doc__.splitlines()[0])
+    parser.add_argument("--pages", default=PAGES, help="address of the report pages, which notifications are sent to")
+    chosen = parser.parse_args(arguments)
+    try:
+        for line in set_up(pages=chosen.pages):
+            print(line, flush=True)
+    except CrlError as error:
+        print(f"set-up: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

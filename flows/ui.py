@@ -1,0 +1,282 @@
+"""`make ui` (`python -m flows.ui`): Prefect's server and UI, set-up, a worker and the report pages, in one command.
+
+Everything listens on loopback and ends with this process, however it ends: on Ctrl-C in order (the worker first, so
+that running training ends in a state from which Retry continues), after a `kill -9` by a guardian.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import flows  # noqa: F401  (first: it turns telemetry off)
+from crl.engine.guardian import guard
+from crl.errors import CrlError, PortBusy, SetupFailed
+from crl.experiment import runs_root
+from flows.child import Child
+from flows.interface import interface_settings
+from flows.pages import HOST, Pages
+
+ROOT = Path(__file__).resolve().parents[1]
+POOL = "crl"
+PORT = 4200
+
+_HEALTHY_SECONDS = 120.0
+_TICK_SECONDS = 0.5
+_WORKER_PATIENCE_SECONDS = 20.0
+_SERVER_PATIENCE_SECONDS = 8.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_STEADY_SECONDS = 60.0
+"""A worker that lived so long starts with the shortest pause again."""
+
+
+class Stop(Exception):
+    """Somebody asked for the end (Ctrl-C, SIGTERM, the parent is gone)."""
+
+
+class Desk:
+    """Server, worker and pages, from start to end.
+
+    Args:
+        port: of the Prefect server.
+        pages_port: of the report pages.
+        with_parent: end when the process that started this one does.
+    """
+
+    def __init__(self, port: int, pages_port: int, *, with_parent: bool = False) -> None:
+        self.port, self.pages_port = port, pages_port
+        self.url = f"http://{HOST}:{port}"
+        self.runs = runs_root().absolute()
+        self._asked = threading.Event()
+        self._parent = os.getppid() if with_parent else None
+        self.environment: dict[str, str] = {}
+        self._server: Child | None = None
+        self._worker: Child | None = None
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "PREFECT_API_URL": f"{self.url}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            **interface_settings(prefect_home()),
+            # In memory, the default, a slot that was taken when the server ended would never be free again.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            # Few runs ahead: what is not scheduled yet cannot be missed while the server is away.
+            "PREFECT_SERVER_SERVICES_SCHEDULER_MIN_RUNS": "1",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "5",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_MIN_SCHEDULED_TIME": "PT5M",
+            "CRL_RUNS": str(self.runs),
+            # Where flow runs say that the report page is.
+            "CRL_PAGES": f"http://{HOST}:{self.pages_port}",
+        }
+
+    def run(self) -> int:
+        """Until somebody asks for the end; the exit code. Raises PortBusy, SetupFailed."""
+        began = time.monotonic()
+        for port, what in ((self.port, "PORT"), (self.pages_port, "PAGES_PORT")):
+            require_free(port, what)
+        guard()  # before anything is started: whatever is started inherits its mark
+        self.environment = {**os.environ, **self._settings()}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._ask)
+        logs = prefect_home() / "crl-ui"
+        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            with Pages(self.runs, self.pages_port, say) as pages:
+                self._start(logs)
+                self._announce(pages, logs, time.monotonic() - began)
+                self._watch()
+        except Stop:
+            return 0
+        finally:
+            self._end()
+        return 0
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def _start(self, logs: Path) -> None:
+        say(f"starting Prefect's server on {self.url} (database: {database()})")
+        python = [sys.executable, "-m"]
+        server = ["prefect", "server", "start", "--host", HOST, "--port", str(self.port)]
+        self._server = Child("server", [*python, *server], self.environment, logs / f"server-{self.port}.log", ROOT)
+        self._server.start()
+        self._until(self._healthy, f"the server did not answer within {_HEALTHY_SECONDS:.0f} s")
+        self._set_up()
+        worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", f"worker-{self.port}"]
+        self._worker = Child("worker", [*python, *worker], self.environment, logs / f"worker-{self.port}.log", ROOT)
+        self._worker.start()
+        self._until(self._worker_online, "the worker did not report to the server")
+
+    def _set_up(self) -> None:
+        say("setting up:")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.setup", "--pages", self.environment["CRL_PAGES"]],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                self._check()
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        if process.returncode:
+            raise SetupFailed(f"set-up ended with exit code {process.returncode}; what it said stands above")
+
+    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + _HEALTHY_SECONDS
+        while not condition():
+            self._check()
+            if time.monotonic() > deadline:
+                child = self._worker or self._server
+                assert child is not None
+                raise SetupFailed(
+                    f"{otherwise}; the last lines of its log:\n{child.last_lines()}", where=str(child.log)
+                )
+            time.sleep(0.2)
+
+    def _healthy(self) -> bool:
+        import httpx
+
+        try:
+            return httpx.get(f"{self.url}/api/health", timeout=2.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _worker_online(self) -> bool:
+        import httpx
+
+        assert self._worker is not None
+        if not self._worker.alive:
+            self._worker.start()
+        try:
+            found = httpx.post(f"{self.url}/api/work_pools/{POOL}/workers/filter", json={}, timeout=5.0).json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return any(each["name"] == f"worker-{self.port}" and each["status"] == "ONLINE" for each in found)
+
+    def _announce(self, pages: Pages, logs: Path, seconds: float) -> None:
+        say(
+            f"\nReady after {seconds:.0f} s.\n"
+            f"  Prefect UI     {self.url}\n"
+            f"  report pages   {pages.url}   (runs: {self.runs})\n"
+            f"  logs           {logs}\n\n"
+            f"Train: open {self.url}/deployments, choose train/train, Run > Custom run, fill in the form.\n"
+            f"In other terminals: export PREFECT_API_URL={self.url}/api\n"
+            "Ctrl-C stops all of it; training that runs then continues with Retry, resume or `crl resume`."
+        )
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Restart a worker that ended, with growing pauses; a server that ended ends everything."""
+        assert self._worker is not None
+        pause, again_at = _FIRST_PAUSE_SECONDS, 0.0
+        while True:
+            self._check()
+            if not self._worker.alive:
+                if not again_at:
+                    if self._worker.age_seconds > _STEADY_SECONDS:
+                        pause = _FIRST_PAUSE_SECONDS
+                    say(f"the worker ended (exit code {self._worker.exit_code}); it is started again in {pause:.0f} s")
+                    say(f"  its log: {self._worker.log}")
+                    again_at, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                elif time.monotonic() >= again_at:
+                    self._worker.start()
+                    again_at = 0.0
+            self._asked.wait(_TICK_SECONDS)
+
+    def _check(self) -> None:
+        """Raise Stop where the end was asked for, SetupFailed where the server is gone."""
+        if self._parent is not None and os.getppid() != self._parent:
+            self._asked.set()
+        if self._asked.is_set():
+            raise Stop
+        if self._server is not None and not self._server.alive:
+            raise SetupFailed(
+                f"the server ended with exit code {self._server.exit_code}; the last lines of its log:\n"
+                + self._server.last_lines(),
+                where=str(self._server.log),
+                next_step="runs are complete up to their last stage; start `make ui` again and Retry them",
+            )
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if not self._asked.is_set():
+            say("\nstopping: the worker and what it runs, then the server")
+        self._asked.set()
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
+            if child is not None:
+                child.stop(patience)
+
+
+def require_free(port: int, variable: str) -> None:
+    """Raise PortBusy where something listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise PortBusy(
+                f"port {port} of {HOST} is taken ({error.strerror or error})",
+                expected="a free port: another `make ui` or Prefect server may be running",
+                next_step=f"end that one, or choose another port: make ui {variable}={port + 100}",
+            ) from None
+
+
+def prefect_home() -> Path:
+    """Where Prefect keeps its database: $PREFECT_HOME, or what its profile says."""
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().home
+
+
+def database() -> str:
+    """The server's database, as a person would name it; no password is shown."""
+    from prefect.settings import get_current_settings
+
+    address = get_current_settings().server.database.connection_url
+    if address is None:
+        return str(prefect_home() / "prefect.db")
+    text = str(address.get_secret_value())
+    return text.split(":///")[-1] if text.startswith("sqlite") else text.rpartition("@")[2]
+
+
+def say(text: str) -> None:
+    """A line on the screen."""
+    print(text, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run until the end."""
+    parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, default=PORT, help=f"port of Prefect's server and UI (default {PORT})")
+    parser.add_argument("--pages-port", type=int, help="port of the report pages (default: the one after it)")
+    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
+    chosen = parser.parse_args(arguments)
+    pages_port = chosen.pages_port if chosen.pages_port is not None else chosen.port + 1
+    try:
+        return Desk(chosen.port, pages_port, with_parent=chosen.with_parent).run()
+    except CrlError as error:
+        print(f"make ui: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
