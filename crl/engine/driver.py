@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from crl.config import Runtime
 from crl.engine.approvals import PendingApproval, pending_approval
-from crl.engine.devices import device_environment
 from crl.engine.events import (
     Event,
     LogLine,
@@ -36,7 +36,9 @@ from crl.engine.events import (
 )
 from crl.engine.jobs import Job, JobKind, StageOutcome, default_recipe, load_recipe
 from crl.engine.parts import PartProgress, run_parts
+from crl.engine.pool import EnginePool, OnLine
 from crl.engine.services import prepare_environment
+from crl.engine.spread import Figures, PartOrder, PartOutcome, PartRunner, Spread, run_on
 from crl.engine.supervisor import Cancelled, Engine
 from crl.errors import CrlError, StageFailed
 from crl.recipes.stage import Recipe, Stage
@@ -44,6 +46,7 @@ from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
 
+_T = TypeVar("_T")
 _open_drivers: dict[Path, Driver] = {}
 _watchers: list[Subscriber] = []
 
@@ -71,8 +74,11 @@ class Driver:
         self.run, self.runtime = run, runtime
         self.recipe_reference = recipe or default_recipe()
         self.recipe: Recipe = load_recipe(self.recipe_reference, run.method)
-        self._environment = {**prepare_environment(run.method.threads), **(environment or {})}
-        self._engines: dict[tuple[str, int], Engine] = {}
+        self._engines = EnginePool(
+            {**prepare_environment(run.method.threads), **(environment or {})},
+            on_line=lambda engine, text: self._emit(LogLine(text, engine, *self._now)),
+        )
+        self._part_runner: PartRunner | None = None
         self._subscribers: list[Subscriber] = []
         self._attempts: dict[tuple[int, str], int] = {}
         self._now: tuple[int | None, str | None] = (None, None)
@@ -86,7 +92,7 @@ class Driver:
         from crl.run.verify import require_intact
 
         with contextlib.ExitStack() as stack:
-            lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._cancel_engines)
+            lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._engines.cancel)
             self._lease = stack.enter_context(lease)
             require_intact(self.run.path)
             self._journal = Journal(self.run.path)
@@ -95,7 +101,7 @@ class Driver:
             stack.callback(_open_drivers.pop, key, None)
             # What a killed engine left unfinished goes with this attempt; finished parts stay, a resume uses them.
             stack.callback(self.run.sweep, self.token + 1)
-            stack.callback(self._stop_engines)
+            stack.callback(self._engines.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -204,7 +210,7 @@ class Driver:
 
     def free_engines(self) -> None:
         """End the engines; the next stage starts new ones. For a wait that may take days."""
-        self._stop_engines()
+        self._engines.stop()
 
     @contextmanager
     def round(self, round_number: int) -> Iterator[tuple[str, ...]]:
@@ -240,6 +246,23 @@ class Driver:
             done.append(number)
         return done
 
+    # -- parts in other hands --------------------------------------------------------------------------------------
+
+    def spread_with(self, runner: PartRunner | None) -> None:
+        """Have the missing parts of stages run by `runner` where there is more than one shard; None: by the engines."""
+        self._part_runner = runner
+
+    def keep(self, context: AbstractContextManager[_T]) -> _T:
+        """Enter a context that is left when the driver closes, before its engines end and the lease is given back."""
+        return self._stack.enter_context(context)
+
+    def run_part(self, order: PartOrder, on_line: OnLine, on_figures: Callable[[Figures], None]) -> PartOutcome:
+        """Run a part in a free engine of this driver, for a part runner's thread. The engine's lines go to both.
+
+        Raises what the part raises; Cancelled once the spread was cancelled.
+        """
+        return self._engines.run(order, on_line, on_figures)
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _with_retries(self, round_number: int, stage: str) -> StageOutcome:
@@ -259,16 +282,14 @@ class Driver:
     def _attempt(self, stage: Stage, round_number: int, started: float) -> StageOutcome:
         place = (round_number, stage.name)
         main = self._engine_of(stage)
-        for engine in self._engines.values():
-            if engine is not main:
-                engine.release()
+        self._engines.release_others(main)
         missing: list[int] = []
         progress = self._progress_of(place, started)
         if stage.parts is not None and self.runtime.shards > 1:
             counted = main.run(self._job(JobKind.count_parts, place), time_limit=self._left(started))
             missing = counted["missing"]
         self._emit(StageStarted(*place, attempt=self._attempts[place], parts=len(missing) if missing else None))
-        if len(missing) > 1:
+        if missing:
             combined = PartProgress(counted["count"], lambda figures: progress({"figures": figures}))
             combined.finished_before(counted["count"] - len(missing))
             self._spread(place, missing, combined, started)
@@ -276,16 +297,18 @@ class Driver:
         return StageOutcome.from_json(result)
 
     def _spread(self, place: tuple[int, str], parts: list[int], combined: PartProgress, started: float) -> None:
-        engines = [self._engine("shard", index) for index in range(min(self.runtime.shards, len(parts)))]
+        def order(part: int) -> PartOrder:
+            job = self._job(JobKind.part, place, part)
+            return PartOrder(job, combined.count, self._engines.environment, self._left(started))
 
-        def run_part(engine: Engine, part: int) -> None:
-            engine.run(
-                self._job(JobKind.part, place, part),
-                on_message=lambda message: combined.report(part, message["figures"]),
-                time_limit=self._left(started),
-            )
-
-        run_parts(engines, parts, run_part)
+        if self._part_runner is not None:
+            try:
+                self._part_runner(Spread(tuple(parts), order, combined.report, self._engines.cancel))
+            finally:
+                self._engines.recover()
+        elif len(parts) > 1:
+            engines = self._engines.shards(min(self.runtime.shards, len(parts)))
+            run_parts(engines, parts, lambda engine, part: run_on(engine, order(part), partial(combined.report, part)))
 
     def _progress_of(self, place: tuple[int, str], started: float) -> Callable[[dict[str, Any]], None]:
         def progress(message: dict[str, Any]) -> None:
@@ -316,28 +339,8 @@ class Driver:
         if stage.update and stage.role is not None:
             ranks = self.run.method.role(stage.role).deepspeed.ranks
             if ranks > 1:
-                return self._engine("ranks", ranks)
-        return self._engine("shard", 0)
-
-    def _engine(self, kind: str, number: int) -> Engine:
-        key = (kind, number)
-        if key not in self._engines:
-            name = f"{kind}-{number}"
-            self._engines[key] = Engine(
-                name=name,
-                world_size=number if kind == "ranks" else 1,
-                environment={**self._environment, **(device_environment(number) if kind == "shard" else {})},
-                on_line=lambda text: self._emit(LogLine(text, name, *self._now)),
-            )
-        return self._engines[key]
-
-    def _cancel_engines(self) -> None:
-        for engine in tuple(self._engines.values()):
-            engine.cancel()
-
-    def _stop_engines(self) -> None:
-        for engine in self._engines.values():
-            engine.stop()
+                return self._engines.ranks(ranks)
+        return self._engines.shard(0)
 
     def _failed(self, place: tuple[int, str], error: BaseException) -> None:
         with contextlib.suppress(CrlError):  # the disk may be full: the error itself matters more than the diary

@@ -22,7 +22,7 @@ class PartProgress:
     """
 
     def __init__(self, count: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._count, self._tell = count, tell
+        self.count, self._tell = count, tell
         self._latest: dict[int, Figures] = {}
         self._finished_before = 0
         self._lock = threading.Lock()
@@ -43,14 +43,14 @@ class PartProgress:
         done = sum(int(figures["done"]) for figures in seen)
         combined: dict[str, Any] = {
             "done": done + round(mean * self._finished_before),
-            "total": round(mean * self._count),
+            "total": round(mean * self.count),
         }
         for name in dict.fromkeys(name for figures in seen for name in figures if name not in ("done", "total")):
             combined[name] = _combine([(figures[name], int(figures["done"])) for figures in seen if name in figures])
         return combined
 
 
-def run_parts(engines: Sequence[Engine], parts: Sequence[int], run_part: Callable[[Engine, int], None]) -> None:
+def run_parts(engines: Sequence[Engine], parts: Sequence[int], run_part: Callable[[Engine, int], object]) -> None:
     """Run every part on whichever engine is free.
 
     After a transient failure the other engines go on: what they complete need not be repeated. Any other failure stops

@@ -248,6 +248,8 @@ def prepare_environment(threads: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
+        # Some task runners set it for their workers; it would win over the first one.
+        "OPENBLAS_NUM_THREADS": str(threads),
         # Waiting threads sleep instead of spinning: beside other load on the same cores, spinning made a decoding step
         # of SmolLM2 11 times slower (2.1 s against 0.19 s, 2 threads on 2 busy cores); on idle cores it costs nothing
         # that shows.

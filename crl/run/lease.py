@@ -100,6 +100,17 @@ def lease_state(run_path: Path) -> LeaseState | None:
     return LeaseState(lease.owner, lease.token, _is_live(lease, age), age)
 
 
+def attempt_lives(run_path: Path, token: int) -> bool:
+    """Whether the attempt with this token holds the lease and its owner lives; OSError where that cannot be read."""
+    try:
+        lease = LeaseFile.load(run_path)
+    except ValueError:
+        return False
+    if lease is None or lease.token != token or lease.released:
+        return False
+    return _is_live(lease, 0.0 if lease.owner.is_local() else _heartbeat_age(run_path))
+
+
 def check_token(run_path: Path, token: int) -> None:
     """Raise StaleAttempt unless `token` is the one that holds the lease now."""
     try:

@@ -1,0 +1,156 @@
+"""Engines without a driver: a process that is sent a part order runs it in an engine of its own.
+
+Such a process belongs to a task runner. It may outlive the driver, and it may be on another machine that sees the same
+files. The engine stays warm between parts. A thread watches the lease of the attempt it works for and ends the engine
+soon after that attempt ended, in whatever way; where no part runs, it has the models freed, since what comes after the
+parts may need the same device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from crl.engine.devices import device_environment
+from crl.engine.spread import Figures, PartOrder, PartOutcome, run_on
+from crl.engine.supervisor import Cancelled, Engine
+from crl.errors import CrlError, StaleAttempt
+from crl.run.lease import attempt_lives, check_token
+
+_TICK_SECONDS = 0.5
+_IDLE_SECONDS = 1.0
+"""Parts that wait are handed out at once: an engine that is idle for longer has none left to run."""
+
+_lone: list[_Lone] = []
+_choosing = threading.Lock()
+_shard = 0
+
+
+def run_order(
+    order: PartOrder,
+    *,
+    shard: int | None = None,
+    on_line: Callable[[str, str], None] = lambda engine, text: None,
+    on_figures: Callable[[Figures], None] = lambda figures: None,
+) -> PartOutcome:
+    """Run a part in an engine of this process, which stays warm for the next one.
+
+    Args:
+        order: the part, under the token of a living attempt.
+        shard: chooses among several devices; default the number this process was begun with.
+        on_line: told the engine's name and a line it wrote.
+        on_figures: told the part's progress.
+
+    Raises what the part raises, EngineDied, StageTimedOut; StaleAttempt where the attempt has ended or ends meanwhile.
+    """
+    _require_living(order)
+    lone = _take(order, _shard if shard is None else shard)
+    try:
+        return lone.run(order, on_line, on_figures)
+    finally:
+        lone.idle_since = time.monotonic()
+        lone.busy = False
+
+
+def begin_process(counter: Any, lifeline: Connection) -> None:
+    """First call in a process of a pool: take the next shard number, and end with the pool's owner.
+
+    `counter` is a shared integer; `lifeline` the reading end of a pipe whose other end only the owner holds: it closes
+    when the owner lets go or ends in whatever way. Pools of processes know nothing like it, and would live on.
+    """
+    global _shard
+    with counter.get_lock():
+        _shard = counter.value
+        counter.value += 1
+    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
+
+
+class _Lone:
+    """One engine, and the thread that watches for whom it works."""
+
+    def __init__(self, order: PartOrder, shard: int) -> None:
+        self.environment, self.shard = dict(order.environment), shard
+        self.busy = True
+        self.idle_since = time.monotonic()
+        self._order = order
+        self._released = True
+        self._on_line: Callable[[str, str], None] = lambda engine, text: None
+        self._engine = Engine(
+            name=f"shard-{shard}",
+            environment={**self.environment, **device_environment(shard)},
+            on_line=lambda text: self._on_line(self._engine.name, text),
+        )
+        threading.Thread(target=self._watch, name="lease-watch", daemon=True).start()
+
+    def run(
+        self, order: PartOrder, on_line: Callable[[str, str], None], on_figures: Callable[[Figures], None]
+    ) -> PartOutcome:
+        self._order, self._on_line, self._released = order, on_line, False
+        try:
+            return run_on(self._engine, order, on_figures)
+        except Cancelled:
+            _require_living(order)
+            raise
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_TICK_SECONDS)
+            if not _lives(self._order):
+                if self.busy:
+                    self._engine.cancel()
+                elif self._leave():
+                    self._engine.stop()
+                    return
+            elif not self.busy and not self._released and time.monotonic() - self.idle_since > _IDLE_SECONDS:
+                self._released = True
+                with contextlib.suppress(CrlError):  # it died idle: then nothing is held
+                    self._engine.release()
+
+    def _leave(self) -> bool:
+        with _choosing:
+            if not self.busy:
+                _lone.remove(self)
+            return not self.busy
+
+
+def _take(order: PartOrder, shard: int) -> _Lone:
+    """An idle engine of the same kind, else a new one."""
+    with _choosing:
+        for lone in _lone:
+            if not lone.busy and lone.environment == dict(order.environment) and lone.shard == shard:
+                lone.busy = True
+                return lone
+        lone = _Lone(order, shard)
+        _lone.append(lone)
+        return lone
+
+
+def _lives(order: PartOrder) -> bool:
+    try:
+        return attempt_lives(Path(order.job.run_path), order.job.token)
+    except OSError:
+        return True  # a file system that is away for a moment; without the lease nothing is committed anyway
+
+
+def _require_living(order: PartOrder) -> None:
+    if _lives(order):
+        return
+    check_token(Path(order.job.run_path), order.job.token)
+    raise StaleAttempt(
+        f"the process that owned the run as attempt {order.job.token} has ended",
+        expected="a living owner of the run",
+        where=order.job.run_path,
+        next_step="nothing was committed; `crl resume` goes on with the run",
+    )
+
+
+def _end_with(lifeline: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(0)

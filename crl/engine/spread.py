@@ -1,0 +1,83 @@
+"""What a driver hands to whoever runs the parts of a stage in its place: orders small enough to cross machines.
+
+Part runners are given with :meth:`crl.engine.driver.Driver.spread_with`; they may use threads, processes or other
+machines that see the same file system. Which of them runs a part changes no digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from crl.engine.jobs import Job, StageOutcome
+from crl.engine.supervisor import Engine
+
+Figures = Mapping[str, Any]
+"""Progress of a part: `done`, `total` and whatever else it tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOrder:
+    """One part to run: everything a process without a driver must know."""
+
+    job: Job
+    """Holds the attempt's token: a part under an older one is refused."""
+    count: int
+    """Parts of the stage, complete ones included."""
+    environment: Mapping[str, str]
+    """Added to the environment of the engine."""
+    time_limit: float
+    """Seconds until the engine of the part is ended."""
+
+    @property
+    def stage(self) -> str:
+        """The stage's name."""
+        return self.job.stage
+
+    @property
+    def number(self) -> int:
+        """The part, counted from 1 as people do."""
+        return (self.job.part or 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartOutcome:
+    """What came of a part that was run for an order."""
+
+    part: int
+    skipped: bool
+    """Whether it was complete already."""
+    seconds: float
+    figures: Figures
+    """The progress told last; empty where none was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The missing parts of a stage."""
+
+    parts: tuple[int, ...]
+    order: Callable[[int], PartOrder]
+    """Makes the order of a part, when it is about to start: its time limit is what is left of the stage's."""
+    report: Callable[[int, Figures], None]
+    """Takes the progress of a part."""
+    cancel: Callable[[], None]
+    """Ends the parts that run in engines of the driver."""
+
+
+PartRunner = Callable[[Spread], None]
+"""Runs every part of a spread, or raises. Parts that were completed before it raised are kept and not run again."""
+
+
+def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[Figures], None]) -> PartOutcome:
+    """Have an engine run a part. Raises what the part raises, EngineDied, StageTimedOut, Cancelled."""
+    latest: Figures = {}
+
+    def heard(message: dict[str, Any]) -> None:
+        nonlocal latest
+        latest = message["figures"]
+        on_figures(latest)
+
+    done = StageOutcome.from_json(engine.run(order.job, on_message=heard, time_limit=order.time_limit))
+    return PartOutcome(part=order.number - 1, skipped=done.skipped, seconds=done.seconds, figures=latest)
