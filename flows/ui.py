@@ -24,7 +24,6 @@ from crl.errors import CrlError, PortBusy, SetupFailed
 from crl.experiment import runs_root
 from flows.child import Child
 from flows.interface import interface_settings
-from flows.interface import interface_settings
 from flows.pages import HOST, Pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +85,7 @@ class Desk:
         for port, what in ((self.port, "PORT"), (self.pages_port, "PAGES_PORT")):
             require_free(port, what)
         guard()  # before anything is started: whatever is started inherits its mark
-        self.environment = {**os.environ, **interface_settings(prefect_home()), **self._settings()}
+        self.environment = {**os.environ, **self._settings()}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._ask)
         logs = prefect_home() / "crl-ui"
