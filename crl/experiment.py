@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,19 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     its content becomes part of the method. Raises BadInput naming file, key, what was found and what was expected.
     """
     path = Path(path)
-    data = _read_yaml(path)
-    overrides = dict(overrides or {})
+    return parse_experiment(_read_yaml(path), overrides, base=path.parent, where=str(path))
+
+
+def parse_experiment(
+    data: dict[str, Any], overrides: Mapping[str, Any] | None = None, *, base: Path, where: str
+) -> Experiment:
+    """As :func:`load_experiment`, from plain data; prompt names are looked up from `base`, `where` is for errors."""
+    overrides, data = dict(overrides or {}), deepcopy(data)
     if "method.prompts" in overrides:  # before its parts, which may be overridden as well
         _set(data, "method.prompts", _value("method.prompts", overrides.pop("method.prompts")))
-    data = _with_prompts(data, path.parent, str(path))
+    data = _with_prompts(data, base, where)
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
-    return parse_experiment(data, base=path.parent, where=str(path))
-
-
-def parse_experiment(data: dict[str, Any], *, base: Path, where: str) -> Experiment:
-    """An `Experiment` from plain data; prompt names are looked up from `base`."""
     try:
         return Experiment.model_validate(_with_prompts(data, base, where))
     except ValidationError as error:

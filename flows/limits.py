@@ -89,6 +89,9 @@ def exclusive(run: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
 
 def _take(stack: contextlib.ExitStack, name: str) -> bool:
     """Take the slot now, or say that it is taken."""
+    # Asked first: to Prefect's log, a slot that is tried for and taken is an error.
+    if require_limit(name).active_slots:
+        return False
     holder = ConcurrencyLeaseHolder(type="flow_run", id=flow_run.id) if flow_run.id else None
     slot = concurrency(
         name,
@@ -103,7 +106,7 @@ def _take(stack: contextlib.ExitStack, name: str) -> bool:
     try:
         stack.enter_context(_forgiving(slot))
     except ConcurrencySlotAcquisitionError as error:
-        require_limit(name)
+        require_limit(name)  # it may have been removed in this moment
         if isinstance(error.__cause__, httpx.HTTPStatusError) and error.__cause__.response.status_code == 423:
             return False
         raise
@@ -112,8 +115,8 @@ def _take(stack: contextlib.ExitStack, name: str) -> bool:
     return True
 
 
-def require_limit(name: str) -> None:
-    """Raise ConcurrencyLimitMissing unless the limit exists and lets through one run at a time."""
+def require_limit(name: str) -> GlobalConcurrencyLimitResponse:
+    """The limit as it is now. Raises ConcurrencyLimitMissing unless it exists and lets through one run at a time."""
     with get_client(sync_client=True) as client:
         found = _read(client, name)
     fault = "does not exist" if found is None else _fault(found)
@@ -124,6 +127,8 @@ def require_limit(name: str) -> None:
             where="Concurrency in the Prefect UI",
             next_step=f"make it with `{SETUP}`, then retry this run",
         )
+    assert found is not None
+    return found
 
 
 def _read(client: Any, name: str) -> GlobalConcurrencyLimitResponse | None:

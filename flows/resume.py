@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
-from pydantic import Field
 
 from crl.config import Runtime
-from crl.engine.driver import Driver, last_runtime
+from crl.engine.driver import last_runtime
+from crl.errors import CrlError
 from crl.run.directory import RunDirectory
+from flows.label import label
+from flows.limits import exclusive
+from flows.parameters import RunPath, run_from
 from flows.rounds import run_rounds
-
-RunPath = Annotated[Path, Field(description="The run directory.")]
+from flows.schedule import superseded
+from tasks.failures import failed, log_error
 
 
 @flow(name="resume", persist_result=False)
-def resume(run_path: RunPath, runtime: Runtime | None = None) -> dict[str, Any]:
+def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
     """Run what is missing up to the last round that was asked for; says so where nothing is.
 
-    Returns the run's path and the rounds that ran. Raises as `train` does.
+    Returns the run's path and the rounds that ran. Fails as `train` does.
+
+    Args:
+        run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
+            machine.
+        runtime: Shards, limits and retention for this time; without, those that the run last set out with.
     """
-    run = RunDirectory.open(run_path)
-    with Driver(run, runtime or last_runtime(run.path)) as driver:
-        first, last = driver.unfinished(purpose=flow_run.id)
-        return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}
+    if (state := superseded()) is not None:
+        return state
+    try:
+        run = RunDirectory.open(run_from(run_path))
+        label(run.experiment_name, "resume")
+        with exclusive(run, runtime or last_runtime(run.path)) as driver:
+            first, last = driver.unfinished(purpose=flow_run.id)
+            label(run.experiment_name, f"resume rounds {first}–{last}" if last >= first else "resume, nothing to do")
+            return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}
+    except CrlError as error:
+        log_error(error)
+        return failed(error)

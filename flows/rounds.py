@@ -5,37 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
 from crl.engine.driver import Driver, driver_for
+from crl.errors import CrlError
+from flows.disagreement import report_disagreements
 from tasks.artifacts import publish_round
+from tasks.failures import failed
 from tasks.stage import stage_task
 
 
 @flow(name="round", flow_run_name="round {number}", persist_result=False)
-def run_round(run_path: str, number: int) -> None:
+def run_round(run_path: str, number: int) -> State[Any] | None:
     """Every stage of a round, in the order of the recipe. Complete stages are skipped by the record."""
     driver = driver_for(run_path)
     run_stage = stage_task(driver.runtime)
     outcomes: list[dict[str, Any]] = []
-    with driver.round(number) as stages:
-        for stage in stages:
-            outcomes.append(run_stage(run_path, number, stage))
+    try:
+        with driver.round(number) as stages:
+            for stage in stages:
+                state: Any = run_stage(run_path, number, stage, return_state=True)
+                outcomes.append(state.result())
+    except CrlError as error:
+        return failed(error)
     publish_round(number, outcomes)
+    return None
 
 
 def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
-    """Rounds first to last; returns those that had something to do.
+    """Rounds first to last; returns those that had something to do. Raises the error of the stage that failed.
 
     A round that is complete is visited too when the flow run set out with it: Prefect tells child runs of a retried
     flow run apart by their order.
     """
     had_work = [number for number in range(first, last + 1) if not driver.round_complete(number)]
+    report_disagreements(driver)
     if not had_work:
         get_run_logger().info(
             "Nothing to do: every round up to %d is complete. Ask for more rounds to go on.", driver.next_round() - 1
         )
         return []
     for number in range(first, last + 1):
-        run_round(str(driver.run.path), number)
+        run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
+        if not driver.round_complete(number):
+            get_run_logger().warning(
+                "Prefect has round %d as done, the record has not: the record is right, the round runs", number
+            )
+            run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
     return had_work

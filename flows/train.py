@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from pydantic import Field
 
 from crl.config import Experiment
-from crl.engine.driver import Driver
-from crl.experiment import load_experiment, runs_root
+from crl.errors import CrlError
+from crl.experiment import runs_root
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
+from flows.label import label
+from flows.limits import ensure_limit, exclusive
+from flows.parameters import ExperimentChoice, Overrides, Rounds, experiment_from
 from flows.rounds import run_rounds
+from flows.schedule import superseded
+from tasks.failures import failed, log_error
 
-ExperimentOrFile = Annotated[
-    Experiment | Path, Field(description="The experiment itself, or the YAML file that holds it.")
-]
-Rounds = Annotated[int, Field(ge=1, le=100_000, description="Rounds to train beyond those that are complete.")]
+already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
+"""Whether the caller has held the experiment against this machine: that takes seconds."""
 
 
 @flow(name="train", persist_result=False)
-def train(experiment: ExperimentOrFile, rounds: Rounds = 3) -> dict[str, Any]:
+def train(
+    experiment: ExperimentChoice = "conf/quickstart.yaml", rounds: Rounds = 3, overrides: Overrides | None = None
+) -> Any:
     """Train for so many further rounds; round 0, which prepares, comes before the first.
 
     A retry of the same flow run finishes the rounds it set out for. Returns the run's path and the rounds that ran.
-    Raises the error of the stage that failed, LeaseHeld, RecordDamaged or BadInput.
+    Fails with the error of the stage that failed, LeaseHeld, ConcurrencyLimitMissing, RecordDamaged or BadInput.
+
+    Args:
+        experiment: A file of `conf/`, another YAML file on the worker's machine, or the fields of an experiment.
+            Its name decides which run directory is begun or continued; the method of a run cannot change.
+        rounds: Rounds to train beyond those that are complete.
+        overrides: Single keys that differ from the file, with their dotted names, such as
+            `{"method.seed": 2, "runtime.shards": 4}`.
     """
-    if isinstance(experiment, Path):
-        experiment = load_experiment(experiment)
+    if (state := superseded()) is not None:
+        return state
+    try:
+        return _train(experiment_from(experiment, overrides), rounds)
+    except CrlError as error:
+        log_error(error)
+        return failed(error)
+
+
+def _train(experiment: Experiment, rounds: int) -> dict[str, Any]:
+    label(experiment.name, f"{rounds} round{'' if rounds == 1 else 's'}")
     root = runs_root(experiment)
-    check_ready(experiment, root / experiment.name, rounds)
+    path = root / experiment.name
+    if not already_checked.get():
+        check_ready(experiment, path, rounds)
+    _begin(experiment.name, path)
     run = RunDirectory.create_or_open(experiment, root)
-    with Driver(run, experiment.runtime) as driver:
+    with exclusive(run, experiment.runtime) as driver:
         first, last = driver.set_target(rounds, purpose=flow_run.id)
+        label(experiment.name, f"rounds {first}–{last}")
+        if last - max(first - 1, 0) != rounds:
+            get_run_logger().warning(
+                "this flow run set out for rounds %d to %d, which is what it finishes; its parameters now ask for %d",
+                first,
+                last,
+                rounds,
+            )
         return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}
+
+
+def _begin(name: str, path: Path) -> None:
+    """The first run of an experiment registers its limit: nobody could have done so before."""
+    if path.exists():
+        return
+    ensure_limit(name)
+    if (flow_run.run_count or 0) > 1:
+        get_run_logger().warning("this flow run has run before, but there is no record at %s: it begins anew", path)

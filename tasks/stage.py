@@ -20,6 +20,7 @@ from crl.engine.driver import driver_for
 from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
 from crl.errors import CrlError, DataCheckFailed
 from tasks.artifacts import publish_breach
+from tasks.failures import failed, log_error, placed
 
 _PROGRESS_LOG_SECONDS = 10.0
 
@@ -37,18 +38,21 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 # The record decides what is complete; Prefect's caches must not.
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, persist_result=False)
-def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any]:
+def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | State[Any]:
     """Run a stage of a round, or find it complete. Returns where it lies and its digest.
 
-    Raises the stage's error; a breach of a data check becomes an artifact first.
+    One of our own errors becomes a failed state whose result raises it; a breached data check is an artifact as well.
     """
     driver = driver_for(run_path)
     unsubscribe = driver.subscribe(_logging(stage))
     try:
         outcome = driver.run_stage(round_number, stage)
-    except DataCheckFailed as error:
-        publish_breach(round_number, stage, error)
-        raise
+    except CrlError as error:
+        placed(error, f"round {round_number}, {stage}")
+        if isinstance(error, DataCheckFailed):
+            publish_breach(round_number, stage, error)
+        log_error(error)
+        return failed(error)
     finally:
         unsubscribe()
     return {
@@ -61,7 +65,7 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any]:
     }
 
 
-def stage_task(runtime: Runtime) -> Task[..., dict[str, Any]]:
+def stage_task(runtime: Runtime) -> Task[..., Any]:
     """The task with the retries of an experiment: delays double and are spread, only transient failures are retried.
 
     The time limit is not Prefect's (which cannot interrupt a blocking call): the driver ends the engine.
