@@ -19,7 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Model(BaseModel):
     """Frozen; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # Titles are the keys of the YAML file: a form would else show the name of a class, twice for the two roles.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), field_title_generator=lambda name, _: name
+    )
 
 
 class RecipeName(StrEnum):
@@ -62,6 +65,8 @@ class SeedRange(Model):
 class MiniHackConfig(Model):
     """A registered MiniHack task."""
 
+    model_config = ConfigDict(title="MiniHack")
+
     kind: Literal["minihack"] = "minihack"
     id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
     max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
@@ -69,6 +74,8 @@ class MiniHackConfig(Model):
 
 class FrozenLakeConfig(Model):
     """FrozenLake, deterministic, a solvable map for each seed; `masked` replaces symbols and gives no rules."""
+
+    model_config = ConfigDict(title="FrozenLake")
 
     kind: Literal["frozenlake"] = "frozenlake"
     size_min: int = Field(4, ge=2, le=16, description="Smallest side of the map.")
@@ -334,7 +341,8 @@ class Runtime(Model):
     runs: Path | None = Field(None, description="Where run directories lie; default $CRL_RUNS or ./runs.")
     shards: int = Field(1, ge=1, le=256, description="Engines that collect side by side.")
     task_runner: TaskRunnerName = Field(
-        TaskRunnerName.engines, description="What spreads the shards: the engine, or a Prefect task runner."
+        TaskRunnerName.engines,
+        description="What spreads the shards: engines, or Prefect tasks on a task runner (without Prefect: engines).",
     )
     when_busy: WhenBusy = Field(
         WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
