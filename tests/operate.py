@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ PATIENCE_SECONDS = 180.0
 """For one step of a flow run: other tests share the processors."""
 CRASHED_SECONDS = 120.0
 """A dead flow run is known as such within this time."""
+_TRIES = 8
 
 Run = dict[str, Any]
 
@@ -100,11 +102,7 @@ class Operation:
 
     def set_up(self) -> None:
         """Everything that must exist before it is safe: what the product's own set-up makes. The server runs."""
-        if (ROOT / "flows" / "setup.py").exists():
-            self.command([sys.executable, "-m", "flows.setup"])
-            return
-        self.command([sys.executable, "-m", "prefect", "work-pool", "create", POOL, "--type", "process"])
-        self.command([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"])
+        self.command([sys.executable, "-m", "flows.setup"])
 
     def add_limit(self, experiment: str) -> None:
         """The concurrency limit of an experiment, as set-up makes it for every experiment it finds."""
@@ -198,17 +196,17 @@ class Operation:
         identifier = self._get(f"/deployments/name/{deployment}")["id"]
         return str(self._post(f"/deployments/{identifier}/create_flow_run", body)["id"])
 
-    def retry(self, run_id: str) -> None:
-        """The Retry button: method, path and body are those of the bundled UI (`retryFlowRun`)."""
+    def retry(self, run_id: str, *, first_interface: bool = False) -> None:
+        """The Retry button: path and body are those that the bundled pages send (force only in the second UI)."""
         state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-        self._set_state(run_id, state)
+        self._set_state(run_id, state, force=not first_interface)
 
     def cancel(self, run_id: str) -> None:
         """The Cancel button."""
-        self._set_state(run_id, {"type": "CANCELLING", "name": "Cancelling"})
+        self._set_state(run_id, {"type": "CANCELLING", "name": "Cancelling"}, force=True)
 
-    def _set_state(self, run_id: str, state: Run) -> None:
-        answer = self._post(f"/flow_runs/{run_id}/set_state", {"state": state, "force": False})
+    def _set_state(self, run_id: str, state: Run, *, force: bool) -> None:
+        answer = self._post(f"/flow_runs/{run_id}/set_state", {"state": state, "force": force})
         assert answer["status"] == "ACCEPT", answer
 
     # -- what the server knows -------------------------------------------------------------------------------------
@@ -318,15 +316,21 @@ class Operation:
             raise AssertionError(f"the {role} did not end within 30 s of SIGTERM") from None
 
     def _get(self, path: str) -> Run:
-        answer = self._http.get(path)
-        assert answer.is_success, f"GET {path}: {answer.status_code} {answer.text[:1000]}"
-        found: Run = answer.json()
+        found: Run = self._ask("GET", path).json()
         return found
 
     def _post(self, path: str, body: Run) -> Any:
-        answer = self._http.post(path, json=body)
-        assert answer.is_success, f"POST {path}: {answer.status_code} {answer.text[:1000]}"
-        return answer.json()
+        return self._ask("POST", path, body).json()
+
+    def _ask(self, method: str, path: str, body: Run | None = None) -> httpx.Response:
+        """One request; like Prefect's own client it asks again where the database was busy (503)."""
+        for attempt in range(1, _TRIES + 1):
+            answer = self._http.request(method, path, json=body)
+            if answer.status_code != 503 or attempt == _TRIES:
+                break
+            time.sleep(0.5 * attempt)
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:1000]}"
+        return answer
 
     def _all(self, path: str, sort: str) -> list[Run]:
         found: list[Run] = []

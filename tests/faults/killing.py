@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import psutil
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.manifest import parse_key
-from crl.run.verify import Severity, verify
+from tests.faults.looking import Identity, check_journal, check_kept
 from tests.tiny_run import NAME, ROOT, command, digests, environment, train
 
 WORKER = "crl.engine.worker"
@@ -71,7 +70,7 @@ class KilledRun:
     random: random.Random
     kills: list[str] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
-    _seen: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    _seen: dict[str, Identity] = field(default_factory=dict)
     _journal_read: int = 0
 
     def __post_init__(self) -> None:
@@ -181,27 +180,11 @@ class KilledRun:
         wait_until(lambda: not marked(self.mark), "everything of the killed run had ended", ORPHAN_SECONDS)
         if not (self.path / "experiment.yaml").exists():
             return
-        found = digests(self.path)
-        assert found.items() <= self.expected.items()
-        assert [problem for problem in verify(self.path) if problem.severity is Severity.damaged] == []
-        for key, seen in self._seen.items():
-            assert self._identity(key, found) == seen, f"{key} was complete and was made again"
-        self._seen = {key: self._identity(key, found) for key in found}
-
-    def _identity(self, key: str, found: dict[str, str]) -> tuple[str, int, int]:
-        stat = (self.path / "rounds" / key / "manifest.json").stat()
-        return found[key], stat.st_ino, stat.st_mtime_ns
+        self._seen = check_kept(self.path, self._seen, self.expected)
 
     def check_journal(self) -> None:
         """No stage was committed twice, and none was begun after it was complete."""
-        run, events = RunDirectory.open(self.path), self._events()
-        for key in digests(self.path):
-            place = parse_key(key)
-            own = [event for event in events if (event.get("round"), event.get("stage")) == place]
-            assert sum(event["event"] == "stage_committed" for event in own) <= 1, key
-            complete = datetime.fromisoformat(run.manifest(*place).provenance["committed"])
-            late = [event for event in own if event["event"] == "stage_started" and _time(event) > complete]
-            assert not late, f"{key} was begun again after it was complete"
+        check_journal(self.path)
 
     def _events(self) -> list[dict[str, Any]]:
         return Journal(self.path).read() if self.path.is_dir() else []
@@ -226,7 +209,3 @@ def killed_run(runs: Path, reference: Path, rounds: int, seed: int) -> Iterator[
     finally:
         killed.end()
         print("\n".join(killed.kills))
-
-
-def _time(event: dict[str, Any]) -> datetime:
-    return datetime.fromisoformat(event["time"])
