@@ -117,4 +117,6 @@ else:
 
 Rounds = Annotated[int, Field(ge=1, le=100_000)]
 Overrides = dict[str, Any]
+NO_OVERRIDES: Overrides = {}
+"""An empty dictionary and not None, for which the form would show no editor."""
 RunPath = Annotated[str | Path, WithJsonSchema({"type": "string"})]

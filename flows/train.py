@@ -17,7 +17,7 @@ from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
 from flows.label import label
 from flows.limits import ensure_limit, exclusive
-from flows.parameters import ExperimentChoice, Overrides, Rounds, experiment_from
+from flows.parameters import NO_OVERRIDES, ExperimentChoice, Overrides, Rounds, experiment_from
 from flows.rounds import run_rounds
 from flows.schedule import superseded
 from tasks.failures import failed, log_error
@@ -28,7 +28,7 @@ already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 
 @flow(name="train", persist_result=False)
 def train(
-    experiment: ExperimentChoice = "conf/quickstart.yaml", rounds: Rounds = 3, overrides: Overrides | None = None
+    experiment: ExperimentChoice = "conf/quickstart.yaml", rounds: Rounds = 3, overrides: Overrides = NO_OVERRIDES
 ) -> Any:
     """Train for so many further rounds; round 0, which prepares, comes before the first.
 
