@@ -1,4 +1,4 @@
-"""`crl bank show` and `crl bank why`."""
+"""`crl bank show`, `crl bank diff` and `crl bank why`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def show(
     out.print(
         f"{len(found.entries)} entries; where one comes from: crl bank why {shown(path)} {found.entries[0].entry_id}"
     )
+
+
+@app.command("diff")
+def diff(
+    run: RunArgument,
+    round: Annotated[int, typer.Argument(metavar="ROUND", min=0, help="Round that published its bank.")],
+) -> None:
+    """Say what a round did to the bank: added, updated, merged, dropped, evicted, rejected, with texts and reasons."""
+    from crl.commands.screen import console
+    from crl.report.diff import bank_diff, diff_table
+
+    console().print(diff_table(bank_diff(find_run(run), round)))
 
 
 @app.command("why")

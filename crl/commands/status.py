@@ -70,6 +70,7 @@ def redo(
     """Set aside a stage and everything built on it, so that `crl resume` makes them again. Nothing is deleted."""
     from crl.config import Runtime
     from crl.engine.jobs import default_recipe, load_recipe
+    from crl.run.decisions import withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
     from crl.run.redo import set_aside
@@ -89,7 +90,12 @@ def redo(
             lambda due: [each.name for each in recipe.stages_of(method, due)],
             token=lease.token,
         )
-    if not moved:
+        withdrawn = None
+        if any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number)):
+            withdrawn = withdraw_decision(path, number)  # whoever takes this stage back wants to be asked again
+    if withdrawn is not None:
+        print(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")
+    if not moved and withdrawn is None:
         print(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
         return
     for place in moved:
@@ -106,6 +112,8 @@ def parse_place(text: str) -> tuple[int, str]:
 
 
 def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
+    from crl.engine.approvals import awaited
+
     lines = []
     failure = last_failure(events)
     if failure is not None:
@@ -114,17 +122,22 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
         lines.append(f"last failure: {place} at {_time(failure)}: {error.get('found', 'unknown')}")
         if error.get("next_step"):
             lines.append(f"  what to do: {error['next_step']}")
+    pending = awaited(path)
     if owner is not None and owner.live:
         who = owner.owner
         lines.append(f"running: process {who.pid} on {who.host} since {who.since} ({who.command})")
         stage = running_stage(events)
-        if stage:
+        if pending is not None:
+            lines += [f"  now: {pending.told()}", f"next: crl approve {shown(path)} --show"]
+        elif stage:
             lines.append(f"  now: {stage}")
         return lines
     missing = unfinished(path, events)
     if owner is not None:
         lines.append(f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone")
-    if missing:
+    if pending is not None:
+        lines += [pending.told(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
+    elif missing:
         lines.append(f"unfinished: {missing}")
         lines.append(f"next: crl resume {shown(path)}")
     else:

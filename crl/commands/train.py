@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crl.commands.approve import say_pending
 from crl.commands.live import LiveProgress
 from crl.commands.places import RunArgument, find_run, shown
 from crl.commands.screen import console, seconds_text
-from crl.errors import BadInput
+from crl.errors import ApprovalPending, BadInput
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime
@@ -142,6 +143,9 @@ def _interruptible(path: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; go on with: crl resume {shown(path)}")
         raise typer.Exit(INTERRUPTED) from None
+    except ApprovalPending as error:
+        say_pending(error, path)
+        raise typer.Exit(error.exit_code) from None
 
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import ApprovalPending, BadInput
 from crl.recipes.reading import recorded_rows, stages_behind
 from crl.recipes.stage import Recipe
@@ -20,7 +21,7 @@ from crl.run.directory import RunDirectory
 
 @dataclass(frozen=True, slots=True)
 class PendingApproval:
-    """A decision that is awaited."""
+    """What a person is asked about a round, and what they decided if they did."""
 
     run_path: Path
     round: int
@@ -29,6 +30,8 @@ class PendingApproval:
     """Digest of what is to be decided."""
     choices: tuple[str, ...]
     """Ids of what may be refused, in order."""
+    decision: Decision | None = None
+    """The decision about these very rows."""
     outdated: Decision | None = None
     """A decision that is there and speaks of other rows: stages were redone since."""
 
@@ -40,6 +43,10 @@ class PendingApproval:
         if self.outdated is not None:
             text += f"\n(an earlier decision speaks of other operations and is not used: {self.outdated.told()})"
         return text
+
+    def refused(self, decision: Decision) -> list[str]:
+        """Ids that a decision refuses, in order."""
+        return [each for each in self.choices if not decision.approve or each in decision.reject]
 
     def command(self) -> str:
         """What to type to decide."""
@@ -55,11 +62,11 @@ class PendingApproval:
         )
 
 
-def pending_approval(run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str) -> PendingApproval | None:
-    """What a person has to decide before a stage can run; None where nothing is awaited.
+def question(run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str) -> PendingApproval | None:
+    """What a person is asked before a stage, decided or not; None where nothing is.
 
-    Nothing is awaited by a stage that is complete or decided about, nor before the stages it reads are complete. Raises
-    RecordDamaged where the decision that is there cannot be read.
+    Nothing is asked about a stage that is complete, nor before the stages it reads are. Raises RecordDamaged where the
+    decision that is there cannot be read.
     """
     stage = recipe.stage(run.method, round_number, stage_name)
     if stage.waits_for is None or run.is_complete(round_number, stage_name):
@@ -67,56 +74,85 @@ def pending_approval(run: RunDirectory, recipe: Recipe, round_number: int, stage
     behind = stages_behind(run, recipe, round_number, stage)
     if behind is None:
         return None
-    shown, decision = shown_digest(behind), load_decision(run.path, round_number)
-    if decision is not None and decision.shown == shown:
-        return None
+    shown, found = shown_digest(behind), load_decision(run.path, round_number)
     choices = stage.waits_for(run.method, round_number, recorded_rows(run, recipe, round_number))
-    return PendingApproval(run.path, round_number, stage_name, shown, tuple(choices), decision)
+    fits = found is not None and found.shown == shown
+    return PendingApproval(
+        run.path,
+        round_number,
+        stage_name,
+        shown,
+        tuple(choices),
+        decision=found if fits else None,
+        outdated=None if fits else found,
+    )
 
 
-def first_pending(run: RunDirectory, recipe: Recipe, round_number: int | None = None) -> PendingApproval | None:
-    """The decision that a run waits for, in one round or in whichever; None where there is none."""
-    rounds = [*run.rounds(), max(run.rounds(), default=-1) + 1] if round_number is None else [round_number]
-    for number in rounds:
-        for stage in recipe.stages_of(run.method, number):
-            pending = pending_approval(run, recipe, number, stage.name)
-            if pending is not None:
-                return pending
-    return None
+def pending_approval(run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str) -> PendingApproval | None:
+    """What a person has to decide before a stage can run; None where nothing is awaited. Raises as :func:`question`."""
+    asked = question(run, recipe, round_number, stage_name)
+    return None if asked is None or asked.decision is not None else asked
+
+
+def questions(run: RunDirectory, recipe: Recipe, round_number: int | None = None) -> list[PendingApproval]:
+    """Everything a person is asked about a run, or about one of its rounds, decided or not, in order."""
+    newest = max(run.rounds(), default=0)
+    rounds = [round_number] if round_number is not None else range(newest + 1)
+    asked = [
+        question(run, recipe, number, stage.name) for number in rounds for stage in recipe.stages_of(run.method, number)
+    ]
+    return [each for each in asked if each is not None]
+
+
+def awaited(run_path: Path) -> PendingApproval | None:
+    """The decision that a run waits for; None where it waits for none."""
+    run = RunDirectory.open(run_path)
+    asked = questions(run, load_recipe(default_recipe(), run.method))
+    return next((each for each in asked if each.decision is None), None)
+
+
+def check_choices(asked: PendingApproval, reject: Iterable[str]) -> list[str]:
+    """The ids to refuse, each once and in the order shown. Raises BadInput for others than may be refused."""
+    named = list(reject)
+    unknown = [each for each in named if each not in asked.choices]
+    if unknown:
+        raise BadInput(
+            f"round {asked.round} does not ask for {', '.join(unknown)}",
+            expected=f"some of {_some(asked.choices)}" if asked.choices else "no id: nothing would change",
+            next_step=f"`{asked.command()} --show` lists what the round asks for",
+        )
+    return [each for each in asked.choices if each in named]
 
 
 def decide(
-    pending: PendingApproval, *, approve: bool, reject: Iterable[str] = (), person: str, reason: str | None = None
+    asked: PendingApproval, *, approve: bool, reject: Iterable[str] = (), person: str, reason: str | None = None
 ) -> Decision:
-    """Write a decision; returns the one that holds.
+    """Write a decision; returns the one that holds: an equal one may have been made before.
 
     Raises BadInput for ids that are not to be decided about or a person without a name, DecisionMade where somebody
-    decided otherwise in the meantime.
+    decided otherwise.
     """
-    refused = list(dict.fromkeys(reject))
-    unknown = [each for each in refused if each not in pending.choices]
-    if unknown:
-        raise BadInput(
-            f"round {pending.round} does not ask for {', '.join(unknown)}",
-            expected=f"some of {', '.join(pending.choices)}" if pending.choices else "no id: nothing would change",
-            next_step=f"`{pending.command()} --show` lists what the round asks for",
-        )
+    refused = check_choices(asked, reject)
     if not person.strip():
         raise BadInput("a decision needs a person", expected="the name of whoever decides")
     return write_decision(
-        pending.run_path,
+        asked.run_path,
         Decision(
-            round=pending.round,
-            stage=pending.stage,
-            shown=pending.shown,
+            round=asked.round,
+            stage=asked.stage,
+            shown=asked.shown,
             approve=approve,
-            # In the order shown: how they were typed must not show in the record.
-            reject=tuple(each for each in pending.choices if each in refused) if approve else (),
+            reject=tuple(refused) if approve else (),
             person=person.strip(),
             reason=(reason or "").strip() or None,
             decided_at=now(),
         ),
     )
+
+
+def _some(names: tuple[str, ...], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def login_name() -> str:

@@ -70,9 +70,14 @@ def approval_of(decision: Decision, shown: list[str]) -> Approval:
 
 
 def refusals(approvals: Iterable[Approval]) -> dict[str, str]:
-    """Why an operation changes nothing, by its id, as the bank's events tell it."""
+    """Why operations change nothing, by id, as the bank's events tell it."""
     return {
-        operation: f"rejected by {row.person}" + (f": {row.reason}" if row.reason else "")
+        operation: reason
         for row in approvals
-        for operation in row.rejected_operations
+        for operation, reason in refusals_of(row.rejected_operations, row.person, row.reason).items()
     }
+
+
+def refusals_of(operations: Iterable[str], person: str, reason: str | None) -> dict[str, str]:
+    """The reason that each of these operations gets when a person refuses it."""
+    return dict.fromkeys(operations, f"rejected by {person}" + (f": {reason}" if reason else ""))

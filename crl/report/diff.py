@@ -153,7 +153,7 @@ def told(change: Change) -> str:
     """A change in words and texts, on one line or more."""
     lines = []
     if change.kind == "rejected":
-        lines.append(f"{change.asked or 'operation'} refused: {change.reason or 'no reason given'}")
+        lines.append(f"{change.asked or 'operation'}: {change.reason or 'no reason given'}")
         if change.wanted is not None:
             lines.append(f"wanted: {change.wanted}")
         elif change.before is not None:

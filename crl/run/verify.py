@@ -18,6 +18,7 @@ from pathlib import Path
 
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.run import cache, experiment_file
+from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.journal import JOURNAL, Journal
@@ -93,7 +94,7 @@ def verify(run_path: Path, *, deep: bool = True) -> list[Problem]:
             except RecordDamaged as error:
                 record.unreadable[round_number, stage] = error
     problems = [*_experiment(record), *_manifests(record), *_stages(record), *_chain(record), *_shared(record)]
-    return [*problems, *_foreign(record), *_derived(record), *_housekeeping(record)]
+    return [*problems, *_foreign(record), *_decisions(record), *_derived(record), *_housekeeping(record)]
 
 
 def require_intact(run_path: Path, *, deep: bool = True) -> None:
@@ -207,6 +208,28 @@ def _foreign(record: _Record) -> Iterator[Problem]:
                 yield _unexpected(record, inner, None, None)
 
 
+def _decisions(record: _Record) -> Iterator[Problem]:
+    """What people decided. Once a stage holds a decision its file is only kept as evidence, and may be gone."""
+    for number in decided_rounds(record.run_path):
+        applied = [
+            note.get("check")
+            for place, manifest in record.manifests.items()
+            if place[0] == number and isinstance(note := manifest.provenance.get("decision"), dict)
+        ]
+        path = decision_path(record.run_path, number)
+        try:
+            decision = load_decision(record.run_path, number)
+        except RecordDamaged as error:
+            expected, found = error.expected or "", error.found
+        else:
+            if decision is None or not applied or decision.check in applied:
+                continue
+            expected, found = f"check {applied[0]}, the decision that was applied", f"check {decision.check}"
+        severity = Severity.housekeeping if applied else Severity.damaged
+        file = path.relative_to(record.run_path).as_posix()
+        yield Problem(file, None, number, expected, found, _move_away(record, path), severity)
+
+
 def _derived(record: _Record) -> Iterator[Problem]:
     mend = f"crl catalog {_quoted(record.run_path)}"
     faults = cache.faults(record.run_path) if record.deep else []
@@ -265,11 +288,14 @@ def _differs(path: Path, file: FileDigest, *, deep: bool) -> str | None:
 
 
 def _unexpected(record: _Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
-    aside = record.run_path / "damaged"
-    mend = f"mkdir -p {_quoted(aside)} && mv {_quoted(path)} {_quoted(aside)}/"
     found = sha256_file(path) if path.is_file() else "a link that leads nowhere"
     place = path.relative_to(record.run_path).as_posix()
-    return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)
+    return Problem(place, stage, round_number, "no such file: no stage wrote it", found, _move_away(record, path))
+
+
+def _move_away(record: _Record, path: Path) -> str:
+    aside = record.run_path / "damaged"
+    return f"mkdir -p {_quoted(aside)} && mv {_quoted(path)} {_quoted(aside)}/"
 
 
 def _quoted(path: Path) -> str:
