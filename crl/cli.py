@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from crl.commands import approve, bank, doctor, evaluate, sql, status, train
+from crl.commands import approve, bank, doctor, evaluate, report, sql, status, train
 from crl.errors import CrlError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command("verify")(status.verify)
 app.command("redo")(status.redo)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
+app.command("report")(report.report)
 app.add_typer(bank.app, name="bank")
 app.command("doctor")(doctor.doctor)
 

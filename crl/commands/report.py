@@ -1,0 +1,23 @@
+"""`crl report`: the page about a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crl.commands.places import RunArgument, find_run, shown
+
+
+def report(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here instead of <run>/report.html.")
+    ] = None,
+) -> None:
+    """Write report.html: curves, rounds, what the bank gained and lost, health, checks. One file that loads nothing."""
+    from crl.report.page import write_report
+
+    path = write_report(find_run(run), out)
+    print(f"{shown(path)}: open it in a browser")

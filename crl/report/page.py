@@ -1,0 +1,202 @@
+"""`report.html` of a run: one file that loads nothing, for a browser, a phone or a printer.
+
+It is derived and disposable: not part of the record, no stage reads it, `crl report RUN` makes it again. A long run
+stays a small page: curves pool rounds, tables and texts show the newest and say what they leave out. Texts of models
+are escaped by the templates. The charts are in `curves.py`, the templates beside this file in `templates/`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crl.errors import CrlError, RunDirectoryUnusable
+from crl.report.checks import StageChecks, rules_of
+from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
+from crl.report.diff import KINDS, BankDiff
+from crl.report.history import History
+from crl.report.standing import last_failure, unfinished
+from crl.report.summary import RoundSummary
+from crl.run.files import write_atomically
+from crl.run.journal import Journal
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+REPORT = "report.html"
+LISTED_ROUNDS = 100
+"""Newest rounds with a row of the tables."""
+SHOWN_DIFFS = 20
+"""Newest rounds whose bank changes are told with their texts."""
+SHOWN_CHANGES = 40
+"""Changes told of one round."""
+SHOWN_ALARMS = 30
+SHOWN_CHARACTERS = 1200
+"""Of one text; longer ones end in an ellipsis."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundChanges:
+    """What a round did to the bank, as far as the page tells it."""
+
+    diff: BankDiff
+    left_out: int
+    """Changes beyond those that are told."""
+
+    def groups(self) -> list[tuple[str, list[Any]]]:
+        """The changes that are told, by kind."""
+        told = [change for kind in KINDS for change in self.diff.of(kind)][:SHOWN_CHANGES]
+        return [(kind, found) for kind in KINDS if (found := [each for each in told if each.kind == kind])]
+
+
+def write_report(run_path: Path, out: Path | None = None, history: History | None = None) -> Path:
+    """Write the page of a run, whole or not at all, and return where it lies: `out`, else `report.html` of the run.
+
+    `history` saves reading earlier rounds again. Raises RunDirectoryUnusable where the file cannot be written,
+    RecordDamaged where a file of the run cannot be read, DiskFull.
+    """
+    target = Path(out) if out is not None else Path(run_path) / REPORT
+    content = render(run_path, history).encode()
+    try:
+        write_atomically(target, content)
+    except OSError as error:
+        raise RunDirectoryUnusable(
+            f"the report cannot be written: {os.strerror(error.errno or 0)}",
+            expected="a directory that this user may write",
+            where=str(target),
+            next_step=f"`crl report {run_path} --out FILE` writes it elsewhere",
+        ) from error
+    return target
+
+
+def render(run_path: Path, history: History | None = None) -> str:
+    """The page as HTML text. Raises as :func:`write_report` does, but for writing."""
+    history = history or History(run_path)
+    summaries = history.summaries()
+    rounds = history.rounds()
+    trained = [each for each in summaries if each.label == str(each.round)]
+    listed = summaries[-LISTED_ROUNDS:]
+    checked = [(number, history.checks(number)) for number in rounds[-1:]]
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            run=_run_facts(history, trained),
+            newest=trained[-1] if trained else None,
+            evaluated=_newest_evaluated(trained),
+            success_charts=success_charts(trained),
+            bank_charts=bank_charts(trained),
+            health_charts=health_charts(trained),
+            seconds_chart=seconds_chart([each for each in trained if each.round > 0]),
+            pooled=rounds_a_point(trained),
+            listed=list(reversed(listed)),
+            unlisted=len(summaries) - len(listed),
+            stages=_stages(listed),
+            changes=_changes(history, rounds),
+            earlier_changes=max(0, len(rounds) - SHOWN_DIFFS),
+            alarms=[(each.round, alarm) for each in reversed(trained) for alarm in each.alarms][:SHOWN_ALARMS],
+            alarm_count=sum(len(each.alarms) for each in trained),
+            checked=checked,
+            rules=_rules(checks for _, found in checked for checks in found),
+        )
+    )  # fmt: skip
+
+
+def _newest_evaluated(trained: Sequence[RoundSummary]) -> RoundSummary | None:
+    found = (each for each in reversed(trained) if each.with_bank.episodes or each.without_bank.episodes)
+    return next(found, None)
+
+
+def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, Any]:
+    """What stands at the head of the page. A run whose experiment file is damaged still has a page."""
+    path = history.run_path.absolute()
+    events = Journal(path).read()
+    failure = last_failure(events)
+    facts: dict[str, Any] = {
+        "name": path.name,
+        "path": str(path),
+        "rounds": trained[-1].round if trained else None,
+        "seconds": sum(sum(each.seconds.values()) for each in trained),
+        "failure": failure and {
+            "place": f"round {failure.get('round')}, stage {failure.get('stage')}",
+            "found": (failure.get("error") or {}).get("found", "unknown"),
+            "next_step": (failure.get("error") or {}).get("next_step"),
+        },
+        "committed": next((event["time"] for event in reversed(events) if event["event"] == "stage_committed"), None),
+    }  # fmt: skip
+    try:
+        run, method = history.run, history.run.method
+        newest = trained[-1].round if trained else 0
+        facts |= {"name": run.experiment_name, "missing": unfinished(run, events, since=newest)}
+        facts["method"] = run.method_digest
+        facts["settings"] = {
+            "recipe": method.recipe.value,
+            "actor": f"{method.actor.model}{', LoRA' if method.actor.lora else ''}",
+            "extractor": f"{method.extractor.model}{', LoRA' if method.extractor.lora else ''}",
+            "families": ", ".join(family.name for family in method.families),
+            "seed": method.seed,
+        }
+    except CrlError as error:
+        facts |= {"missing": None, "method": None, "settings": {}, "damage": error.found}
+    return facts
+
+
+def _changes(history: History, rounds: Sequence[int]) -> list[RoundChanges]:
+    found = []
+    for number in reversed(rounds[-SHOWN_DIFFS:]):
+        diff = history.diff(number)
+        if diff is not None and (diff.changes or number > 0):
+            found.append(RoundChanges(diff, max(0, len(diff.changes) - SHOWN_CHANGES)))
+    return found
+
+
+def _stages(listed: Sequence[RoundSummary]) -> list[str]:
+    """Stages with a column in the table of seconds; those of the preparation are named in its row."""
+    return list(dict.fromkeys(stage for each in listed if each.round > 0 for stage in each.seconds))
+
+
+def _rules(stages: Any) -> Mapping[str, list[str]]:
+    suites = (suite.table for checks in stages for suite in _suites(checks))
+    return {table: rules_of(table) for table in dict.fromkeys(suites)}
+
+
+def _suites(checks: StageChecks) -> Sequence[Any]:
+    return checks.suites or ()
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("crl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"words": _words, "duration": _duration, "percent": _percent, "cut": _cut}
+    return environment
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _duration(seconds: float) -> str:
+    from crl.commands.screen import seconds_text
+
+    return seconds_text(seconds)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _cut(text: str | None) -> str:
+    whole = text or ""
+    return whole if len(whole) <= SHOWN_CHARACTERS else f"{whole[:SHOWN_CHARACTERS]} … ({len(whole)} characters)"

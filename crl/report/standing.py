@@ -1,0 +1,54 @@
+"""Where a run stands, from its record and its journal: what is missing, what failed last, what runs now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crl.run.directory import RunDirectory
+
+
+def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, since: int = 0) -> str | None:
+    """The first stage that is missing up to the last round that was asked for; None where nothing is.
+
+    Rounds before `since` are taken to be complete.
+    """
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.run.directory import RunDirectory
+
+    run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)
+    recipe = load_recipe(default_recipe(), run.method)
+    asked = [int(event["last"]) for event in events if event.get("event") == "target"]
+    last = max([since, *asked] if since else [*run.rounds(), *asked], default=0)
+    for number in range(since, last + 1):
+        for stage in recipe.stages_of(run.method, number):
+            if not run.is_complete(number, stage.name):
+                return f"round {number}, {stage.name}, of {last} rounds asked for"
+    return None
+
+
+def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The newest failed stage that was not committed afterwards."""
+    failed: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for event in events:
+        place = (event.get("round"), event.get("stage"))
+        if event.get("event") == "stage_failed":
+            failed.pop(place, None)
+            failed[place] = event
+        elif event.get("event") == "stage_committed":
+            failed.pop(place, None)
+    return list(failed.values())[-1] if failed else None
+
+
+def running_stage(events: Sequence[dict[str, Any]]) -> str | None:
+    """The stage that started last and has not ended."""
+    now = None
+    for event in events:
+        kind = event.get("event")
+        if kind == "stage_started":
+            now = f"round {event.get('round')}, {event.get('stage')}, attempt {event.get('attempt', 1)}"
+        elif kind in ("stage_committed", "stage_failed", "attempt_ended"):
+            now = None
+    return now
