@@ -11,6 +11,7 @@ from prefect.logging import get_run_logger
 from crl.engine.driver import Driver, driver_for
 from crl.errors import CrlError
 from flows.disagreement import report_disagreements
+from flows.tidy import end_earlier_attempts
 from tasks.artifacts import publish_round
 from tasks.failures import failed
 from tasks.stage import stage_task
@@ -41,6 +42,7 @@ def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
     """
     had_work = [number for number in range(first, last + 1) if not driver.round_complete(number)]
     report_disagreements(driver)
+    end_earlier_attempts()
     if not had_work:
         get_run_logger().info(
             "Nothing to do: every round up to %d is complete. Ask for more rounds to go on.", driver.next_round() - 1

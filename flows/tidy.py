@@ -7,16 +7,17 @@ states and heartbeats alone and touches no process and no run directory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from prefect import flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.context import FlowRunContext
 from prefect.events.filters import EventFilter
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed, Running
@@ -24,8 +25,9 @@ from pydantic import Field
 
 from flows.automations import HEARTBEAT_SECONDS
 
-_UNFINISHED = [StateType.RUNNING, StateType.PENDING]
-_DEAD = (StateType.CRASHED, StateType.FAILED, StateType.CANCELLED)
+T = TypeVar("T")
+
+_UNFINISHED = {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
 _PAGE = 200
 
 RunId = Annotated[
@@ -56,103 +58,100 @@ def tidy(flow_run_id: RunId = None) -> None:
 def tidy_up(client: SyncPrefectClient, flow_run_id: UUID | None = None) -> Tidied:
     """The work of the flow, for whoever calls it without one. Runs whose process may live are left alone."""
     tidied = Tidied()
-    if flow_run_id is not None:
-        parents = [client.read_flow_run(flow_run_id)]
-    else:
-        parents = list(_parents_of_unfinished(client))
+    parents = _parents_of_unfinished(client) if flow_run_id is None else [client.read_flow_run(flow_run_id)]
     for parent in parents:
-        _tidy_below(client, parent, tidied)
+        state = parent.state
+        if state is None or not state.is_final():
+            continue
+        if state.is_crashed() and _beats_since(client, parent, state):
+            # The server was away for longer than the silence allowed, the run was not.
+            client.set_flow_run_state(parent.id, Running(message="its heartbeats are back: the run lives"), force=True)
+            tidied.revived.append(parent.name)
+        else:
+            _end_below(client, parent, tidied)
     return tidied
 
 
-def _tidy_below(client: SyncPrefectClient, parent: FlowRun, tidied: Tidied) -> None:
-    state = parent.state
-    if state is None or state.type not in _DEAD:
+def end_earlier_attempts() -> None:
+    """Mark what earlier attempts of the present flow run left running.
+
+    To be called with the record's lease held, which proves that their processes are gone, and before the first child
+    run or task of this attempt begins.
+    """
+    context = FlowRunContext.get()
+    run = context.flow_run if context is not None else None
+    if run is None or run.run_count <= 1:
         return
-    if state.type is StateType.CRASHED and _beats_since(client, parent, state):
-        # The server was away for longer than the silence allowed, the run was not.
-        client.set_flow_run_state(parent.id, Running(message="its heartbeats are back: the run lives"), force=True)
-        tidied.revived.append(parent.name)
-        return
-    stages = _task_runs(client, {"flow_run_id": {"any_": [parent.id]}})
-    children = _children(client, stages)
-    for child in children:
-        if child.state is not None and child.state.type in _UNFINISHED:
-            end = _end(parent, state)
-            client.set_flow_run_state(child.id, end, force=True)
-            tidied.marked.append(f"{child.name} of {parent.name}")
-            child.state = end
-        _tidy_below(client, child, tidied)
-    for stage in stages:
-        if stage.state is not None and stage.state.type in _UNFINISHED:
-            client.set_task_run_state(stage.id, _end(parent, state), force=True)
-            tidied.marked.append(f"{stage.name} of {parent.name}")
+    tidied = Tidied()
+    with get_client(sync_client=True) as client:
+        _end_below(client, run, tidied)
+    if tidied.marked:
+        get_run_logger().info("an earlier attempt of this run died; %s", tidied)
 
 
-def _end(parent: FlowRun, state: State) -> State:
+def _end_below(client: SyncPrefectClient, parent: FlowRun, tidied: Tidied) -> None:
+    """Mark everything unfinished below a flow run whose process is gone, a generation at a time."""
+    generation = [parent]
+    while generation:
+        names = {run.id: run.name for run in generation}
+        for task in _task_runs(client, {"flow_run_id": {"any_": list(names)}, **_UNFINISHED}):
+            client.set_task_run_state(task.id, _end(parent), force=True)
+            tidied.marked.append(f"{task.name} of {names.get(task.flow_run_id)}")
+        generation = _flow_runs(client, {"parent_flow_run_id": {"any_": list(names)}})
+        for child in generation:
+            if child.state is not None and child.state.type in (StateType.RUNNING, StateType.PENDING):
+                client.set_flow_run_state(child.id, _end(parent), force=True)
+                tidied.marked.append(child.name)
+
+
+def _end(parent: FlowRun) -> State[Any]:
     """What becomes of something whose parent is dead."""
-    if state.type is StateType.CANCELLED:
+    if parent.state is not None and parent.state.is_cancelled():
         return Cancelled(message=f"ended with {parent.name!r}, which was cancelled")
-    return Crashed(message=f"ended with {parent.name!r}, whose process died or failed")
+    return Crashed(message=f"ended with an attempt of {parent.name!r} whose process died")
 
 
-def _beats_since(client: SyncPrefectClient, run: FlowRun, state: State) -> bool:
+def _beats_since(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> bool:
     """Whether heartbeats arrive although the run was marked: one later than the mark, and lately."""
     now = datetime.now(UTC)
     since = max(state.timestamp + timedelta(seconds=1), now - timedelta(seconds=2 * HEARTBEAT_SECONDS))
     if since >= now:
         return False
-    events = client.read_events(
-        EventFilter.model_validate(
-            {
-                "event": {"name": ["prefect.flow-run.heartbeat"]},
-                "resource": {"id": [f"prefect.flow-run.{run.id}"]},
-                "occurred": {"since": since, "until": now},
-            }
-        ),
-        limit=1,
+    wanted = EventFilter.model_validate(
+        {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "resource": {"id": [f"prefect.flow-run.{run.id}"]},
+            "occurred": {"since": since, "until": now},
+        }
     )
-    return bool(events.events)
+    return bool(client.read_events(wanted, limit=1).events)
 
 
-def _parents_of_unfinished(client: SyncPrefectClient) -> Iterator[FlowRun]:
-    """Flow runs with something unfinished below them, dead or alive, each once."""
-    unfinished = {"state": {"type": {"any_": _UNFINISHED}}}
-    seen: set[UUID] = set()
-    wanted = {run.flow_run_id for run in _task_runs(client, unfinished) if run.flow_run_id is not None}
-    tracking = [run.parent_task_run_id for run in _flow_runs(client, unfinished) if run.parent_task_run_id is not None]
+def _parents_of_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
+    """Flow runs with something unfinished directly below them, dead or alive."""
+    tasks = {run.flow_run_id for run in _task_runs(client, _UNFINISHED) if run.flow_run_id is not None}
+    # A child flow run is below the task run that stands for it in its parent.
+    tracking = [run.parent_task_run_id for run in _flow_runs(client, _UNFINISHED) if run.parent_task_run_id is not None]
     if tracking:
-        wanted |= {run.flow_run_id for run in _task_runs(client, {"id": {"any_": tracking}}) if run.flow_run_id}
-    while wanted - seen:
-        seen |= wanted
-        yield from _flow_runs(client, {"id": {"any_": sorted(wanted)}})
-        wanted = set()
+        above = _task_runs(client, {"id": {"any_": tracking}})
+        tasks |= {run.flow_run_id for run in above if run.flow_run_id is not None}
+    return _flow_runs(client, {"id": {"any_": sorted(tasks)}}) if tasks else []
 
 
-def _children(client: SyncPrefectClient, stages: list[TaskRun]) -> list[FlowRun]:
-    """Child flow runs, by the task runs that stand for them in their parent."""
-    if not stages:
-        return []
-    return _flow_runs(client, {"parent_task_run_id": {"any_": [stage.id for stage in stages]}})
+def _flow_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[FlowRun]:
+    wanted = FlowRunFilter.model_validate(conditions)
+    return _all(lambda offset: client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=offset))
 
 
-def _flow_runs(client: SyncPrefectClient, conditions: dict[str, object]) -> list[FlowRun]:
-    found: list[FlowRun] = []
+def _task_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[TaskRun]:
+    wanted = TaskRunFilter.model_validate(conditions)
+    return _all(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=_PAGE, offset=offset))
+
+
+def _all(page_at: Callable[[int], Sequence[T]]) -> list[T]:
+    found: list[T] = []
     while True:
-        page = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(conditions), limit=_PAGE, offset=len(found)
-        )
-        found += page
-        if len(page) < _PAGE:
-            return found
-
-
-def _task_runs(client: SyncPrefectClient, conditions: dict[str, object]) -> list[TaskRun]:
-    found: list[TaskRun] = []
-    while True:
-        page = client.read_task_runs(
-            task_run_filter=TaskRunFilter.model_validate(conditions), limit=_PAGE, offset=len(found)
-        )
+        page = page_at(len(found))
         found += page
         if len(page) < _PAGE:
             return found

@@ -23,6 +23,7 @@ from crl.engine.guardian import guard
 from crl.errors import CrlError, PortBusy, SetupFailed
 from crl.experiment import runs_root
 from flows.child import Child
+from flows.ending import end_flow_runs
 from flows.interface import interface_settings
 from flows.pages import HOST, Pages
 
@@ -221,6 +222,9 @@ class Desk:
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
+        """Flow runs, worker, server. Flow runs first and by a signal of their own: the worker would kill theirs."""
+        if self._server is not None and self._server.alive:
+            end_flow_runs(f"{self.url}/api")
         for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
             if child is not None:
                 child.stop(patience)

@@ -1,0 +1,61 @@
+"""Ends the flow runs of `make ui` so that people find them ended, and Retry continues them.
+
+Prefect's worker, when it is asked to end, kills the processes of its flow runs; they would stay RUNNING. A flow run
+that is asked itself ends its engines and reports that it crashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import httpx
+import psutil
+
+from crl.engine.guardian import MARK
+
+_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+_PATIENCE_SECONDS = 8.0
+_MESSAGE = (
+    "Stopped together with `make ui`. What was complete is safe in the run directory; Retry continues there, as do the "
+    "deployment resume, the next scheduled run and `crl resume`."
+)
+
+
+def end_flow_runs(api: str) -> list[str]:
+    """SIGTERM to every flow run that this process's guardian looks after; returns their ids when they have ended.
+
+    `api` is the server's address. Whatever does not end in time is left to the guardian.
+    """
+    found = _flow_runs()
+    for process in found.values():
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    psutil.wait_procs(found.values(), timeout=_PATIENCE_SECONDS)
+    for identifier in found:
+        # Also where it could not report: a flow run that was about to start, or did not end in time.
+        state = {"type": "CRASHED", "name": "Crashed", "message": _MESSAGE}
+        with contextlib.suppress(httpx.HTTPError):
+            current = httpx.get(f"{api}/flow_runs/{identifier}", timeout=5.0).json()["state_type"]
+            if current in ("RUNNING", "PENDING", "CRASHED"):
+                body = {"state": state, "force": True}
+                httpx.post(f"{api}/flow_runs/{identifier}/set_state", json=body, timeout=5.0)
+    return list(found)
+
+
+def _flow_runs() -> dict[str, psutil.Process]:
+    """The process of each flow run, by its id; engines and other children of it are not among them."""
+    found: dict[str, psutil.Process] = {}
+    mark = os.environ.get(MARK)
+    if mark is None:
+        return found
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            variables = process.environ()
+            identifier = variables.get(_FLOW_RUN)
+            if identifier is None or variables.get(MARK) != mark:
+                continue
+            parent = process.parent()
+            if parent is None or parent.environ().get(_FLOW_RUN) != identifier:
+                found[identifier] = process
+    return found
