@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-from crl.config import Experiment, RecipeName
+from crl.config import Experiment, RecipeName, Runtime, TaskRunnerName
 from crl.errors import BadInput
 
 Check = Callable[[], None]
@@ -37,6 +38,18 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     if method.recipe is not RecipeName.baseline:
         found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
         found.append(("method.retrieval.embedder", partial(check_embedder, method.retrieval.embedder)))
+    found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     for family in method.families:
         found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))
     return found
+
+
+def check_task_runner(runtime: Runtime) -> None:
+    """Raise BadInput where the task runner that is to spread shards is not installed."""
+    if runtime.task_runner is TaskRunnerName.dask and runtime.shards > 1 and find_spec("prefect_dask") is None:
+        raise BadInput(
+            "the Dask task runner is not installed",
+            expected="prefect-dask, the project's extra `dask`",
+            where="runtime.task_runner",
+            next_step="pip install 'complementary-rl[dask]', or choose engines, threads or processes",
+        )

@@ -12,6 +12,7 @@ from crl.engine.driver import Driver, driver_for
 from crl.errors import CrlError
 from flows.disagreement import report_disagreements
 from flows.tidy import end_earlier_attempts
+from flows.shards import spread_over_tasks
 from tasks.artifacts import publish_round
 from tasks.failures import failed
 from tasks.stage import stage_task
@@ -48,6 +49,7 @@ def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
             "Nothing to do: every round up to %d is complete. Ask for more rounds to go on.", driver.next_round() - 1
         )
         return []
+    spread_over_tasks(driver)
     for number in range(first, last + 1):
         run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
         if not driver.round_complete(number):

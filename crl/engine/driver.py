@@ -368,9 +368,14 @@ def last_runtime(run_path: Path) -> Runtime:
     return Runtime()
 
 
+def open_driver(run_path: str | Path) -> Driver | None:
+    """The driver that is open on a run in this process, if there is one."""
+    return _open_drivers.get(Path(run_path).resolve())
+
+
 def driver_for(run_path: str | Path) -> Driver:
     """The driver that is open on a run in this process: how a task finds what its flow opened."""
-    driver = _open_drivers.get(Path(run_path).resolve())
+    driver = open_driver(run_path)
     if driver is None:
         raise StageFailed(
             f"no driver is open on {run_path} in this process",

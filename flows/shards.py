@@ -1,0 +1,233 @@
+"""Parts of a stage as Prefect tasks, on the task runner that `runtime.task_runner` names; one task a part.
+
+A task runner is started with the first stage that has parts and stays for the rounds that follow, so that processes
+and models are warm. It is ended with the driver, before the lease is given back. With one shard, or `engines`, nothing
+here is used. Environment variable `DASK_SCHEDULER_ADDRESS` names a Dask cluster whose workers see the same files;
+without it a local one is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from prefect import Task
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
+
+from crl.config import Runtime, TaskRunnerName
+from crl.engine.driver import Driver
+from crl.engine.lone import begin_process
+from crl.engine.spread import PartOutcome, Spread
+from crl.errors import CrlError, EngineDied
+from crl.preflight import check_task_runner
+from tasks.part import part_task
+
+SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"
+_TICK_SECONDS = 0.5
+
+
+def spread_over_tasks(driver: Driver) -> None:
+    """Have the parts of stages run as tasks where the runtime says so. Raises BadInput where the runner is missing."""
+    runtime = driver.runtime
+    if runtime.shards > 1 and runtime.task_runner is not TaskRunnerName.engines:
+        check_task_runner(runtime)
+        driver.spread_with(driver.keep(PartTasks(runtime)))
+
+
+class PartTasks:
+    """Runs the parts of a spread, `shards` at a time; a context manager that ends the task runner."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._task: Task[..., Any] = part_task(runtime)
+        self._runner: TaskRunner[Any] | None = None
+
+    def __enter__(self) -> PartTasks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def __call__(self, spread: Spread) -> None:
+        """Run every part. Which is running when another fails comes to its end; what is complete stays.
+
+        A part that fails after its retries does not keep the others from being tried, unless its error is permanent.
+        Raises the first permanent error, else the first of all.
+        """
+        attempt = _Attempt(spread)
+        try:
+            runner = self._started()
+            while attempt.goes_on():
+                while attempt.has_part_for(self._runtime.shards):
+                    with _server_known():
+                        attempt.running(runner.submit(self._task, {"order": attempt.next_order()}))
+                attempt.wait()
+        except BaseException:
+            spread.cancel()
+            self._end(at_once=True)
+            raise
+        if attempt.broken:
+            self._end(at_once=True)
+        attempt.raise_failure()
+
+    def _started(self) -> TaskRunner[Any]:
+        if self._runner is None:
+            get_run_logger().info("starting %d %s", self._runtime.shards, self._runtime.task_runner.value)
+            self._runner = _new_runner(self._runtime)
+            self._runner.__enter__()
+        return self._runner
+
+    def _end(self, *, at_once: bool = False) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            if at_once and isinstance(runner, _Processes):
+                runner.abandon()
+            runner.__exit__(None, None, None)
+
+
+class _Attempt:
+    """Bookkeeping of one spread: what waits, what runs, what failed."""
+
+    def __init__(self, spread: Spread) -> None:
+        self._spread = spread
+        self._waiting = deque(spread.parts)
+        self._futures: set[PrefectFuture[Any]] = set()
+        self._ended: queue.SimpleQueue[PrefectFuture[Any]] = queue.SimpleQueue()
+        self._failures: list[CrlError] = []
+        self._permanent: CrlError | None = None
+        self.broken = False
+        """Whether a process of the runner died: none of its others can be used any more."""
+
+    def goes_on(self) -> bool:
+        return bool(self._futures) or self.has_part_for(1)
+
+    def has_part_for(self, shards: int) -> bool:
+        stopped = self.broken or self._permanent is not None
+        return bool(self._waiting) and len(self._futures) < shards and not stopped
+
+    def next_order(self) -> Any:
+        return self._spread.order(self._waiting.popleft())
+
+    def running(self, future: PrefectFuture[Any]) -> None:
+        self._futures.add(future)
+        future.add_done_callback(self._ended.put)
+
+    def wait(self) -> None:
+        """Until a part ended, or for a moment: an interruption of this thread must get its turn."""
+        try:
+            future = self._ended.get(timeout=_TICK_SECONDS)
+        except queue.Empty:
+            return
+        self._futures.discard(future)
+        try:
+            outcome: PartOutcome = future.result()
+        except CrlError as error:
+            if not error.transient:
+                self._permanent = self._permanent or error
+            # Its task has retried it: the stage need not do the same again with all of its parts.
+            error.transient = False
+            self._failures.append(error)
+        except Exception as error:
+            if not _process_died(error):
+                raise
+            self.broken = True
+            _mark_crashed(future)
+            self._failures.append(
+                EngineDied(
+                    f"a process of the task runner ended: {error}",
+                    next_step="the stage is tried again with new processes; parts that are complete are kept",
+                )
+            )
+        else:
+            if outcome.figures:
+                self._spread.report(outcome.part, outcome.figures)
+
+    def raise_failure(self) -> None:
+        if self._permanent is not None:
+            raise self._permanent
+        # A dead process is worth another attempt of the stage; that also covers parts whose own retries are spent.
+        for error in (*(each for each in self._failures if each.transient), *self._failures):
+            raise error
+
+
+class _Processes(ProcessPoolTaskRunner):
+    """Prefect's process pool, made to be kept: it may serve several rounds, and its processes end when we do."""
+
+    def __init__(self, max_workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        reader, self._lifeline = context.Pipe(duplex=False)
+        super().__init__(max_workers, initializer=begin_process, initargs=(context.Value("i", 0), reader))
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        """As Prefect's; the task belongs to the flow run that submits it, not to the one of the first task."""
+        self._cached_context = None
+        return super().submit(*args, **kwargs)
+
+    def abandon(self) -> None:
+        """End the processes in the middle of what they do."""
+        self._lifeline.close()
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self._lifeline.close()
+        reader: Connection = self._initargs[1]
+        reader.close()
+
+
+def _new_runner(runtime: Runtime) -> TaskRunner[Any]:
+    if runtime.task_runner is TaskRunnerName.threads:
+        return ThreadPoolTaskRunner(max_workers=runtime.shards)
+    if runtime.task_runner is TaskRunnerName.processes:
+        return _Processes(max_workers=runtime.shards)
+    from prefect_dask.task_runners import DaskTaskRunner
+
+    if address := os.environ.get(SCHEDULER_VARIABLE):
+        return DaskTaskRunner(address=address)
+    return DaskTaskRunner(
+        cluster_kwargs={
+            "n_workers": runtime.shards,
+            "threads_per_worker": 1,
+            "processes": True,
+            # Models live in engines, not in the workers that Dask would measure; and no page is served unasked.
+            "memory_limit": None,
+            "dashboard_address": None,
+        }
+    )
+
+
+@contextlib.contextmanager
+def _server_known() -> Iterator[None]:
+    """Tell what is submitted where a temporary server listens: each process would start one of its own."""
+    context = FlowRunContext.get()
+    if PREFECT_API_URL.value() or context is None:
+        yield
+        return
+    with temporary_settings({PREFECT_API_URL: str(context.client.api_url)}):
+        yield
+
+
+def _process_died(error: Exception) -> bool:
+    # Dask's errors by name: it is imported only where it was chosen.
+    return isinstance(error, BrokenProcessPool) or type(error).__name__ in ("KilledWorker", "FutureCancelledError")
+
+
+def _mark_crashed(future: PrefectFuture[Any]) -> None:
+    """A process that was killed could not tell that its task run ended."""
+    with contextlib.suppress(Exception), get_client(sync_client=True) as client:
+        client.set_task_run_state(future.task_run_id, Crashed(message="its process was killed"), force=True)

@@ -1,0 +1,93 @@
+"""The Prefect task that runs one part of a stage, in whichever process or machine a task runner chose.
+
+In the driver's own process it uses the driver's engines; elsewhere an engine of its own (`crl.engine.lone`). What it
+takes and returns is small; rows go straight to the run directory, which every machine must see at the same path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.runtime import task_run
+
+from crl.config import Runtime
+from crl.engine.driver import open_driver
+from crl.engine.lone import run_order
+from crl.engine.spread import Figures, PartOrder, PartOutcome
+from crl.errors import CrlError
+from tasks.failures import failed, log_error, placed
+from tasks.stage import PROGRESS_LOG_SECONDS, progress_line, retries_of
+
+
+@task(
+    name="part",
+    task_run_name="{order.stage} {order.number} of {order.count}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def run_part(order: PartOrder) -> PartOutcome | State[Any]:
+    """Run a part under the token of the order, or find it complete.
+
+    One of our own errors becomes a failed state whose result raises it, StaleAttempt among them.
+    """
+    logger = get_run_logger()
+    job = dataclasses.replace(order.job, attempt=order.job.attempt + max(task_run.run_count or 1, 1) - 1)
+    order = dataclasses.replace(order, job=job)
+    place = f"part {order.number}"
+
+    def tell_line(engine: str, text: str) -> None:
+        logger.info("%s | %s", engine, text)
+
+    try:
+        driver = open_driver(job.run_path)
+        if driver is not None and driver.token == job.token:
+            outcome = driver.run_part(order, tell_line, _progress(place, logger.info))
+        else:
+            outcome = run_order(order, shard=_shard(), on_line=tell_line, on_figures=_progress(place, logger.info))
+    except CrlError as error:
+        placed(error, f"round {job.round}, {order.stage}, part {order.number} of {order.count}")
+        log_error(error)
+        return failed(error)
+    if outcome.skipped:
+        logger.info("%s: complete already", place)
+    else:
+        logger.info("%s: done in %.1f s", place, outcome.seconds)
+    return outcome
+
+
+def part_task(runtime: Runtime) -> Task[..., Any]:
+    """The task with the retries of an experiment: one part is tried again, the others are left in peace."""
+    return run_part.with_options(**retries_of(runtime))
+
+
+def _progress(place: str, log: Callable[..., None]) -> Callable[[Figures], None]:
+    last = time.monotonic()
+
+    def tell(figures: Figures) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_LOG_SECONDS:
+            last = time.monotonic()
+            more = {name: value for name, value in figures.items() if name not in ("done", "total")}
+            log(progress_line(place, int(figures["done"]), int(figures["total"]), more))
+
+    return tell
+
+
+def _shard() -> int | None:
+    """The number of a Dask worker, which chooses its device; processes of a pool know theirs."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        name = distributed.get_worker().name
+    except ValueError:  # not in a worker
+        return None
+    return name if isinstance(name, int) else 0
