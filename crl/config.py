@@ -348,6 +348,9 @@ class Runtime(Model):
         WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
     )
     wait_seconds: float = Field(6 * 3600, ge=0, description="Longest wait for another run before giving up.")
+    approval_wait_seconds: float = Field(
+        7 * 86_400, ge=0, description="Longest wait of a flow run for a person; 0 ends it at once, to be resumed."
+    )
     retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
     stage_time_limit_seconds: float = Field(3600, gt=0, description="A stage past it is ended with its engine.")

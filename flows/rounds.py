@@ -10,6 +10,7 @@ from prefect.logging import get_run_logger
 
 from crl.engine.driver import Driver, driver_for
 from crl.errors import CrlError
+from flows.approval import wait_for_decision
 from flows.disagreement import report_disagreements
 from flows.tidy import end_earlier_attempts
 from flows.shards import spread_over_tasks
@@ -27,6 +28,7 @@ def run_round(run_path: str, number: int) -> State[Any] | None:
     try:
         with driver.round(number) as stages:
             for stage in stages:
+                wait_for_decision(driver, number, stage)
                 state: Any = run_stage(run_path, number, stage, return_state=True)
                 outcomes.append(state.result())
     except CrlError as error:
