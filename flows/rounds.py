@@ -7,14 +7,15 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from crl.engine.driver import Driver, driver_for
 from crl.errors import CrlError
 from flows.approval import wait_for_decision
 from flows.disagreement import report_disagreements
-from flows.tidy import end_earlier_attempts
 from flows.shards import spread_over_tasks
-from tasks.artifacts import publish_round
+from flows.tidy import end_earlier_attempts
+from tasks.artifacts import publish_failure, publish_round
 from tasks.failures import failed
 from tasks.stage import stage_task
 
@@ -24,16 +25,16 @@ def run_round(run_path: str, number: int) -> State[Any] | None:
     """Every stage of a round, in the order of the recipe. Complete stages are skipped by the record."""
     driver = driver_for(run_path)
     run_stage = stage_task(driver.runtime)
-    outcomes: list[dict[str, Any]] = []
     try:
         with driver.round(number) as stages:
             for stage in stages:
                 wait_for_decision(driver, number, stage)
                 state: Any = run_stage(run_path, number, stage, return_state=True)
-                outcomes.append(state.result())
+                state.result()
     except CrlError as error:
+        publish_failure(run_path, number)
         return failed(error)
-    publish_round(number, outcomes)
+    publish_round(run_path, number)
     return None
 
 
@@ -52,11 +53,17 @@ def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
         )
         return []
     spread_over_tasks(driver)
-    for number in range(first, last + 1):
-        run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
-        if not driver.round_complete(number):
-            get_run_logger().warning(
-                "Prefect has round %d as done, the record has not: the record is right, the round runs", number
-            )
-            run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
+    # The run's own heartbeat stands for its rounds: ending a heartbeat takes Prefect up to a second.
+    with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        for number in range(first, last + 1):
+            _visit(driver, number)
     return had_work
+
+
+def _visit(driver: Driver, number: int) -> None:
+    run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
+    if not driver.round_complete(number):
+        get_run_logger().warning(
+            "Prefect has round %d as done, the record has not: the record is right, the round runs", number
+        )
+        run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
