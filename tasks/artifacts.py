@@ -1,54 +1,132 @@
-"""Artifacts in the Prefect UI. The same key in every round gives a history; nothing here is part of the record.
+"""Artifacts in the Prefect UI: after each round its tables, curve, bank diff, data checks and the report page.
 
-An artifact that cannot be published is a warning in the log: it must not fail a stage that is committed.
+Each experiment has a key of its own for each kind, so that the UI keeps a history a kind and experiments do not mix.
+Nothing here is part of the record, and nothing here may stop a run: what cannot be made or published is a warning in
+the log. All of it is read from the record after the round is complete; earlier rounds are not read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.logging import get_run_logger
+from prefect.utilities.context import get_task_and_flow_run_ids
 
 from crl.errors import DataCheckFailed
+from crl.report import markdown
+from crl.report.history import History
+from crl.report.page import REPORT, page_url, write_report
 
-BREACH_KEY = "data-checks"
-ROUND_KEY = "round"
+PAGES = "CRL_PAGES"
+"""Environment: the address of the server of report pages; `make ui` sets it. Without it the artifact names the file."""
+
+ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK = (
+    "rounds", "learning-curve", "bank-diff", "data-checks", "report",
+)  # fmt: skip
+KINDS: tuple[str, ...] = (ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK)
+"""What an experiment has an artifact of."""
+
+_histories: dict[Path, History] = {}
 
 
-def publish_breach(round_number: int, stage: str, error: DataCheckFailed) -> None:
-    """Which table broke which rule, with the first offending rows."""
-    lines = [f"# Data check failed: round {round_number}, stage `{stage}`", "", "The stage was **not** committed.", ""]
-    lines += [f"```\n{error.found}\n```"]
-    if error.expected:
-        lines += ["", f"**Expected:** {error.expected}"]
-    if error.where:
-        lines += ["", f"**Where:** {error.where}"]
-    if error.next_step:
-        lines += ["", f"**What to do:** {error.next_step}"]
+def artifact_key(experiment: str, kind: str) -> str:
+    """The key of an experiment's artifacts of a kind. Prefect allows lowercase letters, digits and dashes.
+
+    An underscore becomes a dash, and a short digest keeps `a_b` apart from `a-b`.
+    """
+    name = experiment
+    if "_" in experiment:
+        name = f"{experiment.replace('_', '-')}-{hashlib.sha256(experiment.encode()).hexdigest()[:8]}"
+    return f"{name}-{kind}"
+
+
+def publish_round(run_path: str | Path, round_number: int) -> None:
+    """Write the report page and publish every artifact of a complete round."""
+    path = Path(run_path)
+    history = _history(path)
+    name = path.resolve().name
+    _write_page(history)
+
+    def bank_diff() -> str | None:
+        diff = history.diff(round_number)
+        return None if diff is None else markdown.diff_markdown(diff, name)
+
     _publish(
-        lambda: create_markdown_artifact(key=BREACH_KEY, markdown="\n".join(lines), description="Breached data check")
+        name,
+        f"Round {round_number}",
+        {
+            ROUNDS: lambda: markdown.rounds_markdown(name, history.summaries()),
+            CURVE: lambda: markdown.curve_markdown(name, history.summaries()),
+            BANK_DIFF: bank_diff,
+            DATA_CHECKS: lambda: markdown.checks_markdown(round_number, history.checks(round_number)),
+            REPORT_LINK: lambda: _report(name, path),
+        },
     )
 
 
-def publish_round(round_number: int, stages: Sequence[dict[str, Any]]) -> None:
-    """What each stage of a round came to: a row a stage, as its task returned it."""
-    rows = [
-        {
-            "stage": outcome["stage"],
-            "seconds": outcome["seconds"],
-            "complete before": outcome["skipped"],
-            "digest": outcome["digest"][:16],
-            "path": outcome["path"],
-        }
-        for outcome in stages
-    ]
-    _publish(lambda: create_table_artifact(key=ROUND_KEY, table=rows, description=f"Stages of round {round_number}"))
+def publish_failure(run_path: str | Path, round_number: int) -> None:
+    """Write the report page of a run that stopped in a round: it says where and why."""
+    path = Path(run_path)
+    _write_page(_history(path))
+    _publish(path.resolve().name, f"Stopped in round {round_number}",
+             {REPORT_LINK: lambda: _report(path.resolve().name, path)})  # fmt: skip
 
 
-def _publish(create: Any) -> None:
+def publish_breach(run_path: str | Path, round_number: int, stage: str, error: DataCheckFailed) -> None:
+    """Which table broke which rule, with the first offending rows."""
+    _publish(
+        Path(run_path).resolve().name,
+        f"Broken in round {round_number}, {stage}",
+        {DATA_CHECKS: lambda: markdown.breach_markdown(round_number, stage, error)},
+    )
+
+
+def _history(path: Path) -> History:
+    """One a run and process: a flow process asks again after each of its rounds."""
+    return _histories.setdefault(path.resolve(), History(path))
+
+
+def _write_page(history: History) -> None:
     try:
-        create()
+        write_report(history.run_path, history=history)
     except Exception as error:
-        get_run_logger().warning("an artifact could not be published: %s", error)
+        get_run_logger().warning("the report page could not be written: %s", error)
+
+
+def _report(name: str, path: Path) -> str:
+    base = os.environ.get(PAGES)
+    return markdown.report_markdown(name, path.absolute() / REPORT, page_url(base, path) if base else None)
+
+
+def _publish(name: str, description: str, contents: Mapping[str, Callable[[], str | None]]) -> None:
+    """One request an artifact; a kind whose content is None is left out. A server that fails one is not asked again."""
+    made: dict[str, str] = {}
+    for kind, content in contents.items():
+        try:
+            text = content()
+        except Exception as error:
+            get_run_logger().warning("the artifact %s could not be made: %s", artifact_key(name, kind), error)
+            continue
+        if text is not None:
+            made[kind] = text
+    try:
+        task_run, flow_run = get_task_and_flow_run_ids()
+        client = get_client(sync_client=True)
+        for kind, text in made.items():
+            client.create_artifact(
+                ArtifactCreate(
+                    key=artifact_key(name, kind),
+                    type="markdown",
+                    description=description,
+                    data=text,
+                    task_run_id=task_run,
+                    flow_run_id=flow_run,
+                )
+            )
+    except Exception as error:
+        get_run_logger().warning("artifacts could not be published: %s", error)

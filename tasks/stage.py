@@ -50,7 +50,7 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
     except CrlError as error:
         placed(error, f"round {round_number}, {stage}")
         if isinstance(error, DataCheckFailed):
-            publish_breach(round_number, stage, error)
+            publish_breach(run_path, round_number, stage, error)
         log_error(error)
         return failed(error)
     finally:

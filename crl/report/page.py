@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from crl.errors import CrlError, RunDirectoryUnusable
 from crl.report.checks import StageChecks, rules_of
@@ -71,6 +72,11 @@ def write_report(run_path: Path, out: Path | None = None, history: History | Non
             next_step=f"`crl report {run_path} --out FILE` writes it elsewhere",
         ) from error
     return target
+
+
+def page_url(base: str, run_path: Path) -> str:
+    """Address of a run's page on a server of pages whose runs directory holds the run."""
+    return f"{base.rstrip('/')}/{quote(run_path.name)}/{REPORT}"
 
 
 def render(run_path: Path, history: History | None = None) -> str:

@@ -1,0 +1,213 @@
+"""What a round came to, as Markdown and plain rows: for a scheduler's window, a chat, an issue.
+
+Texts of models stand in code spans whose fence is longer than any in the text, so that whatever they hold (tags, pipes,
+links, backticks) stays text and nothing is loaded or followed.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from crl.errors import CrlError
+from crl.report.checks import StageChecks, rules_of
+from crl.report.curves import learning_curve
+from crl.report.diff import KINDS, BankDiff, Change
+from crl.report.summary import Rate, RoundSummary
+
+SHOWN_CHANGES = 60
+"""Changes of the bank that are told; the rest is counted."""
+SHOWN_CHARACTERS = 600
+SHOWN_ROUNDS = 200
+"""Newest rounds in the table."""
+
+
+def code(text: str) -> str:
+    """A code span that shows the text whatever it holds; line breaks show as ⏎."""
+    line = " ⏎ ".join(text.splitlines()) or " "
+    if len(line) > SHOWN_CHARACTERS:
+        line = f"{line[:SHOWN_CHARACTERS]} … ({len(text)} characters)"
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    # One space on each side is taken away again by the reader; it keeps backticks of the text off the fence.
+    return f"{fence} {line} {fence}" if line[0] in "` " or line[-1] in "` " else f"{fence}{line}{fence}"
+
+
+def plain(text: str) -> str:
+    """Our own words with everything that could be markup marked as text."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(text.split()))
+
+
+def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
+    """The round table in two halves, newest first, with the alarms of the newest round and its seconds a stage."""
+    shown = list(reversed(summaries[-SHOWN_ROUNDS:]))
+    newest = next((each for each in reversed(summaries) if each.seconds), None)
+    lines = [f"# Rounds of {plain(name)}", ""]
+    if newest is not None and newest.alarms:
+        lines += [f"**Alarms of round {newest.label}**", "", *(f"- {plain(alarm)}" for alarm in newest.alarms), ""]
+    # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
+    lines += ["## Success", "", *_table([_success_row(each) for each in shown])]
+    lines += ["## Bank and training", "", *_table([_training_row(each) for each in shown])]
+    if len(summaries) > len(shown):
+        lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
+    if newest is not None:
+        stages = [{"stage": _words(stage), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
+        lines += [f"## Seconds of round {newest.label}", "", *_table(stages)]
+    return "\n".join(lines) + "\n"
+
+
+def _success_row(each: RoundSummary) -> dict[str, str]:
+    return {
+        "round": each.label,
+        "guided": _rate(each.guided),
+        "free": _rate(each.free),
+        "held out, with bank": _rate(each.with_bank),
+        "without": _rate(each.without_bank),
+    }
+
+
+def _training_row(each: RoundSummary) -> dict[str, str]:
+    return {
+        "round": each.label,
+        "bank": _known(each.bank),
+        "operations": ", ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
+        "malformed": f"{each.malformed} of {each.outputs}" if each.outputs else "–",
+        "buffer": _known(each.buffer),
+        "updates": f"{_known(each.actor_updates)} / {_known(each.extractor_updates)}",
+        "seconds": f"{sum(each.seconds.values()):.1f}" if each.seconds else "–",
+        "alarms": str(len(each.alarms) or "–"),
+    }
+
+
+def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
+    """The learning curve: a picture inside the text, and its newest figures in words."""
+    picture = base64.b64encode(learning_curve(name, summaries).encode()).decode()
+    lines = [f"# Learning curve of {plain(name)}", "", f"![learning curve](data:image/svg+xml;base64,{picture})", ""]
+    newest = summaries[-1] if summaries else None
+    if newest is not None:
+        lines += _table(
+            [
+                {"": "in training", "with experience": _rate(newest.guided), "without": _rate(newest.free)},
+                {"": "held out", "with experience": _rate(newest.with_bank), "without": _rate(newest.without_bank)},
+            ]
+        )
+        lines.append(f"Round {newest.label}. Bands are 95 % intervals of the rate.")
+    return "\n".join(lines) + "\n"
+
+
+def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
+    """What a round of the run `name` did to the bank, or would do, with texts and reasons.
+
+    `most` changes are told, in the order of their kinds; the rest is counted.
+    """
+    title = f"Bank proposed by round {diff.round}" if diff.proposed else f"Bank after round {diff.round}"
+    lines = [f"# {title}", "", diff.summary(), ""]
+    left = most
+    for kind in KINDS:
+        found = diff.of(kind)
+        told = found[:left]
+        left -= len(told)
+        if told:
+            lines += [f"## {kind.capitalize()}: {len(found)}", ""]
+            lines += [line for change in told for line in _change(change, diff.proposed)]
+            lines.append("")
+    hidden = max(0, len(diff.changes) - most)
+    if hidden:
+        command = f"crl approve {name} --show" if diff.proposed else f"crl bank diff {name} {diff.round}"
+        lines += [f"**{hidden} further changes are not shown**; all of them: {code(command)}", ""]
+    return "\n".join(lines)
+
+
+def _change(change: Change, proposed: bool) -> list[str]:
+    refused = change.kind == "rejected"
+    main = change.wanted if refused else change.after
+    was = None if refused and change.wanted is None else change.before
+    if main is None:
+        main, was = change.before or "", None
+    lines = [f"- {code(main)}"]
+    if refused or change.reason:
+        asked = f"{change.asked or 'operation'} rejected: " if refused else ""
+        lines.append(f"  - **{plain(asked + _words(change.reason or 'no reason given'))}**")
+    if was is not None and was != main:
+        lines.append(f"  - {'stays' if refused else 'was'} {code(was)}")
+    lines += [f"  - from {code(parent.entry_id)} {code(parent.text)}" for parent in change.parents]
+    family = f", {plain(change.family)}" if change.family else ""
+    # What a person would refuse is an operation; what stands in the bank afterwards is an entry.
+    name = (change.operation_id if proposed else change.entry_id) or change.entry_id or "no entry"
+    return [*lines, f"  - {code(name)}{family}"]
+
+
+def checks_markdown(round_number: int, checks: Sequence[StageChecks]) -> str:
+    """What the data checks of a round looked at: stages, tables, rows, rules, and whether they held."""
+    suites = [suite for each in checks for suite in each.suites or ()]
+    good = all(each.passed for each in checks)
+    lines = [f"# Data checks of round {round_number}: {'passed' if good else 'broken'}", ""]
+    rules, rows = sum(each.rules for each in checks), sum(each.rows for each in checks)
+    lines += [f"{len(suites)} suites, {rules} rules on {rows} rows. A stage is committed only where every rule holds."]
+    lines += [""]
+    lines += _table([row for each in checks for row in _suite_rows(each)])
+    tables = list(dict.fromkeys(suite.table for suite in suites))
+    lines += ["## The rules", ""] if tables else []
+    lines += [f"- **{_words(table)}**: {plain('; '.join(rules_of(table)))}" for table in tables]
+    return "\n".join(lines) + "\n"
+
+
+def breach_markdown(round_number: int, stage: str, error: CrlError) -> str:
+    """Which table broke which rule, with the first offending rows: they are quoted as they are."""
+    lines = [
+        f"# Data check broken: round {round_number}, {plain(_words(stage))}",
+        "",
+        "The stage is **not** committed.",
+        "",
+    ]
+    lines += [f"- {code(line)}" for line in error.found.splitlines()]
+    for name, told in (("Expected", error.expected), ("Where", error.where), ("What to do", error.next_step)):
+        if told:
+            lines += ["", f"**{name}:** {plain(told)}"]
+    return "\n".join(lines) + "\n"
+
+
+def report_markdown(name: str, path: Path, url: str | None) -> str:
+    """Where the report page is: a link where something serves it, and the file."""
+    lines = [f"# Report of {plain(name)}", ""]
+    lines += [f"[Open the report]({url})", ""] if url else []
+    lines += [f"The file: {code(str(path))}", ""]
+    return "\n".join(lines)
+
+
+def _suite_rows(checks: StageChecks) -> list[dict[str, Any]]:
+    if checks.suites is None:
+        return [{"stage": _words(checks.stage), "table": "not kept", "rows": "–", "rules": "–", "result": "passed"}]
+    return [
+        {
+            "stage": _words(checks.stage),
+            "table": _words(suite.table),
+            "rows": suite.rows,
+            "rules": suite.rules,
+            "result": "passed" if suite.passed else "**broken**",
+        }
+        for suite in checks.suites
+    ]
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A Markdown table of values without markup; nothing for no rows."""
+    if not rows:
+        return []
+    names = list(rows[0])
+    head = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    return [*head, *(f"| {' | '.join(str(row[name]) for name in names)} |" for row in rows), ""]
+
+
+def _rate(rate: Rate) -> str:
+    return f"{100 * rate.successes / rate.episodes:.0f}\u00a0% of\u00a0{rate.episodes}" if rate.episodes else "–"
+
+
+def _known(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
