@@ -21,6 +21,7 @@ from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
 from crl.errors import CrlError, DataCheckFailed
 from tasks.artifacts import publish_breach
 from tasks.failures import failed, log_error, placed
+from tasks.progress import shown_progress
 
 PROGRESS_LOG_SECONDS = 10.0
 
@@ -46,7 +47,8 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
     driver = driver_for(run_path)
     unsubscribe = driver.subscribe(_logging(stage))
     try:
-        outcome = driver.run_stage(round_number, stage)
+        with shown_progress(driver, round_number, stage):
+            outcome = driver.run_stage(round_number, stage)
     except CrlError as error:
         placed(error, f"round {round_number}, {stage}")
         if isinstance(error, DataCheckFailed):
