@@ -28,16 +28,16 @@ class Ranks:
 
 
 def import_deepspeed() -> Any:
-    """DeepSpeed, quiet, on the accelerator that is there. Its log goes to stdout, which belongs to the command line."""
+    """DeepSpeed on the accelerator that is there; it logs, to stdout, from the level of $DEEPSPEED_LOG_LEVEL (error)."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     # torch renamed collectives that DeepSpeed still calls by their old names, once a call.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     import deepspeed
-    from deepspeed.utils import logger
+    from deepspeed.utils.logging import set_log_level_from_string
 
-    logger.setLevel("ERROR")
+    set_log_level_from_string(os.environ["DEEPSPEED_LOG_LEVEL"])
     # DeepSpeed would compile its shared-memory collectives the first time a group is joined: 45 s with a compiler, of
     # no use to a single rank, and their buffers are named by user and port, so runs side by side could share them.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
