@@ -79,25 +79,21 @@ def bar_chart(title: str, kinds: Sequence[tuple[str, int]], bars: Sequence[Bar])
     return _svg(_bars(title, kinds, bars), title)
 
 
-def panels(
+def picture(
     title: str,
-    charts: Sequence[tuple[str, Sequence[Line]]],
+    lines: Sequence[Line],
     *,
-    top: float,
+    top: float | None = None,
     share: bool = False,
     rounds: tuple[float, float] | None = None,
 ) -> str:
-    """Line charts of one scale side by side, as a picture that stands alone on white."""
-    width, height = _MARGIN + (WIDTH + _MARGIN) * len(charts), HEIGHT + 2 * _MARGIN
-    inner = "".join(
-        f'<g transform="translate({_MARGIN + index * (WIDTH + _MARGIN)},{_MARGIN})">'
-        f"{_lines(name, lines, top=top, share=share, rounds=rounds)}</g>"
-        for index, (name, lines) in enumerate(charts)
-    )
+    """A line chart as a picture that stands alone, on white: it needs no page around it."""
+    width, height = WIDTH + 2 * _MARGIN, HEIGHT + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>{inner}</svg>'
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/><g transform="translate({_MARGIN},{_MARGIN})">'
+        f"{_lines(title, lines, top=top, share=share, rounds=rounds)}</g></svg>"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from crl.report.charts import Bar, Line, Point, bar_chart, line_chart, nice_top, panels
+from crl.report.charts import Bar, Line, Point, bar_chart, line_chart, nice_top, picture
 from crl.report.summary import Rate, RoundSummary
 
 LIMIT = 120
@@ -16,6 +16,7 @@ LIMIT = 120
 OPERATIONS = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4), ("keep", 5))
 _WITH, _WITHOUT, _THIRD = 0, 1, 2
 _Z = 1.96
+_TRAINING, _HELD_OUT = "success in training", "success on held-out seeds"
 
 
 def wilson(rate: Rate) -> tuple[float, float]:
@@ -51,12 +52,14 @@ def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[L
     return training, held_out
 
 
-def learning_curve(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """Both success charts as one SVG picture that stands alone."""
+def learning_curve(summaries: Sequence[RoundSummary]) -> list[tuple[str, str]]:
+    """The two success charts as pictures that stand alone: (title, SVG)."""
     training, held_out = success_lines(summaries)
-    charts = [("success in training", training), ("success on held-out seeds", held_out)]
     lines = [*training, *held_out]
-    return panels(f"learning curve of {name}", charts, top=_top(lines), share=True, rounds=_span(lines))
+    return [
+        (title, picture(title, drawn, top=_top(lines), share=True, rounds=_span(lines)))
+        for title, drawn in ((_TRAINING, training), (_HELD_OUT, held_out))
+    ]
 
 
 def success_charts(summaries: Sequence[RoundSummary]) -> list[str]:
@@ -65,7 +68,7 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[str]:
     lines = [*training, *held_out]
     return [
         line_chart(title, drawn, top=_top(lines), share=True, rounds=_span(lines))
-        for title, drawn in (("success in training", training), ("success on held-out seeds", held_out))
+        for title, drawn in ((_TRAINING, training), (_HELD_OUT, held_out))
     ]
 
 

@@ -82,9 +82,12 @@ def _training_row(each: RoundSummary) -> dict[str, str]:
 
 
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """The learning curve: a picture inside the text, and its newest figures in words."""
-    picture = base64.b64encode(learning_curve(name, summaries).encode()).decode()
-    lines = [f"# Learning curve of {plain(name)}", "", f"![learning curve](data:image/svg+xml;base64,{picture})", ""]
+    """The learning curve: its pictures inside the text, and the newest figures in words."""
+    lines = [f"# Learning curve of {plain(name)}", ""]
+    for title, picture in learning_curve(summaries):
+        encoded = base64.b64encode(picture.encode()).decode()
+        lines.append(f"![{title}](data:image/svg+xml;base64,{encoded})")
+    lines.append("")
     newest = summaries[-1] if summaries else None
     if newest is not None:
         lines += _table(
