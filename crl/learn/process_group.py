@@ -28,7 +28,7 @@ class Ranks:
 
 
 def import_deepspeed() -> Any:
-    """DeepSpeed on the accelerator that is there; it logs, to stdout, from the level of $DEEPSPEED_LOG_LEVEL (error)."""
+    """DeepSpeed on the accelerator that is there; it logs, to stdout, from the level $DEEPSPEED_LOG_LEVEL (error)."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -1,0 +1,101 @@
+"""`make ui` on a home and ports of its own, and Chromium in front of it.
+
+`CRL_PICTURES=docs/pictures` keeps the screenshots of docs/operations.md; else they lie in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.screen import HEIGHT, WIDTH, Screen
+from tests.operate import PATIENCE_SECONDS, Operation
+from tests.processes import free_port, wait_until
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Without these the browser itself asks the network: for components, for its time, for its variations.
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+READY = re.compile(r"^Ready after (\d+) s\.$", re.MULTILINE)
+
+
+class Desk(Operation):
+    """What `make ui` starts, as one process that starts the others."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "home", folder / "runs", {"DEEPSPEED_LOG_LEVEL": "info"})
+        self.pages_port = free_port()
+        self.ready_seconds = -1
+
+    def start(self) -> None:
+        """Start it, and wait until it says that it is ready."""
+        ports = ["--port", str(self.port), "--pages-port", str(self.pages_port)]
+        self._server = self._start("server", [sys.executable, "-u", "-m", "flows.ui", *ports])
+        wait_until(lambda: self._ready() or self._server_ended(), lambda: f"ready: {self.said()}", PATIENCE_SECONDS)
+        assert not self._server_ended(), self.said()
+
+    def said(self) -> str:
+        """What it has printed."""
+        return (self.home / "server.log").read_text(encoding="utf-8", errors="replace")
+
+    def _ready(self) -> bool:
+        found = READY.search(self.said())
+        if found is not None:
+            self.ready_seconds = int(found[1])
+        return found is not None
+
+    def _server_ended(self) -> bool:
+        return self._server is None or self._server.poll() is not None
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium; where there is none the tests are skipped."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: nothing in the UI was tested (Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def desk(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """`make ui`, for all tests of a session."""
+    made = Desk(tmp_path_factory.mktemp("desk"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots lie."""
+    wanted = os.environ.get("CRL_PICTURES")
+    if wanted is None:
+        return tmp_path_factory.mktemp("pictures")
+    Path(wanted).mkdir(parents=True, exist_ok=True)
+    return Path(wanted)
+
+
+@pytest.fixture
+def screen(browser: Browser, desk: Desk, pictures: Path) -> Iterator[Screen]:
+    """A fresh tab. Afterwards nobody but this machine was asked, and no script failed."""
+    context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, timezone_id="UTC", locale="en-GB")
+    made = Screen(context.new_page(), desk.url, pictures)
+    yield made
+    context.close()
+    assert made.asked, "the test opened no page"
+    assert made.strangers() == []
+    assert made.errors == []

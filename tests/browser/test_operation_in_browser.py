@@ -1,0 +1,92 @@
+"""From the form to the report: a person trains two rounds in the UI and looks at everything they left."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from playwright.sync_api import expect
+
+from crl.run.directory import RunDirectory
+from tests.browser.conftest import Desk
+from tests.browser.screen import Screen
+from tests.tiny_run import CONFIG, NAME, ROUNDS, SETTINGS, digests
+
+READY_SECONDS = 90
+"""`make ui` is ready within this time after installation."""
+TRAINING_SECONDS = 300.0
+CHILD_LINE = re.compile(r"^[\w-]+ \| \[.*\] \[INFO\] ")
+"""A line that DeepSpeed, in a child process, wrote: `actor | [2026-11-20 …] [INFO] …`."""
+
+
+def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk: Desk) -> None:
+    assert 0 <= desk.ready_seconds < READY_SECONDS
+    screen.open("/deployments")
+    screen.shows("train", "nightly", "resume", "evaluate")
+    screen.shoot("deployments", 560)
+
+    run_id = fill_in_and_start(screen)
+    screen.wait_for(run_id, "Running", "Completed", seconds=60.0)
+    assert screen.wait_for(run_id, "Completed", "Failed", "Crashed", seconds=TRAINING_SECONDS) == "Completed"
+
+    look_at_rounds(screen, run_id)
+    look_at_artifacts(screen)
+
+    # What the UI shows as done is what the record says.
+    run = RunDirectory.open(desk.runs / NAME)
+    assert run.rounds() == list(range(ROUNDS + 1)) and digests(run.path)
+
+
+def fill_in_and_start(screen: Screen) -> str:
+    """The form: a file of conf/, some keys that differ, and a wrong number first. Returns the flow run's id."""
+    screen.open_form("train")
+    screen.choose(screen.page.locator("button", has_text="conf/quickstart.yaml"), str(CONFIG))
+    screen.write_json(0, json.dumps(SETTINGS))
+
+    screen.fill("rounds", "0")
+    screen.page.get_by_role("button", name="Submit").click()
+    assert "1" in screen.field("rounds").evaluate("field => field.validationMessage")
+    assert not [each for each in screen.asked if each.endswith("/create_flow_run")]
+
+    screen.fill("rounds", str(ROUNDS))
+    screen.shoot("form", 900)
+    return screen.submit()
+
+
+def look_at_rounds(screen: Screen, run_id: str) -> None:
+    """Rounds as child runs, stages as their tasks, each with its log lines, those of child processes too."""
+    screen.open_run(run_id, "Subflow Runs")
+    screen.shows(*(f"round {number}" for number in range(ROUNDS + 1)))
+    screen.page.wait_for_timeout(1500)  # the graph is drawn
+    screen.shoot("run")
+
+    screen.page.get_by_role("link", name=f"round {ROUNDS}", exact=True).click()
+    screen.page.get_by_role("tab", name="Task Runs", exact=True).click()
+    for stage in ("plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor"):
+        screen.shows(stage)
+    screen.shoot("round")
+
+    screen.page.get_by_role("link", name="update_actor", exact=True).click()
+    screen.page.get_by_role("tab", name="Logs", exact=True).click()
+    expect(screen.page.get_by_text(CHILD_LINE).first).to_be_visible()
+    screen.shoot("stage")
+    # Only the lines in sight are part of the page.
+    screen.choose(screen.page.get_by_label("log sort order"), "Newest to oldest")
+    screen.shows("update_actor: done in")
+
+
+def look_at_artifacts(screen: Screen) -> None:
+    """Every artifact of the list is opened; what kind it is decides what must be seen."""
+    screen.open("/artifacts")
+    links = screen.page.locator("a[href*='/artifacts/key/']")
+    links.first.wait_for()
+    screen.shoot("artifacts")
+    keys = sorted({str(link.get_attribute("href")).rpartition("/")[2] for link in links.all()})
+    assert len(keys) >= 5, keys
+    for key in keys:
+        screen.open(f"/artifacts/key/{key}")
+        screen.page.locator("a[href*='/artifacts/artifact/']").first.click()
+        expect(screen.page.get_by_role("tab", name="Artifact", exact=True)).to_be_visible()
+        screen.page.wait_for_timeout(500)
+        assert screen.broken_pictures() == [], key
+        screen.shoot(f"artifact-{key}")
