@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-WIDTH, HEIGHT = 460, 250
+WIDTH, HEIGHT = 380, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 50, 34
 _MARGIN = 16
 _DOTS = 40
@@ -206,8 +206,10 @@ class _Axes:
             told = f"{100 * value:g} %" if share else f"{value:g}"
             parts.append(f'<text class="faint" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{told}</text>')
         for number in self._ticks():
-            place = f'x="{self.x(number)}" y="{HEIGHT - _BOTTOM + 16}"'
-            parts.append(f'<text class="faint" {place} text-anchor="middle">{number}</text>')
+            # Half a long number would stand outside the picture at its edge.
+            anchor = "end" if self.x(number) > WIDTH - 4 * len(str(number)) else "middle"
+            place = f'x="{self.x(number)}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="{anchor}"'
+            parts.append(f'<text class="faint" {place}>{number}</text>')
         parts.append(f'<text class="faint" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}" text-anchor="end">round</text>')
         return "".join(parts)
 

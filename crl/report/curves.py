@@ -79,8 +79,10 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[str]:
         heights = [sum(each.operations.get(kind, 0) for each in group) for kind, _ in OPERATIONS]
         told = ", ".join(f"{kind} {count}" for (kind, _), count in zip(OPERATIONS, heights, strict=True) if count)
         bars.append(Bar(_middle(group), heights, f"{_named(group)}: {told or 'none'}"))
+    pooled = rounds_a_point(summaries)
+    title = "operations asked for" + (f", {pooled} rounds a bar" if pooled > 1 else "")
     size = _line("entries", _THIRD, summaries, lambda each: None if each.bank is None else float(each.bank))
-    return [line_chart("entries in the bank", [size], count=True), bar_chart("operations asked for", OPERATIONS, bars)]
+    return [line_chart("entries in the bank", [size], count=True), bar_chart(title, OPERATIONS, bars)]
 
 
 def health_charts(summaries: Sequence[RoundSummary]) -> list[str]:
