@@ -1,9 +1,9 @@
 """The lease: one attempt at a time writes a run, and a newer attempt shuts an older one out.
 
 `lease.json` names the owner and its **token**, which grows with every attempt; `lease.lock` guards taking the lease and
-every commit (`flock`). A dead owner on this machine is replaced at once; one elsewhere when its heartbeat (the file's
-modification time) is older than the lease's seconds. Commits check the token under the lock, so an attempt that was
-replaced while it slept cannot commit. Needs a POSIX file system.
+every commit (`flock`). A dead owner on this machine is replaced at once; one elsewhere, or one stopped here (SIGSTOP),
+when its heartbeat (the file's modification time) is older than the lease's seconds. Commits check the token under the
+lock, so an attempt that was replaced while it slept cannot commit. Needs a POSIX file system.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ class Lease:
 
 def _is_live(lease: LeaseFile, heartbeat_age: float) -> bool:
     if lease.owner.is_local():
-        return lease.owner.lives()
+        # A stopped process may never go on; should it, its token is out of date and its commits are refused.
+        return lease.owner.lives() and not (heartbeat_age > lease.seconds and lease.owner.is_stopped())
     return heartbeat_age <= lease.seconds
 
 
@@ -271,6 +272,9 @@ def _held(run_path: Path, lease: LeaseFile, age: float) -> LeaseHeld:
     step = f"wait until it ends, or end it (`kill {owner.pid}` on {owner.host}); then `crl resume`"
     if not owner.is_local():
         step += f". If that machine is gone, the run is free when the heartbeat is {lease.seconds:.0f} s old"
+    elif owner.is_stopped():
+        step += f". It is stopped: go on with `kill -CONT {owner.pid}`; the run is free {lease.seconds:.0f} s after"
+        step += " its last heartbeat"
     return LeaseHeld(
         f"the run is owned by process {owner.pid} on {owner.host} since {owner.since}: {owner.command}\n"
         f"(attempt {lease.token}, last heartbeat {age:.0f} s ago)",

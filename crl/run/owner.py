@@ -53,6 +53,13 @@ class Owner(BaseModel):
         started = _start_of(self.pid)
         return started is not None and abs(started - self.started) < 2.0
 
+    def is_stopped(self) -> bool:
+        """Whether the owner's process is stopped (SIGSTOP, Ctrl-Z, a debugger); only where it :meth:`lives` here."""
+        try:
+            return bool(psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
+        except psutil.Error:
+            return False
+
 
 def _machine() -> str:
     try:

@@ -18,7 +18,7 @@ from crl.run.verify import verify
 from tests.faults.killing import wait_until, workers_of
 from tests.tiny_run import ROOT, ROUNDS, command, crl, cut_back, digests, environment, leftovers, train
 
-LEASE_SECONDS = 2
+LEASE_SECONDS = 60
 
 
 @pytest.fixture

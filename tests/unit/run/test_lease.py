@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -96,6 +97,29 @@ def test_a_killed_owner_nobody_waited_for_is_dead(tmp_path: Path) -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with Lease.acquire(tmp_path, seconds=30) as lease:
             assert lease.token == 2
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_stopped_owner_is_replaced_when_its_heartbeat_is_old_and_then_shut_out(tmp_path: Path) -> None:
+    child = _child("hold", tmp_path, tmp_path / "ready", 60.0)
+    try:
+        _wait_for((tmp_path / "ready").exists)
+        held = LeaseFile.load(tmp_path)
+        assert held is not None
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(LeaseHeld, match=f"kill -CONT {child.pid}"):
+            Lease.acquire(tmp_path, seconds=30)
+        old = (tmp_path / "lease.json").stat().st_mtime - 2 * held.seconds
+        os.utime(tmp_path / "lease.json", (old, old))
+        with Lease.acquire(tmp_path, seconds=30) as lease:
+            assert lease.token == held.token + 1
+            child.send_signal(signal.SIGCONT)
+            with pytest.raises(StaleAttempt, match="taken over"):
+                check_token(tmp_path, held.token)
+            lease.check()
     finally:
         child.kill()
         child.wait()
