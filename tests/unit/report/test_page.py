@@ -1,0 +1,273 @@
+"""The report page: its numbers against SQL, what models wrote stays text, it loads nothing, it stays small."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.errors import BadInput, RunDirectoryUnusable
+from crl.report.diff import BankDiff, Change
+from crl.report.history import History
+from crl.report.page import REPORT, SHOWN_CHANGES, page_url, render, write_report
+from crl.report.views import query
+from crl.run.verify import verify
+from tests.unit.cli.conftest import Outcome, crl, room, runs  # noqa: F401  (fixtures)
+from tests.unit.report.builder import build_run, write_stage
+
+NASTY = '<script>alert(1)</script> a|b *c* `d` [x](http://evil.example/a) <img src="http://evil.example/b">'
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Page(HTMLParser):
+    """Tags, addresses and visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.rows: list[list[str]] = []
+        self.words: list[str] = []
+        self._quiet = 0
+        self.feed(text)
+        self.text = " ".join("".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        self._quiet += tag in ("style", "script")
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._quiet -= tag in ("style", "script")
+
+    def handle_data(self, data: str) -> None:
+        if not self._quiet:
+            self.words.append(data)
+            if self.rows and self.rows[-1]:
+                self.rows[-1][-1] += " ".join(data.split()) + (" " if data.endswith(" ") else "")
+
+    def row(self, first: str, after: str) -> list[str]:
+        """The first row that starts with a cell, behind a row of headings that starts with another."""
+        start = next(index for index, row in enumerate(self.rows) if row[0].strip() == after)
+        return next([cell.strip() for cell in row] for row in self.rows[start:] if row[0].strip() == first)
+
+
+def share(good: float, count: int) -> str:
+    return f"{100 * good / count:.0f} % of {count}"
+
+
+def test_numbers_equal_those_of_sql(finished: Path) -> None:
+    page = Page(render(finished))
+    last = query(finished, "SELECT max(round) FROM rounds")[1][0][0]
+
+    def one(sql: str) -> Any:
+        return query(finished, sql, {"round": last})[1][0]
+
+    cells = page.row(str(last), "round")
+    guided = one(
+        "SELECT count_if(success), count(*) FROM episodes WHERE stage = 'collect' AND guided AND round = $round"
+    )
+    free = one(
+        "SELECT count_if(success), count(*) FROM episodes WHERE stage = 'collect' AND NOT guided AND round = $round"
+    )
+    assert cells[1:3] == [share(*guided) if guided[1] else "–", share(*free)]
+    for cell, arm in ((cells[3], "with_bank"), (cells[4], "without_bank")):
+        sql = f"SELECT count_if(success), count(*) FROM evaluations WHERE round = $round AND arm = '{arm}'"
+        assert cell == (share(*one(sql)) if one(sql)[1] else "–")
+    assert cells[5] == str(one("SELECT count(*) FROM bank WHERE round = $round")[0])
+    malformed = one("SELECT count_if(verdict = 'malformed'), count(*) FROM distillations WHERE round = $round "
+                    "AND stage IN ('distill', 'merge')")  # fmt: skip
+    assert cells[7] == f"{malformed[0]} of {malformed[1]}"
+    assert cells[8] == str(one("SELECT count_if(status = 'waiting') FROM buffer WHERE round = $round")[0])
+    alarms = one("SELECT count(*) FROM metrics WHERE alarm IS NOT NULL AND round = $round")[0]
+    assert cells[11] == str(alarms or "–")
+
+
+def test_every_change_of_the_bank_is_told_with_its_text(finished: Path) -> None:
+    page = Page(render(finished))
+    texts = query(finished, "SELECT DISTINCT text FROM bank_texts")[1]
+    told = query(finished, "SELECT count(*) FROM bank_events WHERE kind IN ('add', 'update', 'rejected')")[1][0][0]
+    assert texts and told
+    for (text,) in texts:
+        assert " ".join(text.split()) in page.text
+
+
+def test_checks_are_those_that_the_manifests_keep(finished: Path) -> None:
+    page = Page(render(finished))
+    history = History(finished)
+    checks = history.checks(history.rounds()[-1])
+    assert {each.stage for each in checks} >= {"plan", "collect", "consolidate", "evaluate"}
+    for each in checks:
+        assert each.suites, f"{each.stage} kept what was checked"
+        name = each.stage.replace("_", " ")
+        assert page.row(name, f"round {history.rounds()[-1]}")[1:4] == ["passed", str(each.rules), str(each.rows)]
+    collect = next(each for each in checks if each.stage == "collect")
+    where = f"WHERE stage = 'collect' AND round = {history.rounds()[-1]}"
+    tables = ("episodes", "turns", "generations")
+    assert collect.rows == sum(query(finished, f"SELECT count(*) FROM {table} {where}")[1][0][0] for table in tables)
+
+
+def test_what_a_model_wrote_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = build_run(tmp_path / "run")
+    changes = (
+        Change("added", NASTY, NASTY, "o1", "add", None, NASTY, None, (), None),
+        Change("rejected", None, None, "o2", "add", None, None, NASTY, (), NASTY),
+        Change("evicted", "e9", "room", None, None, NASTY, None, None, (), "capacity_fifo"),
+    )
+    monkeypatch.setattr(History, "diff", lambda self, number: BankDiff(number, False, 1, 1, changes))
+    text = render(run)
+    page = Page(text)
+    assert "script" not in page.tags and "img" not in page.tags and not page.addresses
+    assert page.text.count(" ".join(NASTY.split())) >= 4
+    assert "capacity fifo" in page.text
+
+
+def test_the_page_loads_nothing(finished: Path) -> None:
+    text = render(finished)
+    page = Page(text)
+    assert page.addresses == [] and "link" not in page.tags and "script" not in page.tags and "iframe" not in page.tags
+    assert not re.search(r"url\(|@import|http://|https://", text), "no style may load anything either"
+
+
+def test_equal_records_give_equal_pages(finished: Path) -> None:
+    assert render(finished) == render(finished)
+
+
+def test_a_report_is_no_part_of_the_record(copied: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != REPORT}
+    written = write_report(copied)
+    assert written == copied / REPORT and "<html" in written.read_text(encoding="utf-8")
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path != written} == before
+    assert verify(copied) == []
+
+
+def test_a_failure_stands_at_the_head_of_the_page(tmp_path: Path) -> None:
+    from crl.errors import DataCheckFailed
+    from crl.run.journal import Journal
+
+    run = build_run(tmp_path / "run")
+    error = DataCheckFailed("table episodes: row 3 is <b>broken</b>", next_step="look at row 3")
+    Journal(run).record("stage_failed", token=1, round_number=3, stage="collect", error=error, attempt=1)
+    page = Page(render(run))
+    assert "stopped in round 3, stage collect" in page.text and "row 3 is <b>broken</b>" in page.text
+    assert "What to do: look at row 3" in page.text
+
+
+def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "rounds").mkdir()
+    assert "no round yet" in Page(render(tmp_path)).text
+
+
+def test_a_long_round_is_cut_and_the_rest_has_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = tuple(
+        Change("added", f"e{index}", "room", f"o{index}", "add", None, f"advice {index} " + "x" * 3000, None, (), None)
+        for index in range(SHOWN_CHANGES + 7)
+    )
+    diffs = {2: BankDiff(2, False, 0, 9, changes)}
+    monkeypatch.setattr(History, "diff", lambda self, number: diffs.get(number))
+    text = render(build_run(tmp_path / "run"))
+    page = Page(text)
+    assert "7 further changes: crl bank diff run 2" in page.text
+    assert f"advice {SHOWN_CHANGES - 1} " in page.text and f"advice {SHOWN_CHANGES} " not in page.text
+    assert "(3009 characters)" in page.text and len(text) < 200_000
+
+
+def test_a_thousand_rounds_make_a_small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    run = build_run(tmp_path / "run")
+    last = History(run).summaries()[-1]
+    many = [dataclasses.replace(last, round=number, label=str(number)) for number in range(1, 1001)]
+    monkeypatch.setattr(History, "summaries", lambda self: many)
+    text = render(run)
+    assert len(text) < 400_000
+    page = Page(text)
+    assert "Each point pools 9 consecutive rounds" in page.text and "The 900 oldest" in page.text
+    assert page.row("1000", "round") and not [row for row in page.rows if row and row[0] == "900"]
+
+
+def test_another_place_and_a_place_that_cannot_be_written(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert write_report(finished, out) == out and out.stat().st_size > 10_000
+    with pytest.raises(RunDirectoryUnusable, match="cannot be written") as raised:
+        write_report(finished, tmp_path / "missing" / "page.html")
+    assert "--out FILE" in str(raised.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_record_that_is_read_only_says_what_to_do(copied: Path) -> None:
+    copied.chmod(0o555)
+    try:
+        with pytest.raises(RunDirectoryUnusable, match="--out"):
+            write_report(copied)
+    finally:
+        copied.chmod(0o755)
+
+
+def test_the_command_writes_the_page(crl: Callable[..., Outcome], room: Path, tmp_path: Path) -> None:  # noqa: F811
+    outcome = crl("report", "room")
+    assert outcome.code == 0 and str(room / REPORT) in outcome.out and (room / REPORT).is_file()
+    assert crl("report", "room", "--out", tmp_path / "x.html").code == 0 and (tmp_path / "x.html").is_file()
+    assert crl("report", "rom").code == BadInput.exit_code
+
+
+def test_addresses_of_pages() -> None:
+    assert page_url("http://127.0.0.1:4201/", Path("/runs/a b")) == "http://127.0.0.1:4201/a%20b/report.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine: nothing was looked at in a browser")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.mark.parametrize("width", [320, 375, 1280])
+def test_no_page_scrolls_sideways_or_asks_for_anything(
+    browser: Any, finished: Path, tmp_path: Path, width: int
+) -> None:
+    path = write_report(finished, tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(path.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert asked == [path.as_uri()]
+    page.close()
+
+
+def test_history_reads_new_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crl.report import history as module
+    from crl.report.summary import summarise
+    from tests.unit.report.builder import evaluation
+
+    run = build_run(tmp_path / "run")
+    asked: list[Any] = []
+
+    def counted(path: Path, rounds: Any = None) -> Any:
+        asked.append(rounds)
+        return summarise(path, rounds)
+
+    monkeypatch.setattr(module, "summarise", counted)
+    history = History(run)
+    assert history.summaries() == summarise(run) and asked == [[0, 1, 2]]
+    assert history.summaries() == summarise(run) and asked == [[0, 1, 2]]
+    write_stage(run, 3, "evaluate", [[evaluation(3, "with_bank", 1, True)]])
+    assert history.summaries() == summarise(run) and asked[1:] == [[3]]
+    shutil.rmtree(run / "rounds" / "0003" / "evaluate")
+    assert history.rounds() == [0, 1, 2] and history.summaries() == summarise(run)
