@@ -27,7 +27,9 @@ FLOWS = ("train", "resume", "evaluate")
 """Flows whose crash leaves something to tidy. Not `tidy` itself: a crash of it must not start it for ever."""
 
 NOTIFICATION_BLOCK = "crl-failures"
-_HEARTBEAT = "prefect.flow-run.heartbeat"
+HEARTBEAT = "prefect.flow-run.heartbeat"
+WATCHED = "prefect.flow-run.watched"
+"""Our own event: from here on the run has to show a sign of life. See `flows/watch.py`."""
 _EACH_RUN = {"prefect.resource.id"}
 _ANY_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
 
@@ -53,7 +55,7 @@ def dead_runs() -> list[AutomationCore]:
             description=f"A run says every {HEARTBEAT_SECONDS} s that it lives. Without a word for {SILENCE_SECONDS} s "
             "its process is gone (killed, machine lost) and nobody is left to say so. Keep this switched on.",
             trigger=EventTrigger(
-                after={_HEARTBEAT},
+                after={HEARTBEAT, WATCHED},
                 expect={"prefect.flow-run.*"},
                 match=_ANY_RUN,
                 for_each=_EACH_RUN,
@@ -166,13 +168,13 @@ def ensure(client: SyncPrefectClient, wanted: AutomationCore) -> Made:
 
 def ensure_block(url: str) -> UUID:
     """The block that the example notification sends through; one that exists is a person's and stays as it is."""
+    # Both are coroutines where an event loop runs; typed as such wherever they are called.
+    blocks: Any = CustomWebhookNotificationBlock
     try:
-        block = CustomWebhookNotificationBlock.load(NOTIFICATION_BLOCK, _sync=True)
+        block = blocks.load(NOTIFICATION_BLOCK)
     except ValueError:
-        block = CustomWebhookNotificationBlock(
-            name=NOTIFICATION_BLOCK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}
-        )
-        block.save(NOTIFICATION_BLOCK, _sync=True)
+        block = blocks(name=NOTIFICATION_BLOCK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"})
+        block.save(NOTIFICATION_BLOCK)
     identifier: UUID = block._block_document_id
     return identifier
 

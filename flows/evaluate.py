@@ -17,12 +17,16 @@ from typing import Annotated, Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, Field
 
 from crl.errors import CrlError, StageFailed
 from crl.records import Evaluation
+from flows.label import label
+from flows.parameters import RunPath, run_from
 from flows.schedule import superseded
+from tasks.failures import failed, log_error, placed
 
 ARTIFACT_KEY = "evaluation"
 _KEPT_LINES = 30
@@ -36,31 +40,45 @@ class Seeds(BaseModel):
     count: int = Field(32, ge=1, le=100_000, description="How many consecutive seeds a task family.")
 
 
-RunPath = Annotated[
-    Path, Field(description="The run directory, or the name of an experiment under the runs directory.")
-]
-Round = Annotated[int | None, Field(ge=0, description="Round to evaluate; nothing: the latest.")]
-OtherSeeds = Annotated[Seeds | None, Field(description="Other seeds; nothing: those of the experiment.")]
+Round = Annotated[int, Field(ge=0)]
 
 
 @flow(name="evaluate", persist_result=False)
-def evaluate(run_path: RunPath, round: Round = None, seeds: OtherSeeds = None) -> Any:
-    """Evaluate a round of a run. Returns a row for each task family and arm; the table is among the artifacts."""
+def evaluate(run_path: RunPath, round: Round | None = None, seeds: Seeds | None = None) -> Any:
+    """Evaluate a round of a run. Returns a row for each task family and arm; the table is among the artifacts.
+
+    Args:
+        run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
+            machine.
+        round: Round to evaluate; without one, the latest.
+        seeds: Other held-out seeds than those of the experiment.
+    """
     if (state := superseded()) is not None:
         return state
-    return evaluate_round(str(run_path), round, seeds)
+    try:
+        path = run_from(run_path)
+        label(path.name, "evaluate" if round is None else f"evaluate round {round}")
+        evaluated: Any = evaluate_round(str(path), round, seeds, return_state=True)
+        return evaluated.result()
+    except CrlError as error:
+        return failed(error)
 
 
 # The record may have grown since: never from Prefect's cache.
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_round(run_path: str, number: int | None, seeds: Seeds | None) -> list[dict[str, Any]]:
-    """Run `crl evaluate` with its lines in the log. Raises the error it ended with, as one of our own."""
+def evaluate_round(run_path: str, number: int | None, seeds: Seeds | None) -> list[dict[str, Any]] | State[Any]:
+    """Run `crl evaluate` with its lines in the log; an error it ends with becomes a failed state that raises it."""
     with tempfile.TemporaryDirectory(prefix="crl-evaluate-") as folder:
         out = Path(folder) / "evaluation.parquet"
         arguments = [run_path, "--out", str(out)]
         arguments += [] if number is None else ["--round", str(number)]
         arguments += [] if seeds is None else ["--seeds", f"{seeds.start}:{seeds.count}"]
-        _run_command(["evaluate", *arguments])
+        try:
+            _run_command(["evaluate", *arguments])
+        except CrlError as error:
+            placed(error, "evaluate")
+            log_error(error)
+            return failed(error)
         rows = summary(out)
     _publish(run_path, number, rows)
     return rows

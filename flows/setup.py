@@ -29,10 +29,12 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     """
     from prefect import get_client
 
-    from flows.automations import dead_runs, ensure, ensure_block, notification, tidying
+    from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
+    from flows.choices import deployed, keep_choices
     from flows.limits import ensure_limit, limit_name
     from flows.schedule import supersede_missed
     from flows.tidy import tidy_up
+    from flows.watch import watch_unfinished
 
     address = require_server()
     yield f"server        {address}"
@@ -42,7 +44,12 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
         yield f"limits        one run at a time for {len(experiments())} experiments; made {len(made)}" + (
             f" ({', '.join(limit_name(name) for name in made)})" if made else ""
         )
-        yield f"deployments   {', '.join(_deploy())}"
+        before = deployed(client, DEPLOYMENTS)
+        _deploy()
+        kept = keep_choices(client, before)
+        yield f"deployments   {', '.join(DEPLOYMENTS)}" + (
+            f"; kept as set by people: {', '.join(kept)}" if kept else ""
+        )
         tidy_deployment = client.read_deployment_by_name(TIDY).id
         for wanted in (*dead_runs(), tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
             result = ensure(client, wanted)
@@ -50,6 +57,10 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
         missed = supersede_missed(client, POOL)
         yield f"missed runs   {len(missed)} superseded by a newer one"
         yield f"dead runs     {tidy_up(client)}"
+        watched = watch_unfinished(client)
+        yield f"unfinished    {len(watched)} runs" + (
+            f"; one without a sign of life within {SILENCE_SECONDS} s is marked as crashed" if watched else ""
+        )
 
 
 def require_server() -> str:
@@ -137,7 +148,7 @@ def _ensure_pool(client: object) -> str:
     return f"updated: {', '.join(missing)}"
 
 
-def _deploy() -> list[str]:
+def _deploy() -> None:
     """`prefect deploy --all`, as anybody would type it."""
     from crl.errors import SetupFailed
 
@@ -155,7 +166,6 @@ def _deploy() -> list[str]:
             f"`prefect deploy --all` ended with exit code {done.returncode}:\n{done.stdout.strip()[-2000:]}",
             where=str(ROOT / "prefect.yaml"),
         )
-    return list(DEPLOYMENTS)
 
 
 def main(arguments: list[str] | None = None) -> int:

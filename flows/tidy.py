@@ -16,18 +16,20 @@ from uuid import UUID
 from prefect import flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType, TaskRun
 from prefect.context import FlowRunContext
 from prefect.events.filters import EventFilter
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed, Running
 from pydantic import Field
 
-from flows.automations import HEARTBEAT_SECONDS
+from flows.automations import HEARTBEAT, HEARTBEAT_SECONDS
+from flows.watch import watch_unfinished
 
 T = TypeVar("T")
 
-_UNFINISHED = {"state": {"type": {"any_": [StateType.RUNNING, StateType.PENDING]}}}
+# Also what waits: for its retry, for a person. Below a dead parent nobody is left to go on with it.
+_UNFINISHED = {"state": {"type": {"any_": sorted(set(StateType) - TERMINAL_STATES)}}}
 _PAGE = 200
 
 RunId = Annotated[
@@ -48,11 +50,14 @@ class Tidied:
         return "; ".join(parts) or "nothing to tidy"
 
 
-@flow(name="tidy", persist_result=False)
+@flow(name="tidy", flow_run_name="tidy", persist_result=False)
 def tidy(flow_run_id: RunId = None) -> None:
-    """Mark what the dead run left running; without an id, what any dead run has left."""
+    """Mark what the dead run left running; without an id, what any dead run has left, and watch the living anew."""
     with get_client(sync_client=True) as client:
         get_run_logger().info("%s", tidy_up(client, flow_run_id))
+        if flow_run_id is None:
+            watched = [run.name for run in watch_unfinished(client)]
+            get_run_logger().info("watched for a sign of life: %s", ", ".join(watched) or "nothing")
 
 
 def tidy_up(client: SyncPrefectClient, flow_run_id: UUID | None = None) -> Tidied:
@@ -96,10 +101,10 @@ def _end_below(client: SyncPrefectClient, parent: FlowRun, tidied: Tidied) -> No
         names = {run.id: run.name for run in generation}
         for task in _task_runs(client, {"flow_run_id": {"any_": list(names)}, **_UNFINISHED}):
             client.set_task_run_state(task.id, _end(parent), force=True)
-            tidied.marked.append(f"{task.name} of {names.get(task.flow_run_id)}")
+            tidied.marked.append(f"{task.name} of {names[task.flow_run_id]}" if task.flow_run_id else task.name)
         generation = _flow_runs(client, {"parent_flow_run_id": {"any_": list(names)}})
         for child in generation:
-            if child.state is not None and child.state.type in (StateType.RUNNING, StateType.PENDING):
+            if child.state is not None and not child.state.is_final():
                 client.set_flow_run_state(child.id, _end(parent), force=True)
                 tidied.marked.append(child.name)
 
@@ -119,7 +124,7 @@ def _beats_since(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> 
         return False
     wanted = EventFilter.model_validate(
         {
-            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "event": {"name": [HEARTBEAT]},
             "resource": {"id": [f"prefect.flow-run.{run.id}"]},
             "occurred": {"since": since, "until": now},
         }
@@ -131,7 +136,8 @@ def _parents_of_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
     """Flow runs with something unfinished directly below them, dead or alive."""
     tasks = {run.flow_run_id for run in _task_runs(client, _UNFINISHED) if run.flow_run_id is not None}
     # A child flow run is below the task run that stands for it in its parent.
-    tracking = [run.parent_task_run_id for run in _flow_runs(client, _UNFINISHED) if run.parent_task_run_id is not None]
+    children = _flow_runs(client, {"parent_task_run_id": {"is_null_": False}, **_UNFINISHED})
+    tracking = [run.parent_task_run_id for run in children]
     if tracking:
         above = _task_runs(client, {"id": {"any_": tracking}})
         tasks |= {run.flow_run_id for run in above if run.flow_run_id is not None}

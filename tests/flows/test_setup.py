@@ -1,0 +1,145 @@
+"""Set-up on a real server: what it makes, that it makes nothing twice, and what it does about the past."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from flows.setup import DEPLOYMENTS
+from tests.operate import Operation, operation
+from tests.processes import free_port
+from tests.tiny_run import ROOT
+
+SETUP = [sys.executable, "-m", "flows.setup"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
+    """A server on which set-up ran once; no worker."""
+    with operation(tmp_path_factory.mktemp("setup"), worker=False) as made:
+        yield made
+
+
+def lines(server: Operation) -> list[str]:
+    return server.command(SETUP).stdout.splitlines()
+
+
+def automations(server: Operation) -> dict[str, dict]:
+    return {each["name"]: each for each in server._post("/automations/filter", {})}
+
+
+def test_a_second_set_up_finds_everything_and_leaves_peoples_choices(server: Operation) -> None:
+    before = automations(server)
+    assert {name for name, each in before.items() if not each["enabled"]} == {"crl: tell of failures (example)"}
+    deployments = {each["name"]: each for each in server._post("/deployments/filter", {})}
+
+    # Somebody switched an automation off, changed another, and switched the schedule on.
+    silent, never = "crl: mark silent runs as crashed", "crl: mark runs that never began as crashed"
+    changed = {key: before[never][key] for key in ("name", "description", "enabled", "trigger", "actions")}
+    changed["trigger"]["within"] = 3000.0
+    server._ask("PUT", f"/automations/{before[never]['id']}", changed)
+    server._ask("PATCH", f"/automations/{before[silent]['id']}", {"enabled": False})
+
+    # Somebody switched the nightly schedule on, at another time and for another experiment.
+    nightly = server._get("/deployments/name/train/nightly")
+    (schedule,) = nightly["schedules"]
+    at_four = {"schedule": {"cron": "0 4 * * *", "timezone": "Europe/Berlin"}, "active": True}
+    server._ask("PATCH", f"/deployments/{nightly['id']}/schedules/{schedule['id']}", at_four)
+    chosen = {"experiment": "conf/tiny.yaml", "rounds": 2}
+    server._ask("PATCH", f"/deployments/{nightly['id']}", {"parameters": chosen})
+
+    said = lines(server)
+    assert f"automation    {silent}: found, off" in said
+    assert f"automation    {never}: updated, on" in said
+    assert "work pool     crl: found" in said
+    assert any("; made 0" in line for line in said if line.startswith("limits"))
+    after = automations(server)
+    assert {name: each["id"] for name, each in after.items()} == {name: each["id"] for name, each in before.items()}
+    assert after[never]["trigger"]["within"] == 120.0 and not after[silent]["enabled"]
+    again = {each["name"]: each["id"] for each in server._post("/deployments/filter", {})}
+    assert again == {name: each["id"] for name, each in deployments.items()}
+    now = server._get("/deployments/name/train/nightly")
+    assert now["parameters"] == chosen
+    assert [(each["active"], each["schedule"]["cron"], each["slug"]) for each in now["schedules"]] == [
+        (True, "0 4 * * *", "nightly")
+    ]
+    assert any(line.endswith("kept as set by people: train/nightly") for line in said)
+
+    server._ask("PATCH", f"/automations/{before[silent]['id']}", {"enabled": True})
+    server.command([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"])  # back to the file
+
+
+def test_what_is_deployed(server: Operation) -> None:
+    for name in DEPLOYMENTS:
+        deployment = server._get(f"/deployments/name/{name}")
+        assert deployment["work_pool_name"] == "crl"
+        assert deployment["description"]
+        assert deployment["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+        assert deployment["pull_steps"] == [
+            {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+        ]
+    (schedule,) = server._get("/deployments/name/train/nightly")["schedules"]
+    assert not schedule["active"] and schedule["schedule"]["cron"] == "0 2 * * *"
+    assert server._get("/work_pools/crl")["type"] == "process"
+    for name in ("quickstart", "tiny"):
+        assert server.limit(name)["limit"] == 1 and server.limit(name)["active"]
+
+
+def test_plain_deploy_on_a_terminal_asks_nothing(server: Operation) -> None:
+    """As a person types it: with a terminal, where Prefect would ask about storage, schedules and the like."""
+    controller, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "prefect", "deploy", "--all"], cwd=ROOT, env=server.environment,
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(terminal)
+        said = bytearray()
+        while True:
+            try:
+                said += os.read(controller, 4096)
+            except OSError:  # the other end is closed: the command has ended
+                break
+            if b"?" in said and b"[y/n]" in said:
+                process.kill()
+        assert process.wait() == 0, said.decode(errors="replace")[-3000:]
+    os.close(controller)
+    assert said.count(b"successfully created") == len(DEPLOYMENTS)
+    assert (ROOT / "prefect.yaml").read_text().count("- name:") == len(DEPLOYMENTS)
+
+
+def test_of_many_missed_runs_the_newest_stays(server: Operation) -> None:
+    deployment = server._get("/deployments/name/train/nightly")
+    (schedule,) = deployment["schedules"]
+    path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
+    server._ask("PATCH", path, {"active": True})
+    start, end = datetime.now(UTC) - timedelta(days=3, hours=12), datetime.now(UTC)
+    span = {"start_time": start.isoformat(), "end_time": end.isoformat()}
+    server._ask("POST", f"/deployments/{deployment['id']}/schedule", span)
+    late = [run for run in server.flow_runs() if run["expected_start_time"] < datetime.now(UTC).isoformat()]
+    assert len(late) >= 3
+
+    assert f"missed runs   {len(late) - 1} superseded by a newer one" in lines(server)
+    newest = max(late, key=lambda run: run["expected_start_time"])
+    for run in late:
+        now = server.flow_run(run["id"])
+        assert now["state_type"] == ("SCHEDULED" if run["id"] == newest["id"] else "CANCELLED")
+        if run["id"] != newest["id"]:
+            assert now["state"]["message"].startswith("superseded") and newest["name"] in now["state"]["message"]
+
+
+def test_without_a_server_it_says_what_to_do() -> None:
+    for address in ("", f"http://127.0.0.1:{free_port()}/api"):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        if address:
+            environment["PREFECT_API_URL"] = address
+        began = time.monotonic()
+        done = subprocess.run(SETUP, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "make ui" in done.stderr and "Traceback" not in done.stderr
+        assert time.monotonic() - began < 60
