@@ -62,7 +62,7 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
     stages = task_runs(children["round 1"].id)
     assert set(stages) == {"draw", "spread", "learn", "total"}
     assert (stages["draw"].run_count, stages["spread"].run_count) == (2, 1)
-    assert any("draw" in artifact.data for artifact in artifacts("round"))
+    assert any("draw" in artifact.data for artifact in artifacts("fake-rounds"))
 
     # The same again finds nothing to do; more rounds go on from there.
     assert resume(path) == {"run": str(path), "rounds": []}
@@ -78,7 +78,7 @@ def test_a_breach_is_not_retried_and_shows_as_an_artifact_and_a_retried_flow_run
     assert run.complete_stages(1) == ["draw"] and not run.complete_stages(2)
     failed = task_runs(children_of(state)["round 1"].id)["spread"]
     assert failed.run_count == 1 and failed.state.is_failed() and "row 3 has" in failed.state.message
-    assert any("row 3 has -1.0" in artifact.data for artifact in artifacts("data-checks"))
+    assert any("row 3 has -1.0" in artifact.data for artifact in artifacts("fake-data-checks"))
 
     # Retry in the UI: the same flow run again. It finishes its rounds, and no more.
     fake({})

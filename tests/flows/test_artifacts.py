@@ -1,0 +1,209 @@
+"""Artifacts and progress through a real Prefect server: keys, history, contents, and that none of it can stop a run."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from prefect import flow, get_client, task
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, ArtifactFilterTaskRunId
+from prefect.context import get_run_context
+
+import tasks.artifacts
+import tasks.progress
+from crl.engine.events import Progress, StageDone
+from crl.errors import DataCheckFailed
+from crl.report.diff import bank_diff
+from crl.report.views import query
+from tasks.artifacts import KINDS, PAGES, artifact_key, publish_breach, publish_failure, publish_round
+from tasks.progress import shown_progress
+
+pytestmark = pytest.mark.slow
+
+
+def test_keys_are_allowed_and_keep_experiments_apart() -> None:
+    import re
+
+    names = ["tiny", "a_b", "a-b", "a__b", "a-_b", "x" * 63, "0"]
+    keys = [artifact_key(name, kind) for name in names for kind in KINDS]
+    assert len(set(keys)) == len(keys) and all(re.fullmatch(r"[a-z0-9-]+", key) for key in keys)
+    assert artifact_key("tiny", "rounds") == "tiny-rounds"
+
+
+def artifacts(key: str) -> list[Any]:
+    """Every version under a key, oldest first."""
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+    return sorted(found, key=lambda artifact: artifact.created)
+
+
+def published(work: Any) -> str:
+    """Do something inside a flow run; returns the run's id."""
+
+    @flow(name="round")
+    def run() -> str:
+        work()
+        return str(get_run_context().flow_run.id)  # type: ignore[union-attr]
+
+    return str(run())
+
+
+def test_a_round_publishes_every_kind_with_the_contents_of_the_record(prefect_server, copied, monkeypatch):
+    monkeypatch.setenv(PAGES, "http://127.0.0.1:4201")
+    last = query(copied, "SELECT max(round) FROM rounds")[1][0][0]
+    first = published(lambda: publish_round(copied, last - 1))
+    second = published(lambda: publish_round(str(copied), last))
+    name = copied.name
+    for kind in KINDS:
+        versions = artifacts(artifact_key(name, kind))
+        assert [str(version.flow_run_id) for version in versions] == [first, second], f"{kind} has a history"
+        assert versions[-1].type == "markdown" and versions[-1].description == f"Round {last}"
+    rounds, curve, diff, checks, report = (artifacts(artifact_key(name, kind))[-1].data for kind in KINDS)
+    bank = query(copied, "SELECT count(*) FROM bank WHERE round = $round", {"round": last})[1][0][0]
+    assert f"| {last} | {bank} |" in rounds
+    assert curve.count("data:image/svg+xml;base64,") == 2 and "http" not in curve
+    assert bank_diff(copied, last).summary() in diff
+    assert f"Data checks of round {last}: passed" in checks and "| collect | episodes |" in checks
+    assert f"](http://127.0.0.1:4201/{name}/report.html)" in report
+    assert "<html" in (copied / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_failure_and_a_breach_are_shown(prefect_server, copied):
+    error = DataCheckFailed("table bank: 'x' is broken in 1 row: row 3 (`<b>`)", next_step="look at row 3")
+    before = len(artifacts(artifact_key(copied.name, "data-checks")))
+
+    def work() -> None:
+        publish_breach(copied, 3, "consolidate", error)
+        publish_failure(copied, 3)
+
+    published(work)
+    versions = artifacts(artifact_key(copied.name, "data-checks"))
+    assert len(versions) == before + 1 and "row 3 (`<b>`)" in versions[-1].data and "**not**" in versions[-1].data
+    assert artifacts(artifact_key(copied.name, "report"))[-1].description == "Stopped in round 3"
+
+
+def test_what_cannot_be_made_or_published_is_a_warning(prefect_server, copied, monkeypatch, caplog):
+    def broken(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("it broke")
+
+    before = {kind: len(artifacts(artifact_key(copied.name, kind))) for kind in KINDS}
+    monkeypatch.setattr(tasks.artifacts.markdown, "curve_markdown", broken)
+    monkeypatch.setattr(tasks.artifacts, "write_report", broken)
+    with caplog.at_level("WARNING"):
+        published(lambda: publish_round(copied, 1))
+    assert "the report page could not be written: it broke" in caplog.text
+    assert f"the artifact {copied.name}-learning-curve could not be made: it broke" in caplog.text
+    after = {kind: len(artifacts(artifact_key(copied.name, kind))) - count for kind, count in before.items()}
+    assert after == {kind: int(kind != "learning-curve") for kind in KINDS}, "the others were published all the same"
+
+    monkeypatch.setattr(tasks.artifacts, "get_client", broken)
+    with caplog.at_level("WARNING"):
+        published(lambda: publish_round(copied, 1))
+    assert "artifacts could not be published: it broke" in caplog.text
+
+
+class Stages:
+    """As much of a driver as progress needs: it hands events to whoever subscribed."""
+
+    def __init__(self) -> None:
+        self.subscribers: list[Any] = []
+
+    def subscribe(self, callback: Any) -> Any:
+        self.subscribers.append(callback)
+        return lambda: self.subscribers.remove(callback)
+
+    def tell(self, event: Any) -> None:
+        for subscriber in list(self.subscribers):
+            subscriber(event)
+
+
+def bars(task_run: Any) -> list[Any]:
+    """Progress artifacts of a task run."""
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(task_run_id=ArtifactFilterTaskRunId(any_=[task_run]))
+        )
+    return [artifact for artifact in found if artifact.type == "progress"]
+
+
+def staged(work: Any) -> Any:
+    """Do something inside a task run of a stage, with a driver's events; returns the task run's id."""
+
+    @task(name="stage")
+    def stage() -> Any:
+        driver: Any = Stages()
+        with shown_progress(driver, 2, "collect"):
+            work(driver)
+        assert not driver.subscribers
+        return get_run_context().task_run.id  # type: ignore[union-attr]
+
+    @flow(name="round")
+    def run() -> Any:
+        return stage()
+
+    return run()
+
+
+@contextmanager
+def waiting(seconds: float = 20.0):
+    """Gives a function that waits until something is so, and fails when it takes too long."""
+    deadline = time.monotonic() + seconds
+
+    def until(condition: Any) -> None:
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    yield until
+
+
+def test_a_long_stage_has_a_bar_that_ends_full(prefect_server, monkeypatch):
+    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(tasks.progress, "EVERY_SECONDS", 0.1)
+    seen = []
+
+    def work(driver: Stages) -> None:
+        run = get_run_context().task_run.id  # type: ignore[union-attr]
+        with waiting() as until:
+            driver.tell(Progress(2, "distill", 9, 10, 1.0))
+            driver.tell(Progress(2, "collect", 4, 16, 1.0, {"episodes": 4}))
+            until(lambda: bars(run))
+            seen.append(bars(run)[0])
+            driver.tell(Progress(2, "collect", 12, 16, 2.0, {"episodes": 12}))
+            until(lambda: bars(run)[0].data == 75.0)
+        driver.tell(StageDone(2, "collect", "d", 3.0))
+
+    run = staged(work)
+    assert seen[0].data == 25.0 and "round 2, collect: 4 of 16" in seen[0].description
+    assert [(bar.data, bar.description) for bar in bars(run)] == [(100.0, "round 2, collect: committed")]
+
+
+def test_a_short_stage_has_no_bar_and_a_failed_one_does_not_end_full(prefect_server, monkeypatch):
+    assert bars(staged(lambda driver: driver.tell(Progress(2, "collect", 4, 16, 1.0)))) == []
+    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(tasks.progress, "EVERY_SECONDS", 0.1)
+
+    def work(driver: Stages) -> None:
+        driver.tell(Progress(2, "collect", 4, 16, 1.0))
+        with waiting() as until:
+            until(lambda: bars(get_run_context().task_run.id))  # type: ignore[union-attr]
+
+    assert [bar.data for bar in bars(staged(work))] == [25.0]
+
+
+def test_a_server_that_does_not_answer_costs_the_bar_only(prefect_server, monkeypatch, caplog):
+    def broken(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("no server")
+
+    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(tasks.progress, "create_progress_artifact", broken)
+    with caplog.at_level("WARNING"), waiting() as until:
+
+        def work(driver: Stages) -> None:
+            driver.tell(Progress(2, "collect", 4, 16, 1.0))
+            until(lambda: "could not be shown" in caplog.text)
+
+        assert bars(staged(work)) == []
+    assert "the progress of collect could not be shown: no server" in caplog.text
