@@ -20,7 +20,7 @@ from tests.faults.disks import small_disk
 from tests.faults.looking import Identity, check_journal, check_kept, identities
 from tests.faults.mishaps import BALLAST, EXCEPTION, HALT, Mishap
 from tests.operate import CRASHED_SECONDS, ENDED, PATIENCE_SECONDS, Operation, as_parameter, copy_run
-from tests.processes import wait_until
+from tests.processes import command_line, wait_until
 from tests.tiny_run import ROUNDS, digests, experiment, leftovers
 
 HANG_LIMIT_SECONDS = 60.0
@@ -168,13 +168,13 @@ class Segment:
         self.no_orphans()
 
     def no_orphans(self) -> None:
-        """No process of the flow run lives."""
+        """No process of the flow run lives; the worker's own hook, which tells of a crash, is none of it."""
 
-        def found() -> str:
-            alive = [f"{each.pid} {' '.join(each.cmdline())}" for each in self.operation.flow_processes(self.run_id)]
-            return f"no process of {self.name} lives; there are {alive}"
+        def alive() -> list[str]:
+            lines = [" ".join(command_line(each)) for each in self.operation.flow_processes(self.run_id)]
+            return [line for line in lines if line and " hook " not in line]
 
-        wait_until(lambda: not self.operation.flow_processes(self.run_id), found, ORPHAN_SECONDS)
+        wait_until(lambda: not alive(), lambda: f"no process of {self.name} lives: {alive()}", ORPHAN_SECONDS)
 
     def look(self) -> None:
         """What was complete is as it was; the broken stage is not complete, the one broken before it is."""
@@ -200,14 +200,17 @@ class Segment:
         )
         assert after is None or HALT in said, said[-2000:]
 
-    def finish(self) -> None:
-        """Continue in its way for the last time, and look at what came out."""
+    def go_on(self) -> None:
+        """Continue in its way for the last time: asks for the Retry, or runs `crl resume` to its end."""
         self.mend()
         if self.way is Way.resume:
             self.resume()
-        else:
-            if not self._goes_on():
-                self.operation.retry(self.run_id)
+        elif not self._goes_on():
+            self.operation.retry(self.run_id)
+
+    def arrive(self) -> None:
+        """Wait until it has ended after :meth:`go_on`, and look at what came out."""
+        if self.way is Way.retry:
             ended = self.operation.wait_for(self.run_id)
             said = (ended["state"] or {}).get("message") or ""
             wanted = "FAILED" if self.halt else "COMPLETED"
