@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from crl.engine.driver import Driver
     from crl.run.directory import RunDirectory
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 _ROUNDS = 3
 
 
@@ -124,7 +126,7 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     try:
         # The one place where the library reaches up to the flows: the command line is their front door. By name, so
         # that neither they nor Prefect are imported, or even needed, by anything else.
-        importlib.import_module("flows.train").train(experiment, rounds)
+        importlib.import_module("flows.command").train(experiment, rounds)
     finally:
         stop()
 
@@ -136,16 +138,29 @@ def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str
     return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
 
 
+class _Terminated(BaseException):
+    """SIGTERM arrived: the way out is that of Ctrl-C."""
+
+
 @contextmanager
 def _interruptible(path: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the engines, give the lease back and say how to go on."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    # Prefect has a handler of its own while a flow runs, and hands the signal on to this one afterwards.
+    previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Terminated) as error:
         console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; go on with: crl resume {shown(path)}")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED) from None
     except ApprovalPending as error:
         say_pending(error, path)
         raise typer.Exit(error.exit_code) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:

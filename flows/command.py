@@ -1,0 +1,43 @@
+"""How `crl train` runs the flow: what it registers first, and what it says where there is no server."""
+
+from __future__ import annotations
+
+import httpx
+from prefect.settings import get_current_settings
+
+from crl.config import Experiment
+from crl.errors import NoServer
+from flows.limits import ensure_limit
+from flows.train import already_checked
+from flows.train import train as flow
+
+
+def train(experiment: Experiment, rounds: int) -> None:
+    """Run the flow `train` in this process on an experiment that was checked already.
+
+    Raises NoServer where no server answers or the temporary one does not start, else what the flow fails with.
+    """
+    _register(experiment.name)
+    before = already_checked.set(True)
+    try:
+        flow(experiment, rounds)
+    finally:
+        already_checked.reset(before)
+
+
+def _register(name: str) -> None:
+    """Make the experiment's concurrency limit. It is the first thing asked of the server."""
+    try:
+        ensure_limit(name)
+    except (RuntimeError, httpx.TransportError) as error:  # Prefect has no class of its own for it
+        url = get_current_settings().api.url
+        if url is None:
+            raise NoServer(
+                f"Prefect's temporary server did not start: {error}",
+                next_step="try again when the machine is less busy, start a server (`make ui`), or give --no-prefect",
+            ) from error
+        raise NoServer(
+            f"no Prefect server answers at {url}: {error}",
+            where="PREFECT_API_URL, or the active Prefect profile",
+            next_step="start it (`make ui`), unset PREFECT_API_URL to use a temporary one, or give --no-prefect",
+        ) from error
