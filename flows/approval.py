@@ -31,14 +31,16 @@ from crl.engine.approvals import PendingApproval, decide
 from crl.engine.driver import Driver, announce
 from crl.engine.events import Waits
 from crl.errors import BadInput, DecisionMade
-from crl.report.diff import diff_markdown, proposed_diff
+from crl.report.diff import proposed_diff
+from crl.report.markdown import diff_markdown
 from crl.run.decisions import Decision, load_decision
 from crl.run.lease import check_token
 from flows.waiting import run_logger
+from tasks.artifacts import artifact_key
 
 POLL_SECONDS = 2.0
-PROPOSAL_KEY = "bank-proposal"
-"""Artifact that shows what the round asks for."""
+PROPOSAL = "bank-proposal"
+"""Kind of the artifact that shows what the round asks for."""
 WAITING_NAME = "Awaiting approval"
 """Name of the state of the training run whose round is paused."""
 _SHOWN_IN_FORM = 30
@@ -216,16 +218,18 @@ def _published(pending: PendingApproval) -> str:
         diff = proposed_diff(pending.run_path, pending.round)
     except BadInput:  # a decision about something else than a bank
         return pending.told()
+    name = pending.run_path.name
+    key = artifact_key(name, PROPOSAL)
     try:
         create_markdown_artifact(
-            key=PROPOSAL_KEY,
-            markdown=diff_markdown(diff),
+            key=key,
+            markdown=diff_markdown(diff, name, most=len(diff.changes)),
             description=f"What round {diff.round} asks of the bank, before a person decided",
         )
     except Exception as error:
         run_logger().warning("the proposal could not be published: %s", error)
-    more = f"\n\nAll of it: artifact `{PROPOSAL_KEY}`." if len(diff.changes) > _SHOWN_IN_FORM else ""
-    return diff_markdown(diff, most=_SHOWN_IN_FORM) + more
+    more = f"\n\nAll of it: artifact `{key}`." if len(diff.changes) > _SHOWN_IN_FORM else ""
+    return diff_markdown(diff, name, most=_SHOWN_IN_FORM) + more
 
 
 @contextlib.contextmanager

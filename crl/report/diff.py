@@ -6,7 +6,6 @@ yet, by applying the recorded operations in memory; nothing is written. Both rea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,28 +147,6 @@ def diff_table(diff: BankDiff) -> Table:
             cells = (kind, change.operation_id or "–", change.entry_id or "–", change.family or "–", told(change))
             table.add_row(*(Text(cell) for cell in cells))
     return table
-
-
-def diff_markdown(diff: BankDiff, most: int | None = None) -> str:
-    """The changes as a Markdown list, grouped by kind; `most` limits how many are listed."""
-    title = f"Bank of round {diff.round}" + (", as proposed" if diff.proposed else "")
-    lines, left = [f"## {title}", "", diff.summary()], len(diff.changes) if most is None else most
-    for kind in KINDS:
-        changes = diff.of(kind)[:left]
-        left -= len(changes)
-        lines += ["", f"### {kind}", ""] if changes else []
-        for change in changes:
-            texts = [_markdown(line) for line in told(change).splitlines()]
-            name = f"`{change.operation_id or change.entry_id}`"
-            lines.append(f"- {name} ({change.family}): " + "  \n  ".join(texts))
-    if most is not None and len(diff.changes) > most:
-        lines += ["", f"… and {len(diff.changes) - most} more"]
-    return "\n".join(lines)
-
-
-def _markdown(text: str) -> str:
-    """Text as it is: what a model wrote must not become markup."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
 
 
 def told(change: Change) -> str:
