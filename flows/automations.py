@@ -23,6 +23,8 @@ SILENCE_SECONDS = 90
 """A run without a heartbeat for so long is dead: three heartbeats."""
 START_SECONDS = 120
 """A run that was handed to a process and never said that it lives is dead after this."""
+_MARKED_SECONDS = 10
+"""Later than a silent run is marked, its remains are looked for."""
 FLOWS = ("train", "resume", "evaluate")
 """Flows whose crash leaves something to tidy. Not `tidy` itself: a crash of it must not start it for ever."""
 
@@ -99,28 +101,52 @@ def dead_runs() -> list[AutomationCore]:
     ]
 
 
-def tidying(tidy_deployment: UUID) -> AutomationCore:
-    """What a crashed run left running (child runs, stages) is marked by a run of the deployment `tidy`."""
-    return AutomationCore(
-        name="crl: tidy up after a crashed run",
-        description="A killed run cannot say that its rounds and stages died with it; the deployment tidy/tidy does.",
-        trigger=EventTrigger(
-            expect={"prefect.flow-run.Crashed"},
-            match=_ANY_RUN,
-            match_related={"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
-            for_each=_EACH_RUN,
-            posture=Posture.Reactive,
-            threshold=1,
-            within=timedelta(0),
-        ),
-        actions=[
-            RunDeployment(
-                source="selected",
-                deployment_id=tidy_deployment,
-                parameters={"flow_run_id": {"__prefect_kind": "jinja", "template": "{{ flow_run.id }}"}},
-            )
-        ],
+def tidying(tidy_deployment: UUID) -> list[AutomationCore]:
+    """What a dead run left running (child runs, stages) is marked by a run of the deployment `tidy`.
+
+    Told by its crash, and once more by its silence: after a restart the server keeps back what it hears of the state of
+    an older run for up to 15 minutes (it orders such events by the one before, which it has forgotten), and a kill of
+    everything can lose the run of `tidy` itself. Heartbeats are not ordered.
+    """
+    action = RunDeployment(
+        source="selected",
+        deployment_id=tidy_deployment,
+        parameters={"flow_run_id": {"__prefect_kind": "jinja", "template": "{{ flow_run.id }}"}},
     )
+    ours = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
+    return [
+        AutomationCore(
+            name="crl: tidy up after a crashed run",
+            description="A killed run cannot say that its rounds and stages died with it; the deployment tidy/tidy "
+            "does.",
+            trigger=EventTrigger(
+                expect={"prefect.flow-run.Crashed"},
+                match=_ANY_RUN,
+                match_related=ours,
+                for_each=_EACH_RUN,
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(0),
+            ),
+            actions=[action],
+        ),
+        AutomationCore(
+            name="crl: tidy up after a silent run",
+            description="The same for a run that is found dead by its silence, once it is marked: also where the "
+            "server was stopped meanwhile.",
+            trigger=EventTrigger(
+                after={HEARTBEAT, WATCHED},
+                expect={"prefect.flow-run.*"},
+                match=_ANY_RUN,
+                match_related=ours,
+                for_each=_EACH_RUN,
+                posture=Posture.Proactive,
+                threshold=1,
+                within=timedelta(seconds=SILENCE_SECONDS + _MARKED_SECONDS),
+            ),
+            actions=[action],
+        ),
+    ]
 
 
 def notification(block_document: UUID) -> AutomationCore:

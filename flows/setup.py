@@ -51,7 +51,7 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
             f"; kept as set by people: {', '.join(kept)}" if kept else ""
         )
         tidy_deployment = client.read_deployment_by_name(TIDY).id
-        for wanted in (*dead_runs(), tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
+        for wanted in (*dead_runs(), *tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
             result = ensure(client, wanted)
             yield f"automation    {result.name}: {result.outcome}, {'on' if result.enabled else 'off'}"
         missed = supersede_missed(client, POOL)

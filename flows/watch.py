@@ -24,12 +24,21 @@ _PAGE = 200
 def watch_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
     """Have every unfinished run marked as crashed unless it shows a sign of life in time; returns the runs."""
     watched = [run for run in _unfinished(client) if _would_beat(client, run)]
+    flows = client.read_flows(flow_filter=FlowFilter.model_validate({"name": {"any_": _FLOWS}}))
+    names = {flow.id: flow.name for flow in flows}
     events = [
         {
             "id": str(uuid4()),
             "occurred": datetime.now(UTC).isoformat(),
             "event": WATCHED,
             "resource": {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name},
+            "related": [
+                {
+                    "prefect.resource.id": f"prefect.flow.{run.flow_id}",
+                    "prefect.resource.role": "flow",
+                    "prefect.resource.name": names[run.flow_id],
+                }
+            ],
         }
         for run in watched
     ]

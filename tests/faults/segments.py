@@ -255,9 +255,12 @@ def break_from_outside(operation: Operation, fault: Fault, segments: list[Segmen
                     segment.mishap.go(segment.place)
             time.sleep(3.0)
             operation.start_server()
+            if any(segment.way is Way.resume for segment in segments):
+                operation.set_up()  # whoever types `make ui` again
         case Fault.everything:
             operation.kill_everything()
             operation.start_server()
+            operation.set_up()
             operation.start_worker()
         case _:
             pass
