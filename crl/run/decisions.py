@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -108,7 +109,8 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
     earlier = load_decision(run_path, decision.round)
     if earlier is not None and earlier.shown != decision.shown:
         withdraw_decision(run_path, decision.round)
-    scratch = temporary(path, 0)
+    # A name of its own even within a process: a paused flow and a command may decide in the same moment.
+    scratch = temporary(path.with_name(f"{path.name}-{uuid4().hex}"), 0)
     with _writable(path), disk_full_as_error(path):
         path.parent.mkdir(exist_ok=True)
         try:

@@ -133,6 +133,11 @@ def consolidate() -> dict[type[Row], list[Row]]:
     return {r.BankEntry: bank, r.BankText: texts, r.BankEvent: events}
 
 
+def approve() -> dict[type[Row], list[Row]]:
+    row = r.Approval(round=1, decision="partly", person="Ada", reason=None, operations=3, rejected_operations=["d0-o0"])
+    return {r.Approval: [row]}
+
+
 def credit() -> dict[type[Row], list[Row]]:
     credits = [
         r.Credit(
@@ -185,4 +190,4 @@ def evaluate() -> dict[type[Row], list[Row]]:
     return {r.Evaluation: rows}
 
 
-STAGES = (plan, collect, distill, consolidate, credit, update, evaluate)
+STAGES = (plan, collect, distill, approve, consolidate, credit, update, evaluate)

@@ -1,0 +1,65 @@
+"""A recipe of the bank's stages alone, for tests of approval: no model, operations from a script, the real rest.
+
+Round 1 adds three entries, one of them twice; every later round updates the oldest, merges two and adds one.
+"""
+
+from __future__ import annotations
+
+from crl.config import Experiment, Method
+from crl.recipes.complementary import APPROVE, BANK, CONSOLIDATE
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Read, Recipe, Stage
+from crl.records import BankEntry, BankEvent, Operation
+from tests.unit.engine import fake_recipe  # noqa: F401  (engines that run it check no tables)
+from tests.unit.engine.harness import make_experiment
+
+RECIPE = "tests.unit.engine.approval_recipe:recipe_of"
+NAME = "approved"
+
+
+def approved_experiment(name: str = NAME, *, approve: bool = True, **runtime: object) -> Experiment:
+    """An experiment for this recipe; without `approve` it publishes the same bank and asks nobody."""
+    made = make_experiment(**runtime)
+    retrieval = made.method.retrieval.model_copy(update={"embedder": "lexical"})
+    method = made.method.model_copy(update={"approve_bank": approve, "retrieval": retrieval})
+    return made.model_copy(update={"name": name, "method": method})
+
+
+def recipe_of(method: Method) -> Recipe:
+    """Round 0: `initialise`. Later: `distill`, `approve` where it is due, `consolidate`."""
+    return Recipe(
+        name="approval",
+        preparation=(Stage("initialise", run=initialise, writes=(BankEntry, BankEvent)),),
+        stages=(
+            Stage("distill", run=distill, reads=(BANK, Read("distill", -1)), writes=(Operation,)),
+            APPROVE,
+            CONSOLIDATE,
+        ),
+        initial={"consolidate": "initialise"},
+    )
+
+
+def initialise(ctx: StageContext) -> None:
+    ctx.write(BankEntry, [])
+    ctx.write(BankEvent, [])
+
+
+def distill(ctx: StageContext) -> None:
+    """What the script of the round asks for, of a bank in which some of it may have been refused."""
+    ids = [entry.entry_id for entry in ctx.rows(BankEntry, "consolidate", -1)]
+    if ctx.round == 1:
+        wanted = [("add", text, []) for text in ("Go down.", "Look first.", "Look first.", "Take the stairs.")]
+    else:
+        wanted = [("update", f"Go down in round {ctx.round}.", ids[:1])] if ids else []
+        wanted += [("merge", f"Look before round {ctx.round}.", ids[1:3])] if len(ids) > 2 else []
+        wanted += [("add", f"Mind *the* `trap` of round {ctx.round}.", [])]
+    ctx.write(Operation, [_operation(ctx.round, index, *each) for index, each in enumerate(wanted)])
+
+
+def _operation(round_number: int, index: int, kind: str, text: str, parents: list[str]) -> Operation:
+    name = f"r{round_number}-d{index}"
+    return Operation(
+        operation_id=f"{name}-o0", distillation_id=name, generation_id=name, round=round_number, index=0, kind=kind,
+        family="lake", entry_id=parents[0] if kind == "update" else f"x-{name}",
+        parents=parents if kind == "merge" else [], episode_ids=[f"e-{name}"], text=text,
+    )  # fmt: skip
