@@ -12,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -30,7 +31,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 
 from crl.config import Runtime, TaskRunnerName
 from crl.engine.driver import Driver
-from crl.engine.lone import begin_process
+from crl.engine.lone import begin_process, end_engines
 from crl.engine.spread import PartOutcome, Spread
 from crl.errors import CrlError, EngineDied
 from crl.preflight import check_task_runner
@@ -38,6 +39,7 @@ from tasks.part import part_task
 
 SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"
 _TICK_SECONDS = 0.5
+_CANCEL_SECONDS = 2.0
 
 
 def spread_over_tasks(driver: Driver) -> None:
@@ -55,6 +57,8 @@ class PartTasks:
         self._runtime = runtime
         self._task: Task[..., Any] = part_task(runtime)
         self._runner: TaskRunner[Any] | None = None
+        self._submitted = False
+        """Whether the runner was ever used: Dask's makes its cluster only then."""
 
     def __enter__(self) -> PartTasks:
         return self
@@ -73,14 +77,19 @@ class PartTasks:
         attempt = _Attempt(spread)
         try:
             runner = self._started()
+            if isinstance(runner, _Processes):
+                runner.forget_context()
             while attempt.goes_on():
                 while attempt.has_part_for(self._runtime.shards):
                     with _server_known():
                         attempt.running(runner.submit(self._task, {"order": attempt.next_order()}))
+                    self._submitted = True
                 attempt.wait()
-        except BaseException:
+        except BaseException as error:
             spread.cancel()
             self._end(at_once=True)
+            if (interruption := _interruption_in(error)) is not None:
+                raise interruption from None
             raise
         if attempt.broken:
             self._end(at_once=True)
@@ -95,10 +104,13 @@ class PartTasks:
 
     def _end(self, *, at_once: bool = False) -> None:
         runner, self._runner = self._runner, None
-        if runner is not None:
-            if at_once and isinstance(runner, _Processes):
-                runner.abandon()
-            runner.__exit__(None, None, None)
+        if runner is None:
+            return
+        if at_once and isinstance(runner, _Processes):
+            runner.abandon()
+        elif at_once and self._submitted and self._runtime.task_runner is TaskRunnerName.dask:
+            _end_engines_on(runner)
+        runner.__exit__(None, None, None)
 
 
 class _Attempt:
@@ -167,17 +179,19 @@ class _Attempt:
 
 
 class _Processes(ProcessPoolTaskRunner):
-    """Prefect's process pool, made to be kept: it may serve several rounds, and its processes end when we do."""
+    """Prefect's process pool, made to be kept: it may serve several stages, and its processes end when we do."""
 
     def __init__(self, max_workers: int) -> None:
         context = multiprocessing.get_context("spawn")
         reader, self._lifeline = context.Pipe(duplex=False)
         super().__init__(max_workers, initializer=begin_process, initargs=(context.Value("i", 0), reader))
 
-    def submit(self, *args: Any, **kwargs: Any) -> Any:
-        """As Prefect's; the task belongs to the flow run that submits it, not to the one of the first task."""
+    def forget_context(self) -> None:
+        """What is submitted from now on belongs to the flow run and the task it is submitted by.
+
+        Prefect serialises the context of the first submission and keeps it: its pools serve one flow run.
+        """
         self._cached_context = None
-        return super().submit(*args, **kwargs)
 
     def abandon(self) -> None:
         """End the processes in the middle of what they do."""
@@ -211,6 +225,21 @@ def _new_runner(runtime: Runtime) -> TaskRunner[Any]:
     )
 
 
+def _end_engines_on(runner: Any) -> None:
+    """End what Dask's workers do; of themselves they would first finish it. A scheduler that is gone is not waited for.
+
+    Workers that are not ours live on.
+    """
+
+    def end() -> None:
+        with contextlib.suppress(Exception):
+            runner.client.run(end_engines, wait=False)
+
+    thread = threading.Thread(target=end, name="end-engines", daemon=True)
+    thread.start()
+    thread.join(_CANCEL_SECONDS)
+
+
 @contextlib.contextmanager
 def _server_known() -> Iterator[None]:
     """Tell what is submitted where a temporary server listens: each process would start one of its own."""
@@ -220,6 +249,16 @@ def _server_known() -> Iterator[None]:
         return
     with temporary_settings({PREFECT_API_URL: str(context.client.api_url)}):
         yield
+
+
+def _interruption_in(error: BaseException) -> BaseException | None:
+    """A signal's exception that a library wrapped in one of its own (pydantic does, while it serialises)."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, Exception):
+            return cause
+        cause = cause.__cause__
+    return None
 
 
 def _process_died(error: Exception) -> bool:

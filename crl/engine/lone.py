@@ -58,6 +58,12 @@ def run_order(
         lone.busy = False
 
 
+def end_engines() -> None:
+    """End every engine of this process that runs a part: it was cancelled, and its lease will not tell for a while."""
+    for lone in tuple(_lone):
+        lone.cancel()
+
+
 def begin_process(counter: Any, lifeline: Connection) -> None:
     """First call in a process of a pool: take the next shard number, and end with the pool's owner.
 
@@ -98,13 +104,16 @@ class _Lone:
             _require_living(order)
             raise
 
+    def cancel(self) -> None:
+        if self.busy:
+            self._engine.cancel()
+
     def _watch(self) -> None:
         while True:
             time.sleep(_TICK_SECONDS)
             if not _lives(self._order):
-                if self.busy:
-                    self._engine.cancel()
-                elif self._leave():
+                self.cancel()
+                if self._leave():
                     self._engine.stop()
                     return
             elif not self.busy and not self._released and time.monotonic() - self.idle_since > _IDLE_SECONDS:

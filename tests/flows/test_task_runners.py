@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.settings import PREFECT_API_URL
 
-from crl.errors import DataCheckFailed
+from crl.config import Runtime
+from crl.errors import BadInput, DataCheckFailed
 from crl.run.directory import RunDirectory
+from flows.resume import resume
 from flows.train import train
+from tests import tiny_run
+from tests.faults.killing import MARK, marked
+from tests.processes import kill, wait_until
 from tests.unit.engine.fake_recipe import PARTS
 from tests.unit.engine.harness import digests, leftovers, make_driver, make_experiment
 
 SHARDS = 4
+ORPHAN_SECONDS = 10.0
+SLOW = pytest.mark.slow
+THREADS, PROCESSES, DASK = "threads", pytest.param("processes", marks=SLOW), pytest.param("dask", marks=SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +51,7 @@ def tasks_of_round(number: int) -> dict[str, Any]:
         return {run.name: run for run in found}
 
 
-@pytest.mark.parametrize(
-    "runner",
-    ["threads", pytest.param("processes", marks=pytest.mark.slow), pytest.param("dask", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("runner", [THREADS, PROCESSES, DASK])
 def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(runner, fake, tmp_path, one_shard):
     path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")]})
     state = train(spread_over(runner), rounds=2, return_state=True)
@@ -56,3 +65,101 @@ def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(r
         assert all(part.state.is_completed() for part in parts)
         assert runs["spread"].run_count == 1, "the stage itself did not fail"
         assert len(runs) == 4 + PARTS
+
+
+@pytest.mark.parametrize("runner", [pytest.param("threads", marks=SLOW), PROCESSES, DASK])
+def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(runner, fake, one_shard):
+    path = fake({"spread/1": ["breach", ""]})
+    state = train(spread_over(runner), rounds=1, return_state=True)
+    with pytest.raises(DataCheckFailed, match="row 3 has"):
+        state.result()
+    runs = tasks_of_round(1)
+    part, stage = runs[f"spread 2 of {PARTS}"], runs["spread"]
+    assert part.run_count == stage.run_count == 1 and part.state.is_failed() and stage.state.is_failed()
+    for message in (part.state.message, stage.state.message, state.message):
+        assert f"part 2 of {PARTS}" in message and "row 3 has -1.0" in message and "look at row 3" in message
+    run = RunDirectory.open(path)
+    assert run.complete_stages(1) == ["draw"]
+
+    # What the others completed is used: only the missing part is a task again.
+    complete = [number for number in range(PARTS) if run.part_is_complete(1, "spread", number)]
+    assert complete == [0, 2, 3]
+    fake({})
+    assert resume(path)["rounds"] == [1]
+    assert [name for name in tasks_of_round(1) if " of " in name] == [f"spread 2 of {PARTS}"]
+    assert digests(run) == {key: value for key, value in one_shard.items() if not key.startswith("2/")}
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("runner", "number"),
+    [
+        ("threads", signal.SIGTERM),
+        ("processes", signal.SIGTERM),
+        ("dask", signal.SIGTERM),
+        ("processes", signal.SIGKILL),
+        ("dask", signal.SIGKILL),
+    ],
+)
+def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(runner, number, fake, tmp_path, one_shard):
+    markers = [tmp_path / f"marker-{part}" for part in range(PARTS)]
+    path = fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
+    mark = f"{os.getpid()}-{runner}-{number.name}"
+    process = flow_process(tmp_path, spread_over(runner), mark)
+    try:
+        wait_until(
+            lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
+            "every part runs",
+            240.0,
+        )
+        assert process.poll() is None, (tmp_path / "output.txt").read_text()[-3000:]
+        process.send_signal(number)
+        process_ends = ORPHAN_SECONDS
+        wait_until(lambda: not others(mark, process), "every process that the flow had started ended", process_ends)
+        process.wait(60)
+    finally:
+        kill(marked(mark))
+        process.wait()
+    fake({})
+    assert resume(path)["rounds"] == [1]
+    run = RunDirectory.open(path)
+    assert digests(run) == {key: value for key, value in one_shard.items() if not key.startswith("2/")}
+    assert not leftovers(run)
+
+
+def flow_process(folder, experiment, mark) -> subprocess.Popen[bytes]:
+    """The flow `train` in a process of its own, as a worker starts it: without the guardian of the command line."""
+    script = folder / "flow.py"
+    script.write_text(
+        "from crl.config import Experiment\nfrom flows.train import train\n\nif __name__ == '__main__':\n"
+        f"    train(Experiment.model_validate_json({experiment.model_dump_json()!r}), 1)\n"
+    )
+    variables = {**os.environ, MARK: mark, "PYTHONPATH": str(tiny_run.ROOT), "PREFECT_API_URL": PREFECT_API_URL.value()}
+    with (folder / "output.txt").open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, str(script)], env=variables, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
+    return [each.pid for each in marked(mark) if each.pid != process.pid]
+
+
+@SLOW
+@pytest.mark.parametrize("runner", ["threads", "processes", "dask"])
+def test_a_real_round_in_four_shards_has_the_digests_of_one_shard(runner, copied, finished, prefect_server):
+    tiny_run.cut_back(copied, tiny_run.ROUNDS, "collect")
+    resume(copied, Runtime(shards=SHARDS, task_runner=runner, retry_delay_seconds=0.1))
+    names = [name for name in tasks_of_round(tiny_run.ROUNDS) if " of " in name]
+    assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
+    assert tiny_run.digests(copied) == tiny_run.digests(finished)
+    assert not tiny_run.leftovers(copied)
+
+
+def test_a_task_runner_that_is_not_installed_is_named_before_anything_runs(fake, monkeypatch):
+    monkeypatch.setattr("crl.preflight.find_spec", lambda name: None)
+    path = fake({})
+    with pytest.raises(BadInput, match="Dask task runner is not installed") as raised:
+        train(spread_over("dask"), rounds=1)
+    assert "complementary-rl[dask]" in str(raised.value) and not path.exists()

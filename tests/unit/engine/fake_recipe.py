@@ -128,14 +128,21 @@ def mishap(ctx: StageContext, part: int | None = None) -> None:
         case "disk":
             raise OSError(errno.ENOSPC, "No space left on device")
         case "rob":
-            run = ctx.directory.parents[2]
-            lease = LeaseFile.load(run)
-            assert lease is not None
-            taken = lease.model_copy(update={"token": lease.token + 1})
-            (run / "lease.json").write_bytes(taken.sealed().render())
+            rob(ctx)
             raise ValueError("the fake broke because it was robbed")
+        case "overtake":
+            rob(ctx)
         case "memory":
             raise MemoryError("too much")
         case "say":
             print("a line\nnext line", flush=True)
             os.write(2, b"an error line\n")
+
+
+def rob(ctx: StageContext) -> None:
+    """A newer attempt takes the lease."""
+    run = next(parent for parent in ctx.directory.parents if (parent / "lease.json").exists())
+    lease = LeaseFile.load(run)
+    assert lease is not None
+    taken = lease.model_copy(update={"token": lease.token + 1})
+    (run / "lease.json").write_bytes(taken.sealed().render())
