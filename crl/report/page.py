@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from crl.engine.approvals import awaited
 from crl.errors import CrlError, RunDirectoryUnusable
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
@@ -139,6 +140,8 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         newest = trained[-1].round if trained else 0
         facts |= {"name": run.experiment_name, "missing": unfinished(run, events, since=newest)}
         facts["method"] = run.method_digest
+        pending = awaited(path) if method.approve_bank else None
+        facts["awaits"] = None if pending is None else (pending.told(), f"{pending.command()} --show")
         facts["settings"] = {
             "recipe": method.recipe.value,
             "actor": f"{method.actor.model}{', LoRA' if method.actor.lora else ''}",
@@ -147,7 +150,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
             "seed": method.seed,
         }
     except CrlError as error:
-        facts |= {"missing": None, "method": None, "settings": {}, "damage": error.found}
+        facts |= {"missing": None, "method": None, "awaits": None, "settings": {}, "damage": error.found}
     return facts
 
 

@@ -163,6 +163,22 @@ def test_a_failure_stands_at_the_head_of_the_page(tmp_path: Path) -> None:
     assert "What to do: look at row 3" in page.text
 
 
+def test_a_run_that_waits_for_a_person_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crl.config import Runtime
+    from crl.engine.driver import Driver
+    from crl.errors import ApprovalPending
+    from crl.run.directory import RunDirectory
+    from tests.unit.engine.approval_recipe import RECIPE, approved_experiment
+
+    monkeypatch.setenv("CRL_RECIPE", RECIPE)
+    run = RunDirectory.create_or_open(approved_experiment(), tmp_path)
+    with Driver(run, Runtime(), recipe=RECIPE) as driver, pytest.raises(ApprovalPending):
+        driver.run_rounds(1)
+    page = Page(render(run.path))
+    assert "waits for a person" in page.text and "4 operations to decide about" in page.text
+    assert f"crl approve {run.path} --show" in page.text and "stopped in" not in page.text
+
+
 def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "rounds").mkdir()
     assert "no round yet" in Page(render(tmp_path)).text
