@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crl.commands.bank import show_diff
 from crl.commands.places import RunArgument, find_run, shown
 from crl.errors import ApprovalPending, BadInput
 
@@ -33,7 +34,7 @@ def approve(
     from crl.engine.approvals import check_choices, decide, login_name
     from crl.engine.jobs import default_recipe, load_recipe
     from crl.recipes.approve import refusals_of
-    from crl.report.diff import diff_table, proposed_diff
+    from crl.report.diff import proposed_diff
     from crl.run.directory import RunDirectory
 
     if reject and reject_all:
@@ -47,7 +48,7 @@ def approve(
     reasons = refusals_of(refused, who, reason)
     if asked.decision is not None:
         reasons = refusals_of(asked.refused(asked.decision), asked.decision.person, asked.decision.reason)
-    out.print(diff_table(proposed_diff(path, asked.round, reasons)))
+    show_diff(proposed_diff(path, asked.round, reasons))
     if show:
         said = f"decided: {asked.decision.told()}" if asked.decision else "nothing was decided; to approve it:"
         out.print(said, soft_wrap=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from crl.commands.places import RunArgument, find_run, shown
+
+if TYPE_CHECKING:
+    from crl.report.diff import BankDiff
 
 app = typer.Typer(help="The experience bank: its entries, and why each is there.", no_args_is_help=True)
 
@@ -52,10 +55,20 @@ def diff(
     round: Annotated[int, typer.Argument(metavar="ROUND", min=0, help="Round that published its bank.")],
 ) -> None:
     """Say what a round did to the bank: added, updated, merged, dropped, evicted, rejected, with texts and reasons."""
-    from crl.commands.screen import console
-    from crl.report.diff import bank_diff, diff_table
+    from crl.report.diff import bank_diff
 
-    console().print(diff_table(bank_diff(find_run(run), round)))
+    show_diff(bank_diff(find_run(run), round))
+
+
+def show_diff(diff: BankDiff) -> None:
+    """Print a bank diff: its headline, then a row a change."""
+    from crl.commands.screen import console
+    from crl.report.diff import diff_table
+
+    out = console()
+    out.print(diff.headline(), soft_wrap=True)
+    if diff.changes:
+        out.print(diff_table(diff))
 
 
 @app.command("why")

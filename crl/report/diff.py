@@ -92,6 +92,10 @@ class BankDiff:
         told = ", ".join(f"{kind} {count}" for kind, count in self.counts().items()) or "no change"
         return f"{self.size_before} → {self.size_after} entries: {told}"
 
+    def headline(self) -> str:
+        """Which round it is, and :meth:`summary`."""
+        return f"bank of round {self.round}{', as proposed' if self.proposed else ''}: {self.summary()}"
+
 
 def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     """What a committed round did to the bank; of round 0, the entries the experiment started with.
@@ -137,8 +141,7 @@ def diff_table(diff: BankDiff) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    title = f"bank of round {diff.round}{', as proposed' if diff.proposed else ''}: {diff.summary()}"
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("change", "operation", "entry", "family", "experience"):
         # An operation's id must be whole on one line: it is what `crl approve --reject` is given.
         table.add_column(name, no_wrap=name == "operation", overflow="fold")
