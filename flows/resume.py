@@ -8,7 +8,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from crl.config import Runtime
-from crl.engine.driver import last_runtime
+from crl.engine.targets import last_runtime
 from crl.errors import CrlError
 from crl.run.directory import RunDirectory
 from flows.label import label

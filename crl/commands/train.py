@@ -78,7 +78,7 @@ def resume(
     ] = 0,
 ) -> None:
     """Finish what an interrupted run set out to do, without a Prefect server. Complete stages do not run again."""
-    from crl.engine.driver import last_runtime
+    from crl.engine.targets import last_runtime
     from crl.run.directory import RunDirectory
 
     path = find_run(run)
@@ -164,6 +164,7 @@ def _interruptible(path: Path) -> Iterator[None]:
 
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
+    from crl.report.page import write_report
     from crl.report.summary import notes, round_tables, summarise
     from crl.report.views import write_catalog
 
@@ -179,8 +180,10 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     total = sum(sum(each.seconds.values()) for each in summaries)
     where = shown(path)
     out.print(f"{live.ran} stages ran now; the whole run has taken {seconds_text(total)}")
+    write_report(path)
     out.print(
-        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb", soft_wrap=True
+        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb, report.html",
+        soft_wrap=True,
     )
     out.print("next:")
     entry = _an_entry(path)

@@ -40,6 +40,7 @@ from crl.engine.pool import EnginePool, OnLine
 from crl.engine.services import prepare_environment
 from crl.engine.spread import Figures, PartOrder, PartOutcome, PartRunner, Spread, run_on
 from crl.engine.supervisor import Cancelled, Engine
+from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, StageFailed
 from crl.recipes.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
@@ -153,19 +154,11 @@ class Driver:
         """(first, last) round of what was set out for and not reached; last < first where nothing is left."""
         first = self.next_round()
         begun = any(self.run.is_complete(first, stage) for stage in self.stages(first))
-        last = max([first if begun else -1, *(int(line["last"]) for line in self._targets())])
+        last = max([first if begun else -1, *(target.last for target in targets(self._journal))])
         return self._remember(first, last, purpose) if last >= first else (first, last)
 
     def _remember(self, first: int, last: int, purpose: str | None) -> tuple[int, int]:
-        for line in self._targets():
-            if purpose is not None and line["purpose"] == purpose:
-                return int(line["first"]), int(line["last"])
-        runtime = self.runtime.model_dump(mode="json")
-        self._journal.record("target", token=self.token, first=first, last=last, purpose=purpose, runtime=runtime)
-        return first, last
-
-    def _targets(self) -> list[dict[str, Any]]:
-        return [line for line in self._journal.read() if line.get("event") == "target"]
+        return remember_target(self._journal, first, last, purpose=purpose, token=self.token, runtime=self.runtime)
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -355,17 +348,6 @@ class Driver:
         for subscriber in (*self._subscribers, *_watchers):
             with contextlib.suppress(Exception):  # a broken display must not stop training
                 subscriber(event)
-
-
-def last_runtime(run_path: Path) -> Runtime:
-    """Shards, limits and retention that a run last set out with; the defaults where it never did."""
-    for line in reversed(Journal(run_path).read()):
-        if line.get("event") == "target" and line.get("runtime") is not None:
-            try:
-                return Runtime.model_validate(line["runtime"])
-            except ValueError:
-                break  # written by a version with other fields: nothing that changes a number is lost
-    return Runtime()
 
 
 def open_driver(run_path: str | Path) -> Driver | None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from crl.config import Runtime
-from crl.engine.driver import driver_for, last_runtime, watch
+from crl.engine.driver import driver_for, watch
 from crl.engine.events import (
     Event,
     LogLine,
@@ -27,6 +27,7 @@ from crl.engine.events import (
     StageStarted,
 )
 from crl.engine.supervisor import Cancelled
+from crl.engine.targets import last_runtime
 from crl.errors import (
     BadInput,
     DataCheckFailed,
