@@ -1,4 +1,4 @@
-"""Every fault in every stage of rounds 0 to 2, continued in both ways, under a real server and worker (about an hour).
+"""Every fault in every stage of rounds 0 to 2, continued both ways, under a real server and worker (about 90 minutes).
 
 What passed is kept in `.pytest_cache/operation-matrix-<digest of sources>.jsonl`: typed again after an interruption,
 or after a mended test, `make test-slow` runs only the cells that have not passed with these sources. A selection:
