@@ -21,8 +21,12 @@ HEARTBEAT_SECONDS = 30
 """How often a flow run says that it lives."""
 SILENCE_SECONDS = 90
 """A run without a heartbeat for so long is dead: three heartbeats."""
-START_SECONDS = 120
-"""A run that was handed to a process and never said that it lives is dead after this."""
+START_SECONDS = 20 * 60
+"""A run that was handed to a process and never said that it lives is dead after this.
+
+Longer than the 15 minutes for which a restarted server may keep back what it hears of a run's state: a shorter time
+would be over before it began. Runs that a restart finds unfinished are found out sooner, see `flows/watch.py`.
+"""
 _MARKED_SECONDS = 10
 """Later than a silent run is marked, its remains are looked for."""
 FLOWS = ("train", "resume", "evaluate")
@@ -75,8 +79,8 @@ def dead_runs() -> list[AutomationCore]:
         ),
         AutomationCore(
             name="crl: mark runs that never began as crashed",
-            description=f"A run that was handed to a process shows a sign of life within {START_SECONDS} s. Only runs "
-            "of the deployments: others may not send heartbeats. Keep this switched on.",
+            description=f"A run that was handed to a process shows a sign of life within {START_SECONDS // 60} min. "
+            "Only runs of the deployments: others may not send heartbeats. Keep this switched on.",
             trigger=EventTrigger(
                 after={"prefect.flow-run.Pending", "prefect.flow-run.Running"},
                 expect={"prefect.flow-run.*"},
@@ -93,8 +97,8 @@ def dead_runs() -> list[AutomationCore]:
             actions=[
                 ChangeFlowRunState(
                     state=StateType.CRASHED,
-                    message=f"No sign of life within {START_SECONDS} s of its start: the process of this run was "
-                    "killed before it began to work. Retry starts it again.",
+                    message=f"No sign of life within {START_SECONDS // 60} min of its start: the process of this run "
+                    "was killed before it began to work. Retry starts it again.",
                 )
             ],
         ),

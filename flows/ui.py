@@ -26,9 +26,8 @@ from flows.child import Child
 from flows.ending import end_flow_runs
 from flows.interface import interface_settings
 from flows.pages import HOST, Pages
+from flows.setup import POOL, ROOT, TIDY
 
-ROOT = Path(__file__).resolve().parents[1]
-POOL = "crl"
 PORT = 4200
 
 _HEALTHY_SECONDS = 120.0
@@ -197,8 +196,20 @@ class Desk:
                     again_at, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 elif time.monotonic() >= again_at:
                     self._worker.start()
+                    self._look_after_runs()
                     again_at = 0.0
             self._asked.wait(_TICK_SECONDS)
+
+    def _look_after_runs(self) -> None:
+        """Have `tidy` put every unfinished run under watch: some may have died with the worker, before they began."""
+        import httpx
+
+        try:
+            with httpx.Client(base_url=f"{self.url}/api", timeout=10.0) as client:
+                tidy = client.get(f"/deployments/name/{TIDY}").raise_for_status().json()["id"]
+                client.post(f"/deployments/{tidy}/create_flow_run", json={}).raise_for_status()
+        except httpx.HTTPError as error:
+            say(f"  the deployment {TIDY} could not be started: {error}")
 
     def _check(self) -> None:
         """Raise Stop where the end was asked for, SetupFailed where the server is gone."""

@@ -62,7 +62,7 @@ def test_a_second_set_up_finds_everything_and_leaves_peoples_choices(server: Ope
     assert any("; made 0" in line for line in said if line.startswith("limits"))
     after = automations(server)
     assert {name: each["id"] for name, each in after.items()} == {name: each["id"] for name, each in before.items()}
-    assert after[never]["trigger"]["within"] == 120.0 and not after[silent]["enabled"]
+    assert after[never]["trigger"]["within"] == 1200.0 and not after[silent]["enabled"]
     again = {each["name"]: each["id"] for each in server._post("/deployments/filter", {})}
     assert again == {name: each["id"] for name, each in deployments.items()}
     now = server._get("/deployments/name/train/nightly")

@@ -1,0 +1,211 @@
+"""`make ui` as typed: ready, pages, Ctrl-C; what happens when a part of it dies, or all of it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from flows.pages import Pages
+from tests.operate import FLOW_RUN, MARK, as_parameter
+from tests.processes import command_line, environ, free_port, kill, wait_until
+from tests.tiny_run import ROOT, environment
+from tests.unit.engine.harness import RECIPE, make_experiment
+
+PATIENCE_SECONDS = 240.0
+"""For what takes half a minute where nobody else computes."""
+
+
+class Ui:
+    """A running `python -m flows.ui` on ports and a home of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.mark = secrets.token_hex(8)
+        inherited = {
+            name: text for name, text in environment(folder / "runs").items() if not name.startswith("PREFECT")
+        }
+        variables = {"PREFECT_HOME": str(folder / "home"), "PREFECT_WORKER_QUERY_SECONDS": "1", "CRL_RECIPE": RECIPE}
+        self.port = self._two_ports()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.output = folder / "screen.txt"
+        with self.output.open("ab") as screen:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.ui", "--port", str(self.port), *arguments],
+                cwd=ROOT, env={**inherited, **variables, MARK: self.mark}, stdin=subprocess.DEVNULL,
+                stdout=screen, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.http = httpx.Client(base_url=f"{self.url}/api", timeout=60.0)
+
+    def _two_ports(self) -> int:
+        while True:
+            port = free_port()
+            with socket.socket() as following, contextlib.suppress(OSError):
+                following.bind(("127.0.0.1", port + 1))
+                return port
+
+    def screen(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait_ready(self, times: int = 1) -> None:
+        ended = lambda: self.process.poll() is not None  # noqa: E731
+        wait_until(lambda: self.screen().count("Ready after") == times or ended(), self.screen, PATIENCE_SECONDS)
+        assert not ended(), self.screen()
+
+    def processes(self, which: Callable[[psutil.Process], bool] = lambda process: True) -> list[psutil.Process]:
+        marked = [each for each in psutil.process_iter() if environ(each).get(MARK) == self.mark]
+        return [each for each in marked if which(each)]
+
+    def part(self, word: str) -> list[psutil.Process]:
+        """The processes of `prefect server` or `prefect worker`, not what they started."""
+        return self.processes(lambda each: word in command_line(each) and FLOW_RUN not in environ(each))
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+    def begin_training(self, marker: Path) -> str:
+        """A training run that has got as far as to sleep in the first stage of round 1."""
+        deployment = self.http.get("/deployments/name/train/train").json()["id"]
+        mishap = {"draw": ["sleep_once", str(marker)]}
+        body = {
+            "parameters": {"experiment": as_parameter(make_experiment()), "rounds": 1},
+            "job_variables": {"env": {"CRL_FAKE": json.dumps(mishap)}},
+        }
+        run = self.http.post(f"/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+        wait_until(marker.exists, "the stage is under way", PATIENCE_SECONDS)
+        return run
+
+    def state(self, run: str) -> dict:
+        return self.http.get(f"/flow_runs/{run}").json()["state"]
+
+    def nothing_is_left(self) -> None:
+        wait_until(lambda: not self.processes(), lambda: str([command_line(p) for p in self.processes()]), 30)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        kill(self.processes())
+        self.http.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Ui]]:
+    started: list[Ui] = []
+
+    def begin(*arguments: str) -> Ui:
+        started.append(Ui(tmp_path, *arguments))
+        return started[-1]
+
+    yield begin
+    for ui in started:
+        ui.end()
+
+
+def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
+    ui = start()
+    ui.wait_ready()
+    for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
+        assert word in ui.screen()
+    assert httpx.get(ui.url, follow_redirects=True).status_code == 200
+    pool = ui.http.post("/work_pools/crl/workers/filter", json={}).json()
+    assert [worker["status"] for worker in pool] == ["ONLINE"]
+    assert ui.interrupt() == 0
+    ui.nothing_is_left()
+    assert "Traceback" not in ui.screen()
+
+
+def test_a_busy_port_is_named_with_a_way_out(start) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ui = start("--port", str(port))
+        assert ui.process.wait(60) == 2
+        assert f"port {port}" in ui.screen() and "make ui PORT=" in ui.screen() and "Traceback" not in ui.screen()
+
+
+def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("first", "second"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "experiment.yaml").write_text("secret")
+    (runs / "first" / "report.html").write_text("<p>the report</p>")
+    (runs / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "report.html").write_text("secret")
+    (tmp_path / "report.html").write_text("secret")
+    said: list[str] = []
+    with Pages(runs, free_port(), said.append) as pages:
+        assert httpx.get(f"{pages.url}/first/report.html").text == "<p>the report</p>"
+        listed = httpx.get(pages.url).text
+        assert "/first/report.html" in listed and "second" not in listed
+        outside = ("/first/experiment.yaml", "/second/report.html", "/linked/report.html", "/first", "/report.html")
+        for path in (*outside, "/../report.html", "/%2e%2e/report.html", "/first/../../report.html", "//report.html"):
+            with socket.create_connection(("127.0.0.1", int(pages.url.rpartition(":")[2]))) as raw:
+                raw.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:1\r\n\r\n".encode())
+                answer = raw.makefile("rb").read()
+            assert b" 404 " in answer.splitlines()[0] and b"secret" not in answer, path
+        # A name that somebody else made resolve to this machine gets nothing.
+        assert httpx.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 404
+        # What the example notification sends is said.
+        message = {"subject": "train run x: Failed", "body": "why"}
+        assert httpx.post(f"{pages.url}/notification", json=message).status_code == 200
+        assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 404
+        assert said == ["train run x: Failed\nwhy"]
+
+
+@pytest.mark.slow
+def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Path) -> None:
+    ui = start()
+    ui.wait_ready()
+    # The worker dies and is started again.
+    kill(ui.part("worker"))
+    wait_until(lambda: ui.part("worker"), ui.screen, PATIENCE_SECONDS)
+    assert "the worker ended" in ui.screen()
+
+    # Ctrl-C in the middle of a stage: training ends and says so.
+    run = ui.begin_training(tmp_path / "first")
+    assert ui.interrupt() == 0
+    ui.nothing_is_left()
+
+    # The next start finds it crashed, nothing of it running, and Retry finishes it.
+    again = start()
+    again.wait_ready(2)
+    assert again.state(run)["type"] == "CRASHED" and "make ui" in again.state(run)["message"]
+    tasks, runs = (again.http.post(f"/{kind}_runs/filter", json={}).json() for kind in ("task", "flow"))
+    below = tasks + [each for each in runs if each["parent_task_run_id"]]
+    assert {each["state_type"] for each in below} == {"COMPLETED", "CRASHED"}
+    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    assert again.http.post(f"/flow_runs/{run}/set_state", json=retry).json()["status"] == "ACCEPT"
+    wait_until(lambda: again.state(run)["type"] == "COMPLETED", lambda: str(again.state(run)), PATIENCE_SECONDS)
+
+    # The server dies: everything ends, and the screen has the end of its log.
+    kill(again.part("server"))
+    assert again.process.wait(60) == 1
+    assert "the server ended" in again.screen() and "server-" in again.screen()
+    again.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_kill_9_leaves_nothing_and_the_run_is_found_dead(start, tmp_path: Path) -> None:
+    ui = start()
+    ui.wait_ready()
+    run = ui.begin_training(tmp_path / "first")
+    ui.process.kill()
+    ui.process.wait()
+    ui.nothing_is_left()
+    again = start()
+    again.wait_ready(2)
+    wait_until(lambda: again.state(run)["type"] == "CRASHED", lambda: str(again.state(run)), PATIENCE_SECONDS)
+    assert again.interrupt() == 0
