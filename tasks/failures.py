@@ -12,6 +12,7 @@ from crl.errors import CrlError
 
 _LONGEST = 1500
 """Characters of a message: some errors list every key of a file."""
+_PLACE = "_arose_in"
 
 
 def failed(error: CrlError) -> State[Any]:
@@ -29,14 +30,13 @@ def log_error(error: CrlError) -> None:
 
 def placed(error: CrlError, place: str) -> None:
     """Remember where in the run an error arose (`round 7, collect`); the first place told is kept."""
-    if not getattr(error, "__notes__", None):
-        error.add_note(place)
+    error.__dict__.setdefault(_PLACE, place)  # there it crosses processes with the error; its notes hold the traceback
 
 
 def one_line(error: CrlError) -> str:
     """`DataCheckFailed (round 7, collect): what was found. Where: … What to do: …`"""
-    places = getattr(error, "__notes__", [])
-    head = f"{type(error).__name__} ({places[0]})" if places else type(error).__name__
+    place = error.__dict__.get(_PLACE)
+    head = f"{type(error).__name__} ({place})" if place else type(error).__name__
     parts = [f"{head}: {_flat(error.found)}"]
     for label, text in (("Expected", error.expected), ("Where", error.where), ("What to do", error.next_step)):
         if text:
