@@ -33,7 +33,7 @@ POOL = "crl"
 LIVING = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 """Types of states that a run must leave in the end."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 400.0
 """For one step of a flow run: other tests share the processors."""
 CRASHED_SECONDS = 120.0
 """A dead flow run is known as such within this time."""
