@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 from playwright.sync_api import expect
 
 from crl.run.directory import RunDirectory
+from tasks.artifacts import BANK_DIFF, CURVE, DATA_CHECKS, KINDS, REPORT_LINK, artifact_key
+from tasks.artifacts import ROUNDS as ROUND_TABLE
 from tests.browser.conftest import Desk
 from tests.browser.screen import Screen
 from tests.tiny_run import CONFIG, NAME, ROUNDS, SETTINGS, digests
@@ -19,8 +22,19 @@ CHILD_LINE = re.compile(r"^[\w-]+ \| \[.*\] \[INFO\] ")
 """A line that DeepSpeed, in a child process, wrote: `actor | [2026-11-20 …] [INFO] …`."""
 
 
+SHOWN = {
+    ROUND_TABLE: (f"Rounds of {NAME}", f"Seconds of round {ROUNDS}"),
+    CURVE: (f"Learning curve of {NAME}",),
+    BANK_DIFF: (f"Bank after round {ROUNDS}", "Added"),
+    DATA_CHECKS: (f"Data checks of round {ROUNDS}: passed",),
+    REPORT_LINK: (f"Report of {NAME}", "Open the report"),
+}
+"""Texts of the newest version of each artifact."""
+
+
 def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk: Desk) -> None:
-    assert 0 <= desk.ready_seconds < READY_SECONDS
+    # On processors that others use as well it takes longer by as much.
+    assert 0 <= desk.ready_seconds < READY_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     screen.open("/deployments")
     screen.shows("train", "nightly", "resume", "evaluate")
     screen.shoot("deployments", 560)
@@ -30,7 +44,7 @@ def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk
     assert screen.wait_for(run_id, "Completed", "Failed", "Crashed", seconds=TRAINING_SECONDS) == "Completed"
 
     look_at_rounds(screen, run_id)
-    look_at_artifacts(screen)
+    look_at_artifacts(screen, desk)
 
     # What the UI shows as done is what the record says.
     run = RunDirectory.open(desk.runs / NAME)
@@ -66,27 +80,37 @@ def look_at_rounds(screen: Screen, run_id: str) -> None:
         screen.shows(stage)
     screen.shoot("round")
 
-    screen.page.get_by_role("link", name="update_actor", exact=True).click()
+    screen.page.get_by_role("link", name="update_extractor", exact=True).click()
     screen.page.get_by_role("tab", name="Logs", exact=True).click()
     expect(screen.page.get_by_text(CHILD_LINE).first).to_be_visible()
     screen.shoot("stage")
     # Only the lines in sight are part of the page.
     screen.choose(screen.page.get_by_label("log sort order"), "Newest to oldest")
-    screen.shows("update_actor: done in")
+    screen.shows("update_extractor: done in")
 
 
-def look_at_artifacts(screen: Screen) -> None:
-    """Every artifact of the list is opened; what kind it is decides what must be seen."""
+def look_at_artifacts(screen: Screen, desk: Desk) -> None:
+    """Every artifact of the list is opened and shows what its kind promises; the report's link leads to its page."""
     screen.open("/artifacts")
     links = screen.page.locator("a[href*='/artifacts/key/']")
     links.first.wait_for()
-    screen.shoot("artifacts")
-    keys = sorted({str(link.get_attribute("href")).rpartition("/")[2] for link in links.all()})
-    assert len(keys) >= 5, keys
-    for key in keys:
-        screen.open(f"/artifacts/key/{key}")
-        screen.page.locator("a[href*='/artifacts/artifact/']").first.click()
-        expect(screen.page.get_by_role("tab", name="Artifact", exact=True)).to_be_visible()
-        screen.page.wait_for_timeout(500)
-        assert screen.broken_pictures() == [], key
-        screen.shoot(f"artifact-{key}")
+    found = {str(link.get_attribute("href")).rpartition("/")[2] for link in links.all()}
+    assert found == {artifact_key(NAME, kind) for kind in KINDS}
+    for kind in KINDS:
+        screen.open(f"/artifacts/key/{artifact_key(NAME, kind)}")
+        # One key keeps the history: every round has its version, the newest first.
+        versions = screen.page.locator("a[href*='/artifacts/artifact/']")
+        versions.first.wait_for()
+        assert versions.count() > ROUNDS, kind
+        versions.first.click()
+        screen.shows(*SHOWN[kind])
+        if kind == CURVE:
+            assert screen.page.locator("img").count() > 0
+        assert screen.broken_pictures() == [], kind
+        if kind in (ROUND_TABLE, CURVE, BANK_DIFF):
+            screen.shoot(f"artifact-{kind}")
+
+    screen.page.get_by_role("link", name="Open the report").click()
+    expect(screen.page).to_have_url(f"http://127.0.0.1:{desk.pages_port}/{NAME}/report.html")
+    screen.shows(NAME)
+    assert screen.broken_pictures() == []

@@ -1,0 +1,157 @@
+"""Retry, Cancel, the approval form and the schedule's switch, pressed by a person in the UI.
+
+The stages, digests and journals that each run must leave are those of the faults under a server: `tests/faults`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from crl.records import Approval
+from crl.run.directory import RunDirectory
+from tests.browser.conftest import Desk
+from tests.browser.screen import Screen
+from tests.faults.segments import SAID, Fault, Segment, Way
+from tests.operate import PATIENCE_SECONDS, as_parameter, copy_run
+from tests.processes import wait_until
+from tests.tiny_run import ROUNDS, digests, experiment
+
+pytestmark = pytest.mark.slow
+
+CANCEL_SECONDS = 10.0
+"""After Cancel no child process lives any longer than that."""
+SCHEDULE_SECONDS = 240.0
+"""A schedule of every minute has trained a round within this time."""
+PERSON = "Ada Lovelace"
+
+
+@pytest.mark.parametrize(("fault", "place"), [(Fault.exception, "0002/distill"), (Fault.hang, "0002/collect")])
+def test_the_retry_button_continues_at_the_failed_stage(
+    screen: Screen, desk: Desk, finished: Path, fault: Fault, place: str
+) -> None:
+    with Segment(desk, finished, fault, Way.retry, (place,)).prepared() as segment:
+        segment.begin()
+        segment.wait_reached()
+        segment.wait_dead()
+        segment.look()
+
+        # Why it failed stands where the run is shown.
+        assert screen.state(segment.run_id) == "Failed"
+        screen.page.get_by_role("tab", name="Details", exact=True).click()
+        expect(screen.page.get_by_text(re.compile(SAID[fault])).first).to_be_visible()
+        screen.shoot(f"failed-{fault.value}")
+
+        screen.click_menu(segment.run_id, "Retry").get_by_role("button", name="Retry", exact=True).click()
+        screen.wait_for(segment.run_id, "Completed", seconds=PATIENCE_SECONDS)
+        segment.arrive()
+        screen.open_run(segment.run_id, "Subflow Runs")
+        screen.shows(f"round {ROUNDS}")
+        screen.page.wait_for_timeout(1500)  # the graph is drawn
+        screen.shoot(f"retried-{fault.value}")
+
+
+def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, desk: Desk, finished: Path) -> None:
+    with Segment(desk, finished, Fault.flow, Way.retry, ("0002/collect",)).prepared() as segment:
+        segment.begin()
+        segment.wait_reached()
+        dialog = screen.click_menu(segment.run_id, "Cancel")
+        button = dialog.get_by_role("button", name="Cancel Flow Run")
+        began = time.monotonic()
+        button.click()
+        wait_until(
+            lambda: not desk.flow_processes(segment.run_id), "no process of the flow run lives", 6 * CANCEL_SECONDS
+        )
+        took = time.monotonic() - began
+        assert took <= CANCEL_SECONDS, f"processes lived {took:.1f} s after Cancel"
+        assert screen.wait_for(segment.run_id, "Cancelled", "Failed", "Crashed", seconds=60.0) == "Cancelled"
+        segment.look()
+
+        screen.open_form("resume")
+        screen.fill("run_path", segment.name)
+        screen.shoot("resume", 560)
+        resumed = screen.submit()
+        assert screen.wait_for(resumed, "Completed", "Failed", "Crashed", seconds=PATIENCE_SECONDS) == "Completed"
+        assert digests(segment.path) == digests(finished)
+
+
+def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: Desk) -> None:
+    settings = experiment(name="approved", method__approve_bank=True)
+    parameters = {"experiment": as_parameter(settings), "rounds": 2}
+    run_id = desk.run("train/train", parameters)
+    path = desk.runs / "approved"
+
+    for number, approve in ((1, True), (2, False)):
+        paused = paused_round(screen, desk, run_id, number)
+        dialog = screen.click_menu(paused, "Resume")
+        expect(dialog.get_by_label(re.compile("^person")).first).to_be_visible()
+        assert not RunDirectory.open(path).is_complete(number, "consolidate")
+        if approve:
+            screen.shoot("approval", 1000)
+        else:
+            dialog.get_by_role("switch").first.click()
+        dialog.get_by_label(re.compile("^person", re.IGNORECASE)).first.fill(PERSON)
+        dialog.get_by_role("button", name="Resume", exact=True).click()
+    assert screen.wait_for(run_id, "Completed", "Failed", "Crashed", seconds=PATIENCE_SECONDS) == "Completed"
+
+    decided = [RunDirectory.open(path).read(number, "approve", Approval).to_pylist()[0] for number in (1, 2)]
+    assert [each["decision"] for each in decided] == ["approved", "rejected"]
+    assert {each["person"] for each in decided} == {PERSON}
+
+
+def paused_round(screen: Screen, desk: Desk, run_id: str, number: int) -> str:
+    """Wait until a round's child run is paused; returns its id, which the list of child runs links to."""
+    found: list[str] = []
+
+    def paused() -> bool:
+        screen.open_run(run_id, "Subflow Runs")
+        link = screen.page.get_by_role("link", name=f"round {number}", exact=True).first
+        if link.count() == 0:
+            screen.page.wait_for_timeout(1000)
+            return False
+        found.append(str(link.get_attribute("href")).rpartition("/")[2])
+        return screen.state(found[-1]) == "Paused"
+
+    wait_until(paused, f"round {number} is paused", PATIENCE_SECONDS, every=1.0)
+    return found[-1]
+
+
+def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk, finished: Path) -> None:
+    copy_run(finished, desk.runs, "scheduled")
+    desk.add_limit("scheduled")
+    with httpx.Client(base_url=f"{desk.url}/api", timeout=60.0) as client:
+        deployment = client.get("/deployments/name/train/nightly").raise_for_status().json()
+        (schedule,) = deployment["schedules"]
+        assert schedule["active"] is False
+        client.patch(
+            f"/deployments/{deployment['id']}",
+            json={"parameters": {"experiment": as_parameter(experiment(name="scheduled")), "rounds": 1}},
+        ).raise_for_status()
+        # Nobody waits for the night in a test.
+        client.patch(
+            f"/deployments/{deployment['id']}/schedules/{schedule['id']}",
+            json={"schedule": {"cron": "* * * * *", "timezone": "UTC"}},
+        ).raise_for_status()
+
+    screen.open_deployment("nightly")
+    screen.shoot("nightly")
+    switch = screen.page.get_by_role("switch").first
+    expect(switch).to_have_attribute("aria-checked", "false")
+    switch.click()
+    expect(switch).to_have_attribute("aria-checked", "true")
+
+    run = RunDirectory.open(desk.runs / "scheduled")
+    wait_until(
+        lambda: run.rounds()[-1] > ROUNDS and run.is_complete(ROUNDS + 1, "evaluate"),
+        "the schedule has trained the next round",
+        SCHEDULE_SECONDS,
+        every=1.0,
+    )
+    screen.open_deployment("nightly")
+    screen.page.get_by_role("switch").first.click()
+    expect(screen.page.get_by_role("switch").first).to_have_attribute("aria-checked", "false")
