@@ -9,12 +9,13 @@ without it a local one is made.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import multiprocessing
 import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -31,8 +32,9 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 
 from crl.config import Runtime, TaskRunnerName
 from crl.engine.driver import Driver
+from crl.engine.jobs import Job
 from crl.engine.lone import begin_process, end_engines
-from crl.engine.spread import PartOutcome, Spread
+from crl.engine.spread import PartOrder, PartOutcome, Spread
 from crl.errors import CrlError, EngineDied
 from crl.preflight import check_task_runner
 from tasks.part import part_task
@@ -57,8 +59,8 @@ class PartTasks:
         self._runtime = runtime
         self._task: Task[..., Any] = part_task(runtime)
         self._runner: TaskRunner[Any] | None = None
-        self._submitted = False
-        """Whether the runner was ever used: Dask's makes its cluster only then."""
+        self._latest: PartOrder | None = None
+        """What was submitted last; Dask's runner makes its cluster with the first."""
 
     def __enter__(self) -> PartTasks:
         return self
@@ -81,13 +83,16 @@ class PartTasks:
                 runner.forget_context()
             while attempt.goes_on():
                 while attempt.has_part_for(self._runtime.shards):
+                    order = attempt.next_order()
                     with _server_known():
-                        attempt.running(runner.submit(self._task, {"order": attempt.next_order()}))
-                    self._submitted = True
+                        attempt.running(runner.submit(self._task, {"order": order}))
+                    self._latest = order
                 attempt.wait()
         except BaseException as error:
             spread.cancel()
             self._end(at_once=True)
+            if self._runtime.task_runner is not TaskRunnerName.threads:
+                _for_a_moment(attempt.mark_crashed)
             if (interruption := _interruption_in(error)) is not None:
                 raise interruption from None
             raise
@@ -108,8 +113,8 @@ class PartTasks:
             return
         if at_once and isinstance(runner, _Processes):
             runner.abandon()
-        elif at_once and self._submitted and self._runtime.task_runner is TaskRunnerName.dask:
-            _end_engines_on(runner)
+        elif at_once and self._latest is not None and self._runtime.task_runner is TaskRunnerName.dask:
+            _end_engines_on(runner, self._latest.job)
         runner.__exit__(None, None, None)
 
 
@@ -133,7 +138,7 @@ class _Attempt:
         stopped = self.broken or self._permanent is not None
         return bool(self._waiting) and len(self._futures) < shards and not stopped
 
-    def next_order(self) -> Any:
+    def next_order(self) -> PartOrder:
         return self._spread.order(self._waiting.popleft())
 
     def running(self, future: PrefectFuture[Any]) -> None:
@@ -169,6 +174,11 @@ class _Attempt:
         else:
             if outcome.figures:
                 self._spread.report(outcome.part, outcome.figures)
+
+    def mark_crashed(self) -> None:
+        """Say of the parts that still ran that their processes were ended."""
+        for future in tuple(self._futures):
+            _mark_crashed(future)
 
     def raise_failure(self) -> None:
         if self._permanent is not None:
@@ -225,17 +235,22 @@ def _new_runner(runtime: Runtime) -> TaskRunner[Any]:
     )
 
 
-def _end_engines_on(runner: Any) -> None:
+def _end_engines_on(runner: Any, job: Job) -> None:
     """End what Dask's workers do; of themselves they would first finish it. A scheduler that is gone is not waited for.
 
-    Workers that are not ours live on.
+    What other runs do there goes on.
     """
 
     def end() -> None:
         with contextlib.suppress(Exception):
-            runner.client.run(end_engines, wait=False)
+            runner.client.run(end_engines, job.run_path, job.token, wait=False)
 
-    thread = threading.Thread(target=end, name="end-engines", daemon=True)
+    _for_a_moment(end)
+
+
+def _for_a_moment(action: Callable[[], None]) -> None:
+    """Do what helps, but is not worth waiting for where a server does not answer: we are being cancelled."""
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(action,), daemon=True)
     thread.start()
     thread.join(_CANCEL_SECONDS)
 
@@ -267,6 +282,6 @@ def _process_died(error: Exception) -> bool:
 
 
 def _mark_crashed(future: PrefectFuture[Any]) -> None:
-    """A process that was killed could not tell that its task run ended."""
+    """A process that was ended in the middle of a task could not tell that the task run is over."""
     with contextlib.suppress(Exception), get_client(sync_client=True) as client:
-        client.set_task_run_state(future.task_run_id, Crashed(message="its process was killed"), force=True)
+        client.set_task_run_state(future.task_run_id, Crashed(message="its process was ended"), force=True)

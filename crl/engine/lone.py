@@ -58,10 +58,11 @@ def run_order(
         lone.busy = False
 
 
-def end_engines() -> None:
-    """End every engine of this process that runs a part: it was cancelled, and its lease will not tell for a while."""
+def end_engines(run_path: str, token: int) -> None:
+    """End the engines of this process that run a part of an attempt that was cancelled and still holds its lease."""
     for lone in tuple(_lone):
-        lone.cancel()
+        if lone.works_for(run_path, token):
+            lone.cancel()
 
 
 def begin_process(counter: Any, lifeline: Connection) -> None:
@@ -103,6 +104,9 @@ class _Lone:
         except Cancelled:
             _require_living(order)
             raise
+
+    def works_for(self, run_path: str, token: int) -> bool:
+        return (self._order.job.run_path, self._order.job.token) == (run_path, token)
 
     def cancel(self) -> None:
         if self.busy:

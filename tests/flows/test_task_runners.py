@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 from prefect import get_client
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.settings import PREFECT_API_URL
 
 from crl.config import Runtime
 from crl.errors import BadInput, DataCheckFailed
 from crl.run.directory import RunDirectory
+from flows.limits import ensure_limit
 from flows.resume import resume
 from flows.train import train
 from tests import tiny_run
@@ -51,9 +54,16 @@ def tasks_of_round(number: int) -> dict[str, Any]:
         return {run.name: run for run in found}
 
 
+def said_in(task_run_id: Any, text: str) -> bool:
+    """Whether a line of a task run's log holds a text."""
+    with get_client(sync_client=True) as client:
+        lines = client.read_logs(LogFilter(task_run_id={"any_": [task_run_id]}))
+        return any(text in line.message for line in lines)
+
+
 @pytest.mark.parametrize("runner", [THREADS, PROCESSES, DASK])
 def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(runner, fake, tmp_path, one_shard):
-    path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")]})
+    path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")], "spread/1": ["say", ""]})
     state = train(spread_over(runner), rounds=2, return_state=True)
     assert state.result() == {"run": str(path), "rounds": [0, 1, 2]}
     assert digests(RunDirectory.open(path)) == one_shard
@@ -65,6 +75,8 @@ def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(r
         assert all(part.state.is_completed() for part in parts)
         assert runs["spread"].run_count == 1, "the stage itself did not fail"
         assert len(runs) == 4 + PARTS
+        said = runs[f"spread 2 of {PARTS}"].id
+        wait_until(partial(said_in, said, "an error line"), "the part's log has the lines of its engine", 60.0)
 
 
 @pytest.mark.parametrize("runner", [pytest.param("threads", marks=SLOW), PROCESSES, DASK])
@@ -117,6 +129,9 @@ def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(runner, 
         process_ends = ORPHAN_SECONDS
         wait_until(lambda: not others(mark, process), "every process that the flow had started ended", process_ends)
         process.wait(60)
+        if number == signal.SIGTERM:
+            states = {name: run.state_name for name, run in tasks_of_round(1).items() if name.startswith("spread")}
+            assert set(states.values()) == {"Crashed"} and len(states) == 1 + PARTS
     finally:
         kill(marked(mark))
         process.wait()
@@ -127,19 +142,53 @@ def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(runner, 
     assert not leftovers(run)
 
 
-def flow_process(folder, experiment, mark) -> subprocess.Popen[bytes]:
+def flow_process(folder, experiment, mark, extra: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     """The flow `train` in a process of its own, as a worker starts it: without the guardian of the command line."""
     script = folder / "flow.py"
     script.write_text(
         "from crl.config import Experiment\nfrom flows.train import train\n\nif __name__ == '__main__':\n"
         f"    train(Experiment.model_validate_json({experiment.model_dump_json()!r}), 1)\n"
     )
-    variables = {**os.environ, MARK: mark, "PYTHONPATH": str(tiny_run.ROOT), "PREFECT_API_URL": PREFECT_API_URL.value()}
+    variables = {
+        **os.environ, MARK: mark, "PYTHONPATH": str(tiny_run.ROOT), "PREFECT_API_URL": PREFECT_API_URL.value(),
+        **(extra or {}),
+    }  # fmt: skip
     with (folder / "output.txt").open("wb") as output:
         return subprocess.Popen(
             [sys.executable, str(script)], env=variables, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+
+@SLOW
+def test_engines_on_a_cluster_that_lives_on_end_with_the_flow(fake, tmp_path, one_shard):
+    distributed = pytest.importorskip("distributed")
+    markers = [tmp_path / f"marker-{part}" for part in range(PARTS)]
+    path = fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
+    mark = f"{os.getpid()}-cluster"
+    # Two parts at a time in each worker process.
+    with distributed.LocalCluster(2, threads_per_worker=2, dashboard_address=None, memory_limit=None) as cluster:
+        extra = {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
+        process = flow_process(tmp_path, spread_over("dask"), mark, extra)
+        try:
+            wait_until(
+                lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
+                "every part runs",
+                240.0,
+            )
+            assert process.poll() is None, (tmp_path / "output.txt").read_text()[-3000:]
+            engines = [int(marker.read_text()) for marker in markers]
+            assert len(set(engines)) == PARTS
+            process.kill()
+            process.wait()
+            wait_until(lambda: not any(psutil.pid_exists(pid) for pid in engines), "the engines ended", ORPHAN_SECONDS)
+            assert len(cluster.scheduler_info["workers"]) == 2
+        finally:
+            kill(marked(mark))
+            process.wait()
+    fake({})
+    assert resume(path, Runtime())["rounds"] == [1]
+    assert digests(RunDirectory.open(path)) == {k: value for k, value in one_shard.items() if not k.startswith("2/")}
 
 
 def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
@@ -150,6 +199,7 @@ def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
 @pytest.mark.parametrize("runner", ["threads", "processes", "dask"])
 def test_a_real_round_in_four_shards_has_the_digests_of_one_shard(runner, copied, finished, prefect_server):
     tiny_run.cut_back(copied, tiny_run.ROUNDS, "collect")
+    ensure_limit(tiny_run.NAME)
     resume(copied, Runtime(shards=SHARDS, task_runner=runner, retry_delay_seconds=0.1))
     names = [name for name in tasks_of_round(tiny_run.ROUNDS) if " of " in name]
     assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
