@@ -1,0 +1,58 @@
+"""The flow `evaluate` on a real run: the rows, the table in the UI, errors with their reason, and an end on request."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.settings import PREFECT_API_URL
+
+from crl.errors import BadInput
+from flows.evaluate import ARTIFACT_KEY, Seeds, evaluate
+from tests.processes import command_line, wait_until
+from tests.tiny_run import ROOT, digests
+
+
+@pytest.fixture
+def run_path(finished: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CRL_RUNS", str(finished.parent))
+    return finished
+
+
+def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -> None:
+    before = digests(run_path)
+    rows = evaluate(run_path.name, round=1, seeds=Seeds(start=3_000_000, count=3))
+    assert digests(run_path) == before
+    assert {row["arm"] for row in rows} == {"with bank", "without bank"} and {row["episodes"] for row in rows} == {3}
+    with get_client(sync_client=True) as client:
+        wanted = ArtifactFilter(key=ArtifactFilterKey(any_=[ARTIFACT_KEY]))
+        (artifact,) = client.read_artifacts(artifact_filter=wanted)
+    assert "without bank" in artifact.data and artifact.description == f"Held-out seeds, round 1 of {run_path.name}"
+
+
+def test_an_error_says_why(run_path: Path) -> None:
+    state = evaluate(run_path.name, round=99, return_state=True)
+    assert state.is_failed() and "round 99" in state.message and "BadInput" in state.message
+    with pytest.raises(BadInput):
+        state.result()
+    assert "there is no run" in evaluate("nobody", return_state=True).message
+
+
+def test_a_cancelled_evaluation_leaves_no_process(run_path: Path) -> None:
+    """Cancel in the UI sends SIGTERM to the process of the flow run."""
+    variables = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    code = f"from flows.evaluate import evaluate; evaluate({run_path.name!r})"
+    with subprocess.Popen([sys.executable, "-c", code], env=variables, stderr=subprocess.DEVNULL) as process:
+        this = psutil.Process(process.pid)
+        wait_until(lambda: any("crl" in command_line(each) for each in this.children()), "the evaluation runs", 120)
+        children = this.children(recursive=True)
+        process.terminate()
+        assert process.wait(30) != 0
+    wait_until(lambda: not any(each.is_running() for each in children), lambda: str(children), 20)
