@@ -23,3 +23,8 @@ def label(experiment: str, what: str) -> None:
     with contextlib.suppress(Exception), get_client(sync_client=True) as client:
         client.update_flow_run(run.id, name=name, tags=tags)
         run.name, run.tags = name, tags
+
+
+def rounds_text(first: int, last: int) -> str:
+    """`rounds 0–2`, or `round 2` for one."""
+    return f"round {first}" if first == last else f"rounds {first}–{last}"

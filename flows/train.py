@@ -15,7 +15,7 @@ from crl.errors import CrlError
 from crl.experiment import runs_root
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
-from flows.label import label
+from flows.label import label, rounds_text
 from flows.limits import ensure_limit, exclusive
 from flows.parameters import NO_OVERRIDES, ExperimentChoice, Overrides, Rounds, experiment_from
 from flows.rounds import run_rounds
@@ -61,7 +61,7 @@ def _train(experiment: Experiment, rounds: int) -> dict[str, Any]:
     run = RunDirectory.create_or_open(experiment, root)
     with exclusive(run, experiment.runtime) as driver:
         first, last = driver.set_target(rounds, purpose=flow_run.id)
-        label(experiment.name, f"rounds {first}–{last}")
+        label(experiment.name, rounds_text(first, last))
         if last - max(first - 1, 0) != rounds:
             get_run_logger().warning(
                 "this flow run set out for rounds %d to %d, which is what it finishes; its parameters now ask for %d",

@@ -45,7 +45,7 @@ def test_the_retry_button_continues_at_the_failed_stage(
         assert screen.state(segment.run_id) == "Failed"
         screen.page.get_by_role("tab", name="Details", exact=True).click()
         expect(screen.page.get_by_text(re.compile(SAID[fault])).first).to_be_visible()
-        screen.shoot(f"failed-{fault.value}")
+        screen.shoot(f"failed-{fault.value}", 1240)
 
         screen.click_menu(segment.run_id, "Retry").get_by_role("button", name="Retry", exact=True).click()
         screen.wait_for(segment.run_id, "Completed", seconds=PATIENCE_SECONDS)
