@@ -37,7 +37,9 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
         label(run.experiment_name, "resume")
         with exclusive(run, runtime or last_runtime(run.path)) as driver:
             first, last = driver.unfinished(purpose=flow_run.id)
-            label(run.experiment_name, f"resume {rounds_text(first, last)}" if last >= first else "resume, nothing to do")
+            label(
+                run.experiment_name, f"resume {rounds_text(first, last)}" if last >= first else "resume, nothing to do"
+            )
             return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}
     except CrlError as error:
         log_error(error)
