@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
+from uuid import UUID
 
 import httpx
 import psutil
@@ -32,15 +34,23 @@ def end_flow_runs(api: str) -> list[str]:
         with contextlib.suppress(psutil.Error):
             process.terminate()
     psutil.wait_procs(found.values(), timeout=_PATIENCE_SECONDS)
-    for identifier in found:
-        # Also where it could not report: a flow run that was about to start, or did not end in time.
-        state = {"type": "CRASHED", "name": "Crashed", "message": _MESSAGE}
-        with contextlib.suppress(httpx.HTTPError):
-            current = httpx.get(f"{api}/flow_runs/{identifier}", timeout=5.0).json()["state_type"]
-            if current in ("RUNNING", "PENDING", "CRASHED"):
-                body = {"state": state, "force": True}
-                httpx.post(f"{api}/flow_runs/{identifier}/set_state", json=body, timeout=5.0)
+    if found:
+        _mark(api, found)
     return list(found)
+
+
+def _mark(api: str, identifiers: Iterable[str]) -> None:
+    """Give each its state with our message: also those that could not report, because they had hardly begun."""
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.states import Crashed
+
+    with SyncPrefectClient(api) as client:
+        for identifier in identifiers:
+            # A server that does not answer is about to end anyway: the next start finds these runs silent.
+            with contextlib.suppress(httpx.HTTPError):
+                state = client.read_flow_run(UUID(identifier)).state
+                if state is not None and (state.is_crashed() or not state.is_final()):
+                    client.set_flow_run_state(UUID(identifier), Crashed(message=_MESSAGE), force=True)
 
 
 def _flow_runs() -> dict[str, psutil.Process]:

@@ -203,11 +203,11 @@ class Desk:
     def _look_after_runs(self) -> None:
         """Have `tidy` put every unfinished run under watch: some may have died with the worker, before they began."""
         import httpx
+        from prefect.client.orchestration import SyncPrefectClient
 
         try:
-            with httpx.Client(base_url=f"{self.url}/api", timeout=10.0) as client:
-                tidy = client.get(f"/deployments/name/{TIDY}").raise_for_status().json()["id"]
-                client.post(f"/deployments/{tidy}/create_flow_run", json={}).raise_for_status()
+            with SyncPrefectClient(f"{self.url}/api") as client:
+                client.create_flow_run_from_deployment(client.read_deployment_by_name(TIDY).id)
         except httpx.HTTPError as error:
             say(f"  the deployment {TIDY} could not be started: {error}")
 

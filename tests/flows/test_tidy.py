@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -10,9 +11,11 @@ from prefect import flow, get_client, task
 from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
 from prefect.events.filters import EventFilter
-from prefect.states import Cancelled, Completed, Crashed, Paused, Running
+from prefect.states import Cancelled, Completed, Crashed, Paused, Running, Suspended
 
+from flows.automations import WATCHED
 from flows.tidy import end_earlier_attempts, tidy, tidy_up
+from flows.watch import watch_unfinished
 from tests.processes import wait_until
 
 
@@ -67,9 +70,13 @@ class Family:
             "id": str(uuid4()),
         }
         self.client.request("POST", "/events", json=[event]).raise_for_status()
-        wanted = EventFilter.model_validate({"resource": {"id": [event["resource"]["prefect.resource.id"]]}})
-        beats = lambda: [found.id for found in self.client.read_events(wanted, limit=50).events]  # noqa: E731
-        wait_until(lambda: event["id"] in map(str, beats()), "the event is stored", 30)
+        wait_until(lambda: "prefect.flow-run.heartbeat" in events_of(self.client, self.parent), "it is stored", 60)
+
+
+def events_of(client, flow_run_id):
+    """What happened to a flow run."""
+    wanted = EventFilter.model_validate({"resource": {"id": [f"prefect.flow-run.{flow_run_id}"]}})
+    return [event.event for event in client.read_events(wanted, limit=50).events]
 
 
 @pytest.fixture
@@ -107,6 +114,7 @@ def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(cl
     beats = Family(client, Crashed())
     silent = Family(client, Crashed())
     silent.beat(ago=30)  # before it was marked: no sign of life
+    time.sleep(1.5)  # clearly after the mark
     beats.beat()
     tidied = tidy_up(client)
     assert alive.states() == [RUNNING, RUNNING, RUNNING]
@@ -114,6 +122,19 @@ def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(cl
     assert silent.states() == [CRASHED, CRASHED, CRASHED]
     client.set_flow_run_state(alive.parent, Completed(), force=True)
     client.set_flow_run_state(beats.parent, Completed(), force=True)
+
+
+def test_unfinished_runs_that_beat_are_watched_again(client):
+    """Only they: nobody would hear of the others, and a suspended one has no process."""
+    beating, silent, suspended = Family(client), Family(client), Family(client)
+    for family in (beating, suspended):
+        family.beat()
+    client.set_flow_run_state(suspended.parent, Suspended(timeout_seconds=600), force=True)
+    watched = {run.id for run in watch_unfinished(client)}
+    assert beating.parent in watched and not watched & {silent.parent, suspended.parent, beating.done}
+    wait_until(lambda: WATCHED in events_of(client, beating.parent), "the event is stored", 60)
+    for family in (beating, silent, suspended):
+        client.set_flow_run_state(family.parent, Cancelled(), force=True)
 
 
 def test_a_retry_ends_what_its_earlier_attempts_left(client):

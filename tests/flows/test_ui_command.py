@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -76,18 +78,29 @@ class Ui:
 
     def begin_training(self, marker: Path) -> str:
         """A training run that has got as far as to sleep in the first stage of round 1."""
-        deployment = self.http.get("/deployments/name/train/train").json()["id"]
         mishap = {"draw": ["sleep_once", str(marker)]}
-        body = {
-            "parameters": {"experiment": as_parameter(make_experiment()), "rounds": 1},
-            "job_variables": {"env": {"CRL_FAKE": json.dumps(mishap)}},
-        }
-        run = self.http.post(f"/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+        run = self.begin({"experiment": as_parameter(make_experiment()), "rounds": 1}, CRL_FAKE=json.dumps(mishap))
         wait_until(marker.exists, "the stage is under way", PATIENCE_SECONDS)
         return run
 
+    def begin(self, parameters: dict, **variables: str) -> str:
+        """Custom run of train/train."""
+        deployment = self.ask("GET", "/deployments/name/train/train")["id"]
+        body = {"parameters": parameters, "job_variables": {"env": variables}}
+        return self.ask("POST", f"/deployments/{deployment}/create_flow_run", body)["id"]
+
+    def ask(self, method: str, path: str, body: dict | None = None) -> Any:
+        """One request; like Prefect's own client it asks again where the database was busy."""
+        for attempt in range(5):
+            answer = self.http.request(method, path, json=body)
+            if answer.status_code != 503:
+                break
+            time.sleep(attempt + 1)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
     def state(self, run: str) -> dict:
-        return self.http.get(f"/flow_runs/{run}").json()["state"]
+        return self.ask("GET", f"/flow_runs/{run}")["state"]
 
     def nothing_is_left(self) -> None:
         wait_until(lambda: not self.processes(), lambda: str([command_line(p) for p in self.processes()]), 30)
@@ -118,7 +131,7 @@ def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
     for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
         assert word in ui.screen()
     assert httpx.get(ui.url, follow_redirects=True).status_code == 200
-    pool = ui.http.post("/work_pools/crl/workers/filter", json={}).json()
+    pool = ui.ask("POST", "/work_pools/crl/workers/filter", {})
     assert [worker["status"] for worker in pool] == ["ONLINE"]
     assert ui.interrupt() == 0
     ui.nothing_is_left()
@@ -174,6 +187,12 @@ def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Pa
     wait_until(lambda: ui.part("worker"), ui.screen, PATIENCE_SECONDS)
     assert "the worker ended" in ui.screen()
 
+    # The example notification, switched on: a run that fails is told of on the screen.
+    named = {each["name"]: each["id"] for each in ui.ask("POST", "/automations/filter", {})}
+    ui.ask("PATCH", f"/automations/{named['crl: tell of failures (example)']}", {"enabled": True})
+    ui.begin({"experiment": "conf/nothing.yaml", "rounds": 1})
+    wait_until(lambda: "there is no file" in ui.screen(), ui.screen, PATIENCE_SECONDS)
+
     # Ctrl-C in the middle of a stage: training ends and says so.
     run = ui.begin_training(tmp_path / "first")
     assert ui.interrupt() == 0
@@ -183,11 +202,11 @@ def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Pa
     again = start()
     again.wait_ready(2)
     assert again.state(run)["type"] == "CRASHED" and "make ui" in again.state(run)["message"]
-    tasks, runs = (again.http.post(f"/{kind}_runs/filter", json={}).json() for kind in ("task", "flow"))
+    tasks, runs = (again.ask("POST", f"/{kind}_runs/filter", {}) for kind in ("task", "flow"))
     below = tasks + [each for each in runs if each["parent_task_run_id"]]
     assert {each["state_type"] for each in below} == {"COMPLETED", "CRASHED"}
     retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    assert again.http.post(f"/flow_runs/{run}/set_state", json=retry).json()["status"] == "ACCEPT"
+    assert again.ask("POST", f"/flow_runs/{run}/set_state", retry)["status"] == "ACCEPT"
     wait_until(lambda: again.state(run)["type"] == "COMPLETED", lambda: str(again.state(run)), PATIENCE_SECONDS)
 
     # The server dies: everything ends, and the screen has the end of its log.
