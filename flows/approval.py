@@ -238,10 +238,8 @@ def _told_by_parent(pending: PendingApproval) -> Iterator[None]:
     parent = flow_run.parent_flow_run_id
     where = f"open the paused run {flow_run.name!r} and press Resume" if parent else ""
     _show(parent, Running(name=WAITING_NAME, message=f"{pending.told()}; {where}, or {pending.command()} --show"))
-    try:
-        yield
-    finally:
-        _show(parent, Running())
+    yield
+    _show(parent, Running())  # not where this ends with an error: the parent then ends too
 
 
 def _show(run_id: str | None, state: State[Any]) -> None:
