@@ -33,6 +33,8 @@ FLOWS = ("train", "resume", "evaluate")
 """Flows whose crash leaves something to tidy. Not `tidy` itself: a crash of it must not start it for ever."""
 
 NOTIFICATION_BLOCK = "crl-failures"
+SILENT = "No sign of life for"
+"""How the message of a run begins that was marked because it was silent."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
 WATCHED = "prefect.flow-run.watched"
 """Our own event: from here on the run has to show a sign of life. See `flows/watch.py`."""
@@ -72,7 +74,7 @@ def dead_runs() -> list[AutomationCore]:
             actions=[
                 ChangeFlowRunState(
                     state=StateType.CRASHED,
-                    message=f"No sign of life for {SILENCE_SECONDS} s: the process of this run was killed or its "
+                    message=f"{SILENT} {SILENCE_SECONDS} s: the process of this run was killed or its "
                     "machine is gone. What was complete is safe in the run directory; Retry continues there.",
                 )
             ],

@@ -23,7 +23,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed, Running
 from pydantic import Field
 
-from flows.automations import HEARTBEAT, HEARTBEAT_SECONDS
+from flows.automations import HEARTBEAT, HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT
 from flows.watch import watch_unfinished
 
 T = TypeVar("T")
@@ -68,11 +68,7 @@ def tidy_up(client: SyncPrefectClient, flow_run_id: UUID | None = None) -> Tidie
         state = parent.state
         if state is None or not state.is_final():
             continue
-        if state.is_crashed() and _beats_since(client, parent, state):
-            # The server was away for longer than the silence allowed, the run was not.
-            client.set_flow_run_state(parent.id, Running(message="its heartbeats are back: the run lives"), force=True)
-            tidied.revived.append(parent.name)
-        else:
+        if not _revive(client, parent, tidied):
             _end_below(client, parent, tidied)
     return tidied
 
@@ -116,10 +112,32 @@ def _end(parent: FlowRun) -> State[Any]:
     return Crashed(message=f"ended with an attempt of {parent.name!r} whose process died")
 
 
-def _beats_since(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> bool:
-    """Whether heartbeats arrive although the run was marked: one later than the mark, and lately."""
+def _revive(client: SyncPrefectClient, run: FlowRun, tidied: Tidied) -> bool:
+    """Put a run that was marked in error back to running, and what was marked with it; says whether it was one.
+
+    That happens where the server was away for longer than the silence allowed, and the run was not.
+    """
+    if run.state is None or not run.state.is_crashed() or not _lives(client, run, run.state):
+        return False
+    client.set_flow_run_state(run.id, Running(message="its heartbeats are back: the run lives"), force=True)
+    tidied.revived.append(run.name)
+    for child in _flow_runs(
+        client, {"parent_flow_run_id": {"any_": [run.id]}, "state": {"type": {"any_": ["CRASHED"]}}}
+    ):
+        _revive(client, child, tidied)
+    return True
+
+
+def _lives(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> bool:
+    """Whether a run beat lately that was marked: after the mark; or, marked for its silence, when it was silent.
+
+    A run keeps the heartbeats that it cannot deliver, and delivers them when the server is back.
+    """
     now = datetime.now(UTC)
-    since = max(state.timestamp + timedelta(seconds=1), now - timedelta(seconds=2 * HEARTBEAT_SECONDS))
+    since = state.timestamp + timedelta(seconds=1)
+    if (state.message or "").startswith(SILENT):
+        since = state.timestamp - timedelta(seconds=SILENCE_SECONDS - HEARTBEAT_SECONDS)
+    since = max(since, now - timedelta(seconds=SILENCE_SECONDS))
     if since >= now:
         return False
     wanted = EventFilter.model_validate(

@@ -13,7 +13,7 @@ from prefect.context import FlowRunContext
 from prefect.events.filters import EventFilter
 from prefect.states import Cancelled, Completed, Crashed, Paused, Running, Suspended
 
-from flows.automations import WATCHED
+from flows.automations import SILENT, WATCHED
 from flows.tidy import end_earlier_attempts, tidy, tidy_up
 from flows.watch import watch_unfinished
 from tests.processes import wait_until
@@ -114,14 +114,20 @@ def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(cl
     beats = Family(client, Crashed())
     silent = Family(client, Crashed())
     silent.beat(ago=30)  # before it was marked: no sign of life
+    undelivered = Family(client, Crashed(message=f"{SILENT} 90 s"))
+    undelivered.beat(ago=20)  # it could not be delivered in time
+    gone = Family(client, Crashed(message=f"{SILENT} 90 s"))
+    gone.beat(ago=85)
     time.sleep(1.5)  # clearly after the mark
     beats.beat()
     tidied = tidy_up(client)
     assert alive.states() == [RUNNING, RUNNING, RUNNING]
-    assert beats.states() == [RUNNING, RUNNING, RUNNING] and len(tidied.revived) == 1
+    assert beats.states() == [RUNNING, RUNNING, RUNNING] and len(tidied.revived) == 2
+    assert undelivered.states() == [RUNNING, RUNNING, RUNNING]
+    assert gone.states() == [CRASHED, CRASHED, CRASHED]
     assert silent.states() == [CRASHED, CRASHED, CRASHED]
-    client.set_flow_run_state(alive.parent, Completed(), force=True)
-    client.set_flow_run_state(beats.parent, Completed(), force=True)
+    for family in (alive, beats, undelivered):
+        client.set_flow_run_state(family.parent, Completed(), force=True)
 
 
 def test_unfinished_runs_that_beat_are_watched_again(client):
