@@ -65,7 +65,7 @@ SAID = {
 """What the message of the failed flow run, which the UI shows in its list, says."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """One experiment of its own name, broken in `places` in turn. `halt` is where it ends early, by a failure."""
 

@@ -152,8 +152,9 @@ class _Row:
             break_from_outside(self.operated, self.fault, alive)
         alive = self._each(alive, Segment.wait_dead)
         alive = self._each(alive, self._look)
-        going = self._each([each for each in alive if each.step + 1 < len(each.places)], self._go_on)
-        self._each([each for each in alive if each.step + 1 == len(each.places)], self._finish)
+        last = [each for each in alive if each.step + 1 == len(each.places)]
+        going = self._each([each for each in alive if each not in last], self._go_on)
+        self._each(last, self._finish)
         return going
 
     def _look(self, segment: Segment) -> None:
