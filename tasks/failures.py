@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Failed
 
-from crl.errors import CrlError
+from crl.errors import ApprovalPending, CrlError
 
 _LONGEST = 1500
 """Characters of a message: some errors list every key of a file."""
@@ -20,7 +20,9 @@ def failed(error: CrlError) -> State[Any]:
 
     Prefect's own message for a raised error begins with words that are the same for all of them.
     """
-    return Failed(message=one_line(error), data=error)
+    # Retry must be offered, so the type is that of a failure; the name says that nothing failed.
+    named: dict[str, Any] = {"name": "Awaiting approval"} if isinstance(error, ApprovalPending) else {}
+    return Failed(message=one_line(error), data=error, **named)
 
 
 def log_error(error: CrlError) -> None:

@@ -19,7 +19,6 @@ from crl.bank.segments import text_digest
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import BATCH, Distilled
-from crl.learn.warm_start import run_warm_start
 from crl.protocols import Chat, Environment, Start, Step
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
@@ -240,6 +239,9 @@ def _sample(ctx: StageContext, role: str, generation: Generation) -> Sample:
 def _train(
     ctx: StageContext, role: str, before: Weights, samples: Sequence[Sample], figures: Mapping[str, float]
 ) -> None:
+    # It brings torch, which whoever only wants to know the stages of a recipe should not wait for.
+    from crl.learn.warm_start import run_warm_start
+
     assert ctx.method.warm_start is not None
     metrics = run_warm_start(
         ctx.method.role(role),

@@ -166,7 +166,7 @@ def test_resumed_without_an_answer_it_pauses_again_and_patience_ends_as_a_wait(p
 
     with person(act):
         state = train(approved_experiment(path.name, approval_wait_seconds=20), rounds=1, return_state=True)
-    assert state.is_failed()
+    assert state.is_failed() and state.name == WAITING_NAME, "it offers Retry, and does not look like a failure"
     with pytest.raises(ApprovalPending, match="round 1 waits for a person"):
         state.result()
     assert RunDirectory.open(path).complete_stages(1) == ["distill"]
