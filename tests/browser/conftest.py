@@ -28,6 +28,11 @@ ARGUMENTS = [
 READY = re.compile(r"^Ready after (\d+) s\.$", re.MULTILINE)
 
 
+def slack() -> float:
+    """By how much a time limit grows on processors that others use as well; 1 on an idle machine."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 class Desk(Operation):
     """What `make ui` starts, as one process that starts the others."""
 
@@ -96,6 +101,5 @@ def screen(browser: Browser, desk: Desk, pictures: Path) -> Iterator[Screen]:
     made = Screen(context.new_page(), desk.url, pictures)
     yield made
     context.close()
-    assert made.asked, "the test opened no page"
     assert made.strangers() == []
     assert made.errors == []

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ from playwright.sync_api import expect
 
 from crl.records import Approval
 from crl.run.directory import RunDirectory
-from tests.browser.conftest import Desk
+from tests.browser.conftest import Desk, slack
 from tests.browser.screen import Screen
 from tests.faults.segments import SAID, Fault, Segment, Way
 from tests.operate import PATIENCE_SECONDS, as_parameter, copy_run
@@ -68,7 +70,7 @@ def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, d
             lambda: not desk.flow_processes(segment.run_id), "no process of the flow run lives", 6 * CANCEL_SECONDS
         )
         took = time.monotonic() - began
-        assert took <= CANCEL_SECONDS, f"processes lived {took:.1f} s after Cancel"
+        assert took <= CANCEL_SECONDS * slack(), f"processes lived {took:.1f} s after Cancel"
         assert screen.wait_for(segment.run_id, "Cancelled", "Failed", "Crashed", seconds=60.0) == "Cancelled"
         segment.look()
 
@@ -89,13 +91,14 @@ def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: Des
     for number, approve in ((1, True), (2, False)):
         paused = paused_round(screen, desk, run_id, number)
         dialog = screen.click_menu(paused, "Resume")
-        expect(dialog.get_by_label(re.compile("^person")).first).to_be_visible()
+        person = dialog.get_by_label(re.compile("^person", re.IGNORECASE)).first
+        expect(person).to_be_visible()
         assert not RunDirectory.open(path).is_complete(number, "consolidate")
         if approve:
             screen.shoot("approval", 1000)
         else:
             dialog.get_by_role("switch").first.click()
-        dialog.get_by_label(re.compile("^person", re.IGNORECASE)).first.fill(PERSON)
+        person.fill(PERSON)
         dialog.get_by_role("button", name="Resume", exact=True).click()
     assert screen.wait_for(run_id, "Completed", "Failed", "Crashed", seconds=PATIENCE_SECONDS) == "Completed"
 
@@ -128,15 +131,13 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk
         deployment = client.get("/deployments/name/train/nightly").raise_for_status().json()
         (schedule,) = deployment["schedules"]
         assert schedule["active"] is False
-        client.patch(
-            f"/deployments/{deployment['id']}",
-            json={"parameters": {"experiment": as_parameter(experiment(name="scheduled")), "rounds": 1}},
-        ).raise_for_status()
+        path = f"/deployments/{deployment['id']}"
         # Nobody waits for the night in a test.
-        client.patch(
-            f"/deployments/{deployment['id']}/schedules/{schedule['id']}",
-            json={"schedule": {"cron": "* * * * *", "timezone": "UTC"}},
-        ).raise_for_status()
+        every_minute = {"schedule": {"cron": "* * * * *", "timezone": "UTC"}}
+        parameters = {"parameters": {"experiment": as_parameter(experiment(name="scheduled")), "rounds": 1}}
+        for where, body in ((path, parameters), (f"{path}/schedules/{schedule['id']}", every_minute)):
+            # A server on SQLite that is busy answers 503 and means: again.
+            wait_until(partial(succeeds, client, where, body), f"PATCH {where} succeeds", PATIENCE_SECONDS, every=1.0)
 
     screen.open_deployment("nightly")
     screen.shoot("nightly")
@@ -155,3 +156,8 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk
     screen.open_deployment("nightly")
     screen.page.get_by_role("switch").first.click()
     expect(screen.page.get_by_role("switch").first).to_have_attribute("aria-checked", "false")
+
+
+def succeeds(client: httpx.Client, path: str, body: dict[str, Any]) -> bool:
+    """Change something on the server; says whether it was changed."""
+    return client.patch(path, json=body).is_success
