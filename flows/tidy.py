@@ -63,8 +63,9 @@ def tidy(flow_run_id: RunId = None) -> None:
 def tidy_up(client: SyncPrefectClient, flow_run_id: UUID | None = None) -> Tidied:
     """The work of the flow, for whoever calls it without one. Runs whose process may live are left alone."""
     tidied = Tidied()
-    parents = _parents_of_unfinished(client) if flow_run_id is None else [client.read_flow_run(flow_run_id)]
-    for parent in parents:
+    parents = _parents_of_unfinished(client) if flow_run_id is None else [flow_run_id]
+    for identifier in parents:
+        parent = client.read_flow_run(identifier)  # as it is now: what is above it may have changed it
         state = parent.state
         if state is None or not state.is_final():
             continue
@@ -150,16 +151,26 @@ def _lives(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> bool:
     return bool(client.read_events(wanted, limit=1).events)
 
 
-def _parents_of_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
-    """Flow runs with something unfinished directly below them, dead or alive."""
-    tasks = {run.flow_run_id for run in _task_runs(client, _UNFINISHED) if run.flow_run_id is not None}
-    # A child flow run is below the task run that stands for it in its parent.
-    children = _flow_runs(client, {"parent_task_run_id": {"is_null_": False}, **_UNFINISHED})
-    tracking = [run.parent_task_run_id for run in children]
-    if tracking:
-        above = _task_runs(client, {"id": {"any_": tracking}})
-        tasks |= {run.flow_run_id for run in above if run.flow_run_id is not None}
-    return _flow_runs(client, {"id": {"any_": sorted(tasks)}}) if tasks else []
+def _parents_of_unfinished(client: SyncPrefectClient) -> list[UUID]:
+    """Flow runs with something unfinished below them, dead or alive: the uppermost first."""
+    found = [run.flow_run_id for run in _task_runs(client, _UNFINISHED) if run.flow_run_id is not None]
+    found += _above(client, _flow_runs(client, {"parent_task_run_id": {"is_null_": False}, **_UNFINISHED}))
+    upwards = list(dict.fromkeys(found))
+    generation = upwards
+    while generation:
+        above = _above(client, _flow_runs(client, {"id": {"any_": generation}}))
+        upwards += above
+        generation = list(dict.fromkeys(above))
+    # A run that is met twice counts where it stands highest.
+    return list(dict.fromkeys(reversed(upwards)))
+
+
+def _above(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[UUID]:
+    """The parents of flow runs. In its parent, a child is below the task run that stands for it."""
+    tracking = [run.parent_task_run_id for run in runs if run.parent_task_run_id is not None]
+    if not tracking:
+        return []
+    return [task.flow_run_id for task in _task_runs(client, {"id": {"any_": tracking}}) if task.flow_run_id is not None]
 
 
 def _flow_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[FlowRun]:

@@ -61,16 +61,17 @@ class Family:
             self.client.read_task_run(self.done_stage).state.type,
         }
 
-    def beat(self, ago=0.0):
-        """A heartbeat of the parent reaches the server; it stores events every few seconds."""
+    def beat(self, ago=0.0, of=None):
+        """A heartbeat of the parent, or of another run, reaches the server; it stores events every few seconds."""
+        run = of or self.parent
         event = {
             "occurred": (datetime.now(UTC) - timedelta(seconds=ago)).isoformat(),
             "event": "prefect.flow-run.heartbeat",
-            "resource": {"prefect.resource.id": f"prefect.flow-run.{self.parent}"},
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
             "id": str(uuid4()),
         }
         self.client.request("POST", "/events", json=[event]).raise_for_status()
-        wait_until(lambda: "prefect.flow-run.heartbeat" in events_of(self.client, self.parent), "it is stored", 60)
+        wait_until(lambda: "prefect.flow-run.heartbeat" in events_of(self.client, run), "it is stored", 60)
 
 
 def events_of(client, flow_run_id):
@@ -115,6 +116,8 @@ def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(cl
     silent = Family(client, Crashed())
     silent.beat(ago=30)  # before it was marked: no sign of life
     undelivered = Family(client, Crashed(message=f"{SILENT} 90 s"))
+    client.set_flow_run_state(undelivered.child, Crashed(message=f"{SILENT} 90 s"), force=True)
+    undelivered.beat(ago=20, of=undelivered.child)
     undelivered.beat(ago=20)  # it could not be delivered in time
     gone = Family(client, Crashed(message=f"{SILENT} 90 s"))
     gone.beat(ago=85)
@@ -122,7 +125,7 @@ def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(cl
     beats.beat()
     tidied = tidy_up(client)
     assert alive.states() == [RUNNING, RUNNING, RUNNING]
-    assert beats.states() == [RUNNING, RUNNING, RUNNING] and len(tidied.revived) == 2
+    assert beats.states() == [RUNNING, RUNNING, RUNNING] and len(tidied.revived) == 3
     assert undelivered.states() == [RUNNING, RUNNING, RUNNING]
     assert gone.states() == [CRASHED, CRASHED, CRASHED]
     assert silent.states() == [CRASHED, CRASHED, CRASHED]
