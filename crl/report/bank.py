@@ -192,7 +192,18 @@ def _lineage(connection: duckdb.DuckDBPyConnection, entry_id: str) -> list[dict[
 def _unknown(connection: duckdb.DuckDBPyConnection, run_path: Path, entry_id: str) -> BadInput:
     import difflib
 
-    known = sorted(_column(connection, "SELECT DISTINCT entry_id FROM bank_events WHERE entry_id IS NOT NULL"))
+    refused = connection.execute(
+        "SELECT round, reason FROM bank_events WHERE entry_id = $id AND kind = 'rejected' ORDER BY round",
+        {"id": entry_id},
+    ).fetchall()
+    if refused:
+        return BadInput(
+            f"experience {entry_id} never came into the bank of {run_path}: {refused[0][1]} (round {refused[0][0]})",
+            next_step=f"`crl bank diff {run_path} {refused[0][0]}` shows what it would have been",
+        )
+    known = sorted(
+        _column(connection, "SELECT entry_id FROM bank_events WHERE entry_id IS NOT NULL AND kind <> 'rejected'")
+    )
     close = difflib.get_close_matches(entry_id, known, n=3) or known[:3]
     return BadInput(
         f"no experience {entry_id!r} was ever in the bank of {run_path}",

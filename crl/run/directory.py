@@ -4,6 +4,7 @@
     <run>/rounds/0007/<stage>/                Parquet files, manifest.json, perhaps checkpoint/
     <run>/rounds/0007/.parts-<stage>/0003/    finished parts of a stage that is not complete yet
     <run>/bank/…                              content-addressed, written once
+    <run>/decisions/0007.json                 what a person decided about a round, until a stage records it
     <run>/cache/…, catalog.duckdb             derived
     <run>/journal.jsonl, lease.json, lease.lock, pruned.jsonl
 
