@@ -111,9 +111,7 @@ class PartTasks:
         runner, self._runner = self._runner, None
         if runner is None:
             return
-        if at_once and isinstance(runner, _Processes):
-            runner.abandon()
-        elif at_once and self._latest is not None and self._runtime.task_runner is TaskRunnerName.dask:
+        if at_once and self._latest is not None and self._runtime.task_runner is TaskRunnerName.dask:
             _end_engines_on(runner, self._latest.job)
         runner.__exit__(None, None, None)
 
@@ -203,13 +201,10 @@ class _Processes(ProcessPoolTaskRunner):
         """
         self._cached_context = None
 
-    def abandon(self) -> None:
-        """End the processes in the middle of what they do."""
-        self._lifeline.close()
-
     def __exit__(self, *args: Any) -> None:
-        super().__exit__(*args)
+        # Ends the processes, also in the middle of what they do; Prefect's own way waits until they are done.
         self._lifeline.close()
+        super().__exit__(*args)
         reader: Connection = self._initargs[1]
         reader.close()
 
@@ -228,7 +223,7 @@ def _new_runner(runtime: Runtime) -> TaskRunner[Any]:
             "n_workers": runtime.shards,
             "threads_per_worker": 1,
             "processes": True,
-            # Models live in engines, not in the workers that Dask would measure; and no page is served unasked.
+            # Models live in engines, not in the workers that Dask would measure; and nobody asked for its dashboard.
             "memory_limit": None,
             "dashboard_address": None,
         }

@@ -167,7 +167,9 @@ def test_engines_on_a_cluster_that_lives_on_end_with_the_flow(fake, tmp_path, on
     path = fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
     mark = f"{os.getpid()}-cluster"
     # Two parts at a time in each worker process.
-    with distributed.LocalCluster(2, threads_per_worker=2, dashboard_address=None, memory_limit=None) as cluster:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit=None
+    ) as cluster:
         extra = {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
         process = flow_process(tmp_path, spread_over("dask"), mark, extra)
         try:
