@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 STATE_NAME = "Waiting"
 POLL_SECONDS = 2.0
+_NOBODY = "nobody the record knows of (a slot that a dead run left is free within two minutes)"
 _ALIVE = [StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
 
 
@@ -47,10 +48,14 @@ class Waiting:
         return time.monotonic() - self._owned_at
 
     def wait(self, why: str) -> None:
-        """Wait a moment. Raises LeaseHeld at once under the policy `refuse`, else when patience has run out."""
+        """Wait a moment. Raises LeaseHeld when patience has run out, and at once where the policy is to refuse and
+        somebody really is in the way."""
         waited = time.monotonic() - self._began
-        who = self._who()
-        if self._runtime.when_busy is WhenBusy.refuse or waited > self._runtime.wait_seconds:
+        in_the_way = self._in_the_way()
+        who = ", ".join(in_the_way) or _NOBODY
+        # What a dead run left is in nobody's way for long: it is no reason to refuse.
+        refused = self._runtime.when_busy is WhenBusy.refuse and bool(in_the_way)
+        if refused or waited > self._runtime.wait_seconds:
             after = f" after {waited:.0f} s of waiting" if self._told is not None else ""
             raise LeaseHeld(
                 f"experiment {self._experiment} is being worked on by {who}; refused{after}",
@@ -80,16 +85,14 @@ class Waiting:
             _show(Running())
         return taken
 
-    def _who(self) -> str:
+    def _in_the_way(self) -> list[str]:
         """The flow runs and the process that are in the way."""
         found = [f"flow run {name!r}" for name in self._other_runs()]
         owner = lease_state(self._run_path)
         if owner is not None and owner.live:
             self._owned_at = time.monotonic()
             found.append(f"process {owner.owner.pid} on {owner.owner.host} ({owner.owner.command})")
-        else:
-            found.append("nobody the record knows of (a slot that a dead run left is free within two minutes)")
-        return ", ".join(found)
+        return found
 
     def _other_runs(self) -> list[str]:
         mine = flow_run.id

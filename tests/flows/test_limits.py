@@ -108,15 +108,16 @@ def test_refuse_names_the_owner_and_wait_ends_with_patience(experiment: str, tmp
                 raise AssertionError("two hold the slot")
 
 
+@pytest.mark.parametrize("runtime", [Runtime(), REFUSE])
 def test_a_slot_that_nobody_will_free_does_not_block_for_long(
-    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
 ) -> None:
     change(experiment, active_slots=1)  # as after a server that forgot its leases
     monkeypatch.setattr(limits, "STALE_SECONDS", 1.0)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.2)
     told: list[Event] = []
     stop = watch(told.append)
-    with hold(experiment, tmp_path, Runtime()):
+    with hold(experiment, tmp_path, runtime):
         assert slots(experiment) == 1
     stop()
     assert [event.reason for event in told if isinstance(event, Waits)] == [
