@@ -158,6 +158,7 @@ class Screen:
 
     def broken_pictures(self) -> list[str]:
         """Pictures of the page that the browser could not draw."""
+        self.page.wait_for_function("[...document.querySelectorAll('img')].every(i => i.complete)")
         found: list[dict[str, Any]] = self.page.evaluate(
             "[...document.querySelectorAll('img')].map(i => ({address: i.src.slice(0, 60), width: i.naturalWidth}))"
         )

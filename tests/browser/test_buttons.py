@@ -127,6 +127,9 @@ def paused_round(screen: Screen, desk: Desk, run_id: str, number: int) -> str:
 def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk, finished: Path) -> None:
     copy_run(finished, desk.runs, "scheduled")
     desk.add_limit("scheduled")
+    screen.open_deployment("nightly")
+    screen.shows("At 02:00 AM")
+    screen.shoot("nightly", 560)
     with httpx.Client(base_url=f"{desk.url}/api", timeout=60.0) as client:
         deployment = client.get("/deployments/name/train/nightly").raise_for_status().json()
         (schedule,) = deployment["schedules"]
@@ -140,7 +143,6 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk
             wait_until(partial(succeeds, client, where, body), f"PATCH {where} succeeds", PATIENCE_SECONDS, every=1.0)
 
     screen.open_deployment("nightly")
-    screen.shoot("nightly")
     switch = screen.page.get_by_role("switch").first
     expect(switch).to_have_attribute("aria-checked", "false")
     switch.click()

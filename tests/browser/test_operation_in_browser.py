@@ -103,7 +103,7 @@ def look_at_artifacts(screen: Screen, desk: Desk) -> None:
         versions.first.click()
         screen.shows(*SHOWN[kind])
         if kind == CURVE:
-            assert screen.page.locator("img").count() > 0
+            expect(screen.page.locator("img").first).to_be_visible()
         assert screen.broken_pictures() == [], kind
         if kind in (ROUND_TABLE, CURVE, BANK_DIFF):
             screen.shoot(f"artifact-{kind}")
