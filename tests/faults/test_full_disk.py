@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,27 +13,15 @@ from crl.engine.driver import Driver
 from crl.errors import DiskFull
 from crl.run.directory import RunDirectory
 from crl.run.verify import Severity, verify
+from tests.faults.disks import small_disk
 from tests.tiny_run import NAME, ROUNDS, crl, cut_back, digests, experiment, leftovers
 
-SIZE = 24 * 2**20
 
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few megabytes; mounting one needs root."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if not sys.platform.startswith("linux"):
-        pytest.skip("mounting a small file system works on Linux only")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def _fill(disk: Path, *, leave: int) -> Path:
