@@ -22,10 +22,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -
 # One thread a test process: several run side by side, and equal numbers need an equal thread count.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help setup train ui test test-slow test-gpu lint format bench clean distclean
+.PHONY: help setup train ui test test-slow test-browser test-gpu lint format bench clean distclean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## create .venv and install the pinned dependencies (minutes the first time, then nothing)
 	@:
@@ -67,10 +67,13 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff format .
 
 test: lint ## lint, then every test that is neither slow nor needs a GPU
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal -m "not slow and not gpu"
 
 test-slow: setup ## the slow tests: learning, kills, several processes
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-browser: setup ## make ui in headless Chromium, every click that docs/operations.md shows; part of the slow tests
+	@$(TEST_ENV) $(BIN)/python -m pytest -q tests/browser
 
 test-gpu: setup ## the tests that need a GPU; says so where there is none
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

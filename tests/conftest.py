@@ -1,15 +1,37 @@
-"""One finished run of the tiny experiment for all tests that look at a real record. Made once, also under xdist."""
+"""What tests of several folders share: one finished run of the tiny experiment, made once also under xdist, and one
+browser (playwright allows one a process)."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from tests.tiny_run import NAME, ROUNDS, crl, train
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Without these the browser itself asks the network: for components, for its time, for its variations.
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; where there is none the tests are skipped."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: nothing was looked at in a browser (Debian: apt install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+        yield launched
+        launched.close()
 
 
 @pytest.fixture(scope="session")

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from tests.browser.screen import HEIGHT, WIDTH, Screen
 from tests.operate import PATIENCE_SECONDS, Operation
 from tests.processes import free_port, wait_until
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# Without these the browser itself asks the network: for components, for its time, for its variations.
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 READY = re.compile(r"^Ready after (\d+) s\.$", re.MULTILINE)
 
 
@@ -60,17 +53,6 @@ class Desk(Operation):
 
     def _server_ended(self) -> bool:
         return self._server is None or self._server.poll() is not None
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium; where there is none the tests are skipped."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: nothing in the UI was tested (Debian: apt install chromium)")
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="session")

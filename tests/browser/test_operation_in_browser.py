@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from crl.run.directory import RunDirectory
@@ -31,6 +32,7 @@ SHOWN = {
 """Texts of the newest version of each artifact."""
 
 
+@pytest.mark.slow
 def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk: Desk) -> None:
     assert 0 <= desk.ready_seconds < READY_SECONDS * slack()
     screen.open("/deployments")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.faults.segments import Fault, Segment, Way, break_from_outside, nothing_runs_for_ever
 from tests.operate import Operation, operation
+from tests.processes import wait_until
 
 BEFORE = (
     (Fault.exception, Way.retry, "0002/distill"),
@@ -33,7 +34,9 @@ def test_each_fault_once_and_the_run_goes_on(finished: Path, tmp_path: Path) -> 
             fault: stack.enter_context(Segment(operated, finished, fault, way, (place,)).prepared())
             for fault, way, place in (*BEFORE, *MEANWHILE)
         }
-        _break(operated, [segments[fault] for fault, _, _ in BEFORE])
+        # Two at a time: more starting flows than processors keep a server on SQLite so busy that it misses heartbeats.
+        for first in range(0, len(BEFORE), 2):
+            _break(operated, [segments[fault] for fault, _, _ in BEFORE[first : first + 2]])
 
         # A run whose process starts in the very moment in which the server is away ends CRASHED: all are under way.
         for fault in (Fault.server, Fault.hang):
@@ -41,10 +44,12 @@ def test_each_fault_once_and_the_run_goes_on(finished: Path, tmp_path: Path) -> 
         for fault in (Fault.server, Fault.hang):
             segments[fault].wait_reached()
         break_from_outside(operated, Fault.server, [segments[Fault.server]])
-        for fault in (Fault.exception, Fault.disk, Fault.engine, Fault.flow):
-            segments[fault].go_on()
-        for fault in (Fault.server, Fault.exception, Fault.disk, Fault.engine, Fault.flow):
-            segments[fault].arrive()
+        segments[Fault.server].arrive()
+        for pair in ((Fault.exception, Fault.engine), (Fault.disk, Fault.flow)):
+            for fault in pair:
+                segments[fault].go_on()
+            for fault in pair:
+                segments[fault].arrive()
 
         late = [segments[fault] for fault in (Fault.worker, Fault.everything, Fault.hang)]
         for segment in late:
@@ -57,7 +62,7 @@ def test_each_fault_once_and_the_run_goes_on(finished: Path, tmp_path: Path) -> 
         nothing_runs_for_ever(operated)
         taken = [each.name for each in segments.values() if operated.limit(each.name)["active_slots"]]
         assert not taken, f"the slots of {taken} are taken although nothing runs"
-        assert operated.flow_processes() == []
+        wait_until(lambda: not operated.flow_processes(), "no process of a flow lives", 60)
 
 
 def _break(operated: Operation, segments: list[Segment]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from tests.unit.cli.conftest import Outcome, crl, room, runs  # noqa: F401  (fix
 from tests.unit.report.builder import build_run, write_stage
 
 NASTY = '<script>alert(1)</script> a|b *c* `d` [x](http://evil.example/a) <img src="http://evil.example/b">'
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(HTMLParser):
@@ -239,17 +238,6 @@ def test_the_command_writes_the_page(crl: Callable[..., Outcome], room: Path, tm
 
 def test_addresses_of_pages() -> None:
     assert page_url("http://127.0.0.1:4201/", Path("/runs/a b")) == "http://127.0.0.1:4201/a%20b/report.html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine: nothing was looked at in a browser")
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
 
 
 @pytest.mark.parametrize("width", [320, 375, 1280])
