@@ -23,13 +23,22 @@ CHROMIUM_ARGUMENTS = [
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Headless Chromium; where there is none the tests are skipped."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def chromium() -> str:
+    """Where Chromium lies; where there is none the tests are skipped."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: nothing was looked at in a browser (Debian: apt install chromium)")
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+    return CHROMIUM
+
+
+# No longer than a module: while playwright is open it runs an event loop, in which Prefect's calls turn asynchronous.
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """Headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         yield launched
         launched.close()
 

@@ -56,7 +56,7 @@ class Desk(Operation):
 
 
 @pytest.fixture(scope="session")
-def desk(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """`make ui`, for all tests of a session."""
     made = Desk(tmp_path_factory.mktemp("desk"))
     try:
