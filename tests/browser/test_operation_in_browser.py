@@ -95,7 +95,7 @@ def look_at_artifacts(screen: Screen, desk: Desk) -> None:
     links = screen.page.locator("a[href*='/artifacts/key/']")
     links.first.wait_for()
     found = {str(link.get_attribute("href")).rpartition("/")[2] for link in links.all()}
-    assert found == {artifact_key(NAME, kind) for kind in KINDS}
+    assert found >= {artifact_key(NAME, kind) for kind in KINDS}  # other tests leave others
     for kind in KINDS:
         screen.open(f"/artifacts/key/{artifact_key(NAME, kind)}")
         # One key keeps the history: every round has its version, the newest first.
