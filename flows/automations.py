@@ -38,8 +38,7 @@ SILENT = "No sign of life for"
 HEARTBEAT = "prefect.flow-run.heartbeat"
 WATCHED = "prefect.flow-run.watched"
 """Our own event: from here on the run has to show a sign of life. See `flows/watch.py`."""
-_EACH_RUN = {"prefect.resource.id"}
-_ANY_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
+_OURS = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,28 @@ class Made:
     name: str
     outcome: str
     enabled: bool
+
+
+def _silence(seconds: float, *, after: set[str], **more: Any) -> EventTrigger:
+    """Fires for each flow run of which nothing is heard for so long after one of the events `after`."""
+    return _of_each_run(
+        posture=Posture.Proactive,
+        after=after,
+        expect={"prefect.flow-run.*"},
+        within=timedelta(seconds=seconds),
+        **more,
+    )
+
+
+def _event(*events: str) -> EventTrigger:
+    """Fires at once when one of the events happens to a run of our flows."""
+    return _of_each_run(posture=Posture.Reactive, expect=set(events), match_related=_OURS, within=timedelta(0))
+
+
+def _of_each_run(**more: Any) -> EventTrigger:
+    return EventTrigger(
+        match={"prefect.resource.id": "prefect.flow-run.*"}, for_each={"prefect.resource.id"}, threshold=1, **more
+    )
 
 
 def dead_runs() -> list[AutomationCore]:
@@ -62,15 +83,7 @@ def dead_runs() -> list[AutomationCore]:
             name="crl: mark silent runs as crashed",
             description=f"A run says every {HEARTBEAT_SECONDS} s that it lives. Without a word for {SILENCE_SECONDS} s "
             "its process is gone (killed, machine lost) and nobody is left to say so. Keep this switched on.",
-            trigger=EventTrigger(
-                after={HEARTBEAT, WATCHED},
-                expect={"prefect.flow-run.*"},
-                match=_ANY_RUN,
-                for_each=_EACH_RUN,
-                posture=Posture.Proactive,
-                threshold=1,
-                within=timedelta(seconds=SILENCE_SECONDS),
-            ),
+            trigger=_silence(SILENCE_SECONDS, after={HEARTBEAT, WATCHED}),
             actions=[
                 ChangeFlowRunState(
                     state=StateType.CRASHED,
@@ -83,18 +96,13 @@ def dead_runs() -> list[AutomationCore]:
             name="crl: mark runs that never began as crashed",
             description=f"A run that was handed to a process shows a sign of life within {START_SECONDS // 60} min. "
             "Only runs of the deployments: others may not send heartbeats. Keep this switched on.",
-            trigger=EventTrigger(
+            trigger=_silence(
+                START_SECONDS,
                 after={"prefect.flow-run.Pending", "prefect.flow-run.Running"},
-                expect={"prefect.flow-run.*"},
-                match=_ANY_RUN,
                 match_related=[
                     {"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS, "tidy"]},
                     {"prefect.resource.role": "deployment"},
                 ],
-                for_each=_EACH_RUN,
-                posture=Posture.Proactive,
-                threshold=1,
-                within=timedelta(seconds=START_SECONDS),
             ),
             actions=[
                 ChangeFlowRunState(
@@ -119,37 +127,19 @@ def tidying(tidy_deployment: UUID) -> list[AutomationCore]:
         deployment_id=tidy_deployment,
         parameters={"flow_run_id": {"__prefect_kind": "jinja", "template": "{{ flow_run.id }}"}},
     )
-    ours = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
     return [
         AutomationCore(
             name="crl: tidy up after a crashed run",
             description="A killed run cannot say that its rounds and stages died with it; the deployment tidy/tidy "
             "does.",
-            trigger=EventTrigger(
-                expect={"prefect.flow-run.Crashed"},
-                match=_ANY_RUN,
-                match_related=ours,
-                for_each=_EACH_RUN,
-                posture=Posture.Reactive,
-                threshold=1,
-                within=timedelta(0),
-            ),
+            trigger=_event("prefect.flow-run.Crashed"),
             actions=[action],
         ),
         AutomationCore(
             name="crl: tidy up after a silent run",
             description="The same for a run that is found dead by its silence, once it is marked: also where the "
             "server was stopped meanwhile.",
-            trigger=EventTrigger(
-                after={HEARTBEAT, WATCHED},
-                expect={"prefect.flow-run.*"},
-                match=_ANY_RUN,
-                match_related=ours,
-                for_each=_EACH_RUN,
-                posture=Posture.Proactive,
-                threshold=1,
-                within=timedelta(seconds=SILENCE_SECONDS + _MARKED_SECONDS),
-            ),
+            trigger=_silence(SILENCE_SECONDS + _MARKED_SECONDS, after={HEARTBEAT, WATCHED}, match_related=_OURS),
             actions=[action],
         ),
     ]
@@ -163,15 +153,7 @@ def notification(block_document: UUID) -> AutomationCore:
         "calls a web address (as it comes: the pages that `make ui` serves on this machine, which print the message); "
         "put in your own, or a block for e-mail or chat, and switch this on.",
         enabled=False,
-        trigger=EventTrigger(
-            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
-            match=_ANY_RUN,
-            match_related={"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
-            for_each=_EACH_RUN,
-            posture=Posture.Reactive,
-            threshold=1,
-            within=timedelta(0),
-        ),
+        trigger=_event("prefect.flow-run.Failed", "prefect.flow-run.Crashed"),
         actions=[
             SendNotification(
                 block_document_id=block_document,

@@ -40,8 +40,9 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     yield f"server        {address}"
     with get_client(sync_client=True) as client:
         yield f"work pool     {POOL}: {_ensure_pool(client)}"
-        made = [name for name in experiments() if ensure_limit(name)]
-        yield f"limits        one run at a time for {len(experiments())} experiments; made {len(made)}" + (
+        names = experiments()
+        made = [name for name in names if ensure_limit(name)]
+        yield f"limits        one run at a time for {len(names)} experiments; made {len(made)}" + (
             f" ({', '.join(limit_name(name) for name in made)})" if made else ""
         )
         before = deployed(client, DEPLOYMENTS)
