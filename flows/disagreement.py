@@ -8,14 +8,14 @@ from uuid import UUID
 
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.objects import TaskRun
 from prefect.context import FlowRunContext
 
 from crl.engine.driver import Driver
+from flows.paging import PAGE, all_pages
 from flows.waiting import run_logger
 
 _ROUND = re.compile(r"^round (\d+)$")
-_PAGE = 200
 
 
 def report_disagreements(driver: Driver) -> None:
@@ -46,31 +46,13 @@ def disagreements(driver: Driver, flow_run_id: UUID) -> Iterator[str]:
 
 
 def _tasks(flow_run_id: UUID) -> Iterator[tuple[int, TaskRun]]:
+    below = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
     with get_client(sync_client=True) as client:
-        rounds: dict[UUID, int] = {}
-        while True:
-            page: list[FlowRun] = client.read_flow_runs(
-                flow_run_filter=FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}}),
-                limit=_PAGE,
-                offset=len(rounds),
-            )
-            for child in page:
-                found = _ROUND.match(child.name)
-                rounds[child.id] = int(found[1]) if found else -1
-            if len(page) < _PAGE:
-                break
+        children = all_pages(lambda offset: client.read_flow_runs(flow_run_filter=below, limit=PAGE, offset=offset))
+        rounds = {child.id: int(found[1]) for child in children if (found := _ROUND.match(child.name))}
         if not rounds:
             return
-        seen = 0
-        while True:
-            tasks = client.read_task_runs(
-                task_run_filter=TaskRunFilter.model_validate({"flow_run_id": {"any_": list(rounds)}}),
-                limit=_PAGE,
-                offset=seen,
-            )
-            seen += len(tasks)
-            for task in tasks:
-                if task.flow_run_id is not None and rounds[task.flow_run_id] >= 0:
-                    yield rounds[task.flow_run_id], task
-            if len(tasks) < _PAGE:
-                return
+        wanted = TaskRunFilter.model_validate({"flow_run_id": {"any_": list(rounds)}})
+        for task in all_pages(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=PAGE, offset=offset)):
+            if task.flow_run_id is not None:
+                yield rounds[task.flow_run_id], task

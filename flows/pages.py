@@ -14,7 +14,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 PAGE = "report.html"
 NOTIFICATION = "/notification"
@@ -23,11 +23,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _LARGEST_MESSAGE = 64 * 1024
 # The page brings everything with it; a browser asked to fetch or run more than that refuses.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:"
-
-
-def page_url(base: str, run_path: Path) -> str:
-    """Address of a run's report page on a server whose runs directory holds it."""
-    return f"{base.rstrip('/')}/{quote(run_path.name)}/{PAGE}"
 
 
 class Pages:

@@ -19,7 +19,7 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
-_PAGE = 200
+from flows.paging import PAGE, all_pages
 
 
 def superseded() -> State[Any] | None:
@@ -86,18 +86,17 @@ def _read(
     """All runs that match, the newest planned start first."""
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 
-    found: list[FlowRun] = []
-    while True:
-        page = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(flow_runs),
-            work_pool_filter=None if work_pools is None else WorkPoolFilter.model_validate(work_pools),
+    wanted = FlowRunFilter.model_validate(flow_runs)
+    pools = None if work_pools is None else WorkPoolFilter.model_validate(work_pools)
+    return all_pages(
+        lambda offset: client.read_flow_runs(
+            flow_run_filter=wanted,
+            work_pool_filter=pools,
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=_PAGE,
-            offset=len(found),
+            limit=PAGE,
+            offset=offset,
         )
-        found += page
-        if len(page) < _PAGE:
-            return found
+    )
 
 
 def _message(older: FlowRun, newer: FlowRun) -> str:

@@ -7,10 +7,10 @@ states and heartbeats alone and touches no process and no run directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from uuid import UUID
 
 from prefect import flow, get_client
@@ -24,13 +24,11 @@ from prefect.states import Cancelled, Crashed, Running
 from pydantic import Field
 
 from flows.automations import HEARTBEAT, HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT
+from flows.paging import PAGE, all_pages
 from flows.watch import watch_unfinished
-
-T = TypeVar("T")
 
 # Also what waits: for its retry, for a person. Below a dead parent nobody is left to go on with it.
 _UNFINISHED = {"state": {"type": {"any_": sorted(set(StateType) - TERMINAL_STATES)}}}
-_PAGE = 200
 
 RunId = Annotated[
     UUID | None, Field(description="The flow run that died; nothing: everything that dead runs have left.")
@@ -175,18 +173,9 @@ def _above(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[UUID]:
 
 def _flow_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[FlowRun]:
     wanted = FlowRunFilter.model_validate(conditions)
-    return _all(lambda offset: client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=offset))
+    return all_pages(lambda offset: client.read_flow_runs(flow_run_filter=wanted, limit=PAGE, offset=offset))
 
 
 def _task_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[TaskRun]:
     wanted = TaskRunFilter.model_validate(conditions)
-    return _all(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=_PAGE, offset=offset))
-
-
-def _all(page_at: Callable[[int], Sequence[T]]) -> list[T]:
-    found: list[T] = []
-    while True:
-        page = page_at(len(found))
-        found += page
-        if len(page) < _PAGE:
-            return found
+    return all_pages(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=PAGE, offset=offset))

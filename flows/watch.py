@@ -15,10 +15,10 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.filters import EventFilter
 
 from flows.automations import FLOWS, HEARTBEAT, WATCHED
+from flows.paging import PAGE, all_pages
 
 _FLOWS = [*FLOWS, "round", "tidy"]
 _ALIVE = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
-_PAGE = 200
 
 
 def watch_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
@@ -63,14 +63,8 @@ def _would_beat(client: SyncPrefectClient, run: FlowRun) -> bool:
 
 
 def _unfinished(client: SyncPrefectClient) -> list[FlowRun]:
-    found: list[FlowRun] = []
-    while True:
-        page = client.read_flow_runs(
-            flow_filter=FlowFilter.model_validate({"name": {"any_": _FLOWS}}),
-            flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": _ALIVE}}}),
-            limit=_PAGE,
-            offset=len(found),
-        )
-        found += page
-        if len(page) < _PAGE:
-            return found
+    flows = FlowFilter.model_validate({"name": {"any_": _FLOWS}})
+    wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": _ALIVE}}})
+    return all_pages(
+        lambda offset: client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, limit=PAGE, offset=offset)
+    )
