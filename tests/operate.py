@@ -38,6 +38,8 @@ PATIENCE_SECONDS = 400.0
 CRASHED_SECONDS = 120.0
 """A dead flow run is known as such within this time."""
 _TRIES = 8
+ANSWER_SECONDS = 180.0
+"""For one answer: a writer of the server's SQLite waits up to a minute for another before it gives up."""
 
 Run = dict[str, Any]
 
@@ -73,7 +75,7 @@ class Operation:
             MARK: self.mark,
             **(extra or {}),
         }
-        self._http = httpx.Client(base_url=f"{self.url}/api", timeout=60.0)
+        self._http = httpx.Client(base_url=f"{self.url}/api", timeout=ANSWER_SECONDS)
         self._server: subprocess.Popen[bytes] | None = None
         self._worker: subprocess.Popen[bytes] | None = None
 
