@@ -28,7 +28,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from crl.bank.changes import Change, applied, change_rows
 from crl.bank.segments import text_digest
+from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.errors import RecordDamaged
 from crl.records import BankEntry, BankEvent, EntryScore, Operation
@@ -53,15 +55,29 @@ class Rejection(StrEnum):
 class Consolidated:
     """A new snapshot and how it came about."""
 
-    entries: list[BankEntry]
-    """By `order`; those with a new text have an empty `segment` and `embedding_file`."""
+    previous: Snapshot
+    round: int
+    changes: list[Change]
+    """What became of every entry that changed, in order of entry ids; new texts have an empty `segment` and
+    `embedding_file`."""
     events: list[BankEvent]
     new_texts: dict[str, str]
     """Texts by content digest that the snapshot needs and the previous one did not hold."""
 
+    @property
+    def size(self) -> int:
+        """Entries of the new snapshot."""
+        came = sum(change.before is None for change in self.changes)
+        return len(self.previous) + came - sum(change.after is None for change in self.changes)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The new snapshot."""
+        return Snapshot(self.round, applied(self.previous.table, [change_rows(self.changes)]))
+
 
 def consolidate(
-    previous: Iterable[BankEntry],
+    previous: Snapshot,
     operations: Sequence[Operation],
     scores: Iterable[EntryScore],
     config: BankConfig,
@@ -78,7 +94,7 @@ def consolidate(
     operation id: these operations change nothing, whatever they ask for. Raises ValueError for a previous entry without
     a segment.
     """
-    previous, reasons = list(previous), dict(refused or {})
+    reasons = dict(refused or {})
     if reasons:
         shown = _Bank(previous, round, max_characters)
         for operation in operations:
@@ -123,9 +139,10 @@ def replay(before: Mapping[str, str], events: Iterable[BankEvent]) -> dict[str, 
 class _Bank:
     """The snapshot while a round's operations are applied."""
 
-    def __init__(self, previous: Iterable[BankEntry], round: int, max_characters: int) -> None:
-        self._round, self._max_characters = round, max_characters
-        listed = sorted(previous, key=lambda entry: (entry.order, entry.entry_id))
+    def __init__(self, previous: Snapshot, round: int, max_characters: int) -> None:
+        self._previous, self._round, self._max_characters = previous, round, max_characters
+        listed = previous.entries()
+        self._before = {entry.entry_id: entry for entry in listed}
         for entry in listed:
             if not entry.segment:
                 raise ValueError(f"entry {entry.entry_id} has no segment: snapshots go through segments.place first")
@@ -189,9 +206,12 @@ class _Bank:
 
     def result(self) -> Consolidated:
         """The snapshot as it stands."""
-        entries = sorted(self._entries.values(), key=lambda entry: entry.order)
-        needed = {entry.content_digest for entry in entries if not entry.segment}
-        return Consolidated(entries, list(self._events), {digest: self._texts[digest] for digest in sorted(needed)})
+        named = sorted({*self._before, *self._entries})
+        pairs = [Change(self._before.get(entry_id), self._entries.get(entry_id)) for entry_id in named]
+        changes = [pair for pair in pairs if pair.before != pair.after]
+        needed = {each.after.content_digest for each in changes if each.after is not None and not each.after.segment}
+        texts = {digest: self._texts[digest] for digest in sorted(needed)}
+        return Consolidated(self._previous, self._round, changes, list(self._events), texts)
 
     def _add(self, operation: Operation) -> Rejection | None:
         entry_id = operation.entry_id

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from crl.bank.changes import Change
 from crl.errors import RecordDamaged
 from crl.protocols import Embedder
-from crl.records import BankEntry, BankText, schema_of, table_of
+from crl.records import BankText, schema_of, table_of
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
@@ -62,60 +64,62 @@ def new_segments(texts: Iterable[str], embedder: Embedder) -> Segments:
     return Segments(files, segment, embedding_file, frozenset(ordered))
 
 
-def place(entries: Sequence[BankEntry], segments: Segments) -> list[BankEntry]:
-    """Entries that :func:`crl.bank.consolidate.consolidate` left without files, now pointing at the new ones.
+def place(changes: Sequence[Change], segments: Segments, earlier: Mapping[str, tuple[str, str]]) -> list[Change]:
+    """Changes whose new rows name the files of their texts: those of earlier rounds (segment and embedding file by
+    content digest), else the new ones.
 
-    Raises ValueError for an entry whose text is in neither an earlier file nor the new ones.
+    Raises ValueError for an entry whose text is in neither.
     """
     placed = []
-    for entry in entries:
-        if not entry.segment:
-            if entry.content_digest not in segments.digests:
+    for change in changes:
+        entry = change.after
+        if entry is not None and not entry.segment:
+            new = (segments.segment, segments.embedding_file) if entry.content_digest in segments.digests else None
+            files = earlier.get(entry.content_digest, new)
+            if files is None:
                 raise ValueError(f"no segment holds the text of entry {entry.entry_id}")
-            entry = dataclasses.replace(entry, segment=segments.segment, embedding_file=segments.embedding_file)
-        placed.append(entry)
+            entry = dataclasses.replace(entry, segment=files[0], embedding_file=files[1])
+        placed.append(Change(change.before, entry))
     return placed
 
 
-def load_texts(run_path: Path, entries: Sequence[BankEntry]) -> dict[str, str]:
-    """Texts of the entries by content digest, from exactly the segments they name.
+def load_texts(run_path: Path, entries: pa.Table) -> dict[str, str]:
+    """Texts of rows of `BankEntry` by content digest, from exactly the segments they name.
 
     Raises RecordDamaged, naming the file, where one is missing, differs from its name, or a text from its digest.
     """
     texts: dict[str, str] = {}
-
-    def take(table: pa.Table, wanted: set[str], path: Path) -> None:
-        for digest, text in zip(table["content_digest"].to_pylist(), table["text"].to_pylist(), strict=True):
-            if digest in wanted:
-                if text_digest(text) != digest:
-                    raise _damaged(path, f"a text has digest {text_digest(text)}", f"digest {digest}")
-                texts[digest] = text
-
-    _read(run_path, [(entry.segment, entry.content_digest) for entry in entries], schema_of(BankText), take)
+    for path, table, rows in _read(run_path, entries, "segment", schema_of(BankText)):
+        found = table.take(rows)
+        for digest, text in zip(found["content_digest"].to_pylist(), found["text"].to_pylist(), strict=True):
+            if text_digest(text) != digest:
+                raise _damaged(path, f"a text has digest {text_digest(text)}", f"digest {digest}")
+            texts[digest] = text
     return texts
 
 
-def load_embeddings(run_path: Path, entries: Sequence[BankEntry]) -> NDArray[np.float32]:
-    """Embeddings [N, D] of the entries in their order, from exactly the files they name; [0, 0] without entries.
+def load_embeddings(run_path: Path, entries: pa.Table) -> NDArray[np.float32]:
+    """Embeddings [N, D] of rows of `BankEntry` in their order, from exactly the files they name; [0, 0] without rows.
 
     Raises RecordDamaged as :func:`load_texts` does.
     """
-    vectors: dict[str, NDArray[np.float32]] = {}
-
-    def take(table: pa.Table, wanted: set[str], path: Path) -> None:
-        column = table["embedding"].combine_chunks()
-        values_ND = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-        for row, digest in enumerate(table["content_digest"].to_pylist()):
-            if digest in wanted:
-                vectors[digest] = values_ND[row]
-
-    _read(run_path, [(entry.embedding_file, entry.content_digest) for entry in entries], None, take)
-    if not entries:
+    if not entries.num_rows:
         return np.empty((0, 0), dtype=np.float32)
-    dimensions = {len(vector) for vector in vectors.values()}
-    if len(dimensions) > 1:
-        raise RecordDamaged(f"embeddings of different dimensions: {sorted(dimensions)}", where=str(run_path))
-    return np.stack([vectors[entry.content_digest] for entry in entries])
+    vectors_ND: NDArray[np.float32] | None = None
+    files = entries["embedding_file"].combine_chunks().dictionary_encode()
+    names, codes_N = files.dictionary.to_pylist(), files.indices.to_numpy()
+    for path, table, rows in _read(run_path, entries, "embedding_file", None):
+        column = table["embedding"].combine_chunks()
+        values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+        if vectors_ND is None:
+            vectors_ND = np.empty((entries.num_rows, values.shape[1]), dtype=np.float32)
+        if values.shape[1] != vectors_ND.shape[1]:
+            found = sorted({values.shape[1], vectors_ND.shape[1]})
+            raise RecordDamaged(f"embeddings of different dimensions: {found}", where=str(run_path))
+        code = names.index(path.relative_to(run_path).as_posix())
+        vectors_ND[np.flatnonzero(codes_N == code)] = values[rows.to_numpy()]
+    assert vectors_ND is not None
+    return vectors_ND
 
 
 def _embedding_schema(dimension: int) -> pa.Schema:
@@ -138,16 +142,14 @@ def _name(folder: str, content: bytes) -> str:
 
 
 def _read(
-    run_path: Path,
-    needs: Sequence[tuple[str, str]],
-    schema: pa.Schema | None,
-    take: Callable[[pa.Table, set[str], Path], None],
-) -> None:
-    """Read each file of `needs` (run-relative path, content digest) once, checked, and hand it to `take`."""
-    wanted: dict[str, set[str]] = {}
-    for relative, digest in needs:
-        wanted.setdefault(relative, set()).add(digest)
-    for relative in sorted(wanted):
+    run_path: Path, entries: pa.Table, column: str, schema: pa.Schema | None
+) -> Iterator[tuple[Path, pa.Table, pa.Array]]:
+    """Every file that `column` names, checked: its path, its table, and the row of each entry's text in it."""
+    names = entries[column].combine_chunks().dictionary_encode()
+    codes_N, digests = names.indices.to_numpy(), entries["content_digest"].combine_chunks()
+    by_file = np.argsort(codes_N, kind="stable")
+    ends = np.cumsum(np.bincount(codes_N, minlength=len(names.dictionary)))
+    for code, relative in sorted(enumerate(names.dictionary.to_pylist()), key=lambda pair: pair[1]):
         path = run_path / relative
         try:
             content = path.read_bytes()
@@ -157,10 +159,13 @@ def _read(
         if found != path.stem:
             raise _damaged(path, f"its content has digest {found}", f"digest {path.stem}")
         table = pq.read_table(pa.BufferReader(content), schema=schema)
-        missing = wanted[relative] - set(table["content_digest"].to_pylist())
-        if missing:
-            raise _damaged(path, f"it lacks the text with digest {min(missing)}", "every text the snapshot names")
-        take(table, wanted[relative], path)
+        start = 0 if code == 0 else ends[code - 1]
+        wanted = digests.take(pa.array(by_file[start : ends[code]]))
+        rows = pc.index_in(wanted, value_set=table["content_digest"].combine_chunks())
+        if rows.null_count:
+            missing = min(wanted.filter(rows.is_null()).to_pylist())
+            raise _damaged(path, f"it lacks the text with digest {missing}", "every text the snapshot names")
+        yield path, table, rows
 
 
 def _damaged(path: Path, found: str, expected: str) -> RecordDamaged:

@@ -84,17 +84,16 @@ CROSS_RULES: tuple[CrossRule, ...] = (
     ),
     CrossRule(
         "an entry that changed in this round has the event of its change",
-        ("bank", "bank_events"),
-        "SELECT b.row, b.entry_id AS id FROM bank b WHERE b.updated_round = (SELECT max(round) FROM bank_events) "
-        "AND NOT EXISTS (SELECT 1 FROM bank_events v WHERE v.entry_id = b.entry_id "
-        "AND v.after_digest = b.content_digest)",
+        ("bank_changes", "bank_events"),
+        "SELECT b.row, b.entry_id AS id FROM bank_changes b WHERE NOT b.removed AND NOT EXISTS "
+        "(SELECT 1 FROM bank_events v WHERE v.entry_id = b.entry_id AND v.after_digest = b.content_digest)",
     ),
     CrossRule(
         "what was evicted or dropped is not in the bank",
-        ("bank", "bank_events"),
-        "SELECT b.row, b.entry_id AS id FROM bank b JOIN (SELECT entry_id, arg_max(kind, row) AS last "
+        ("bank_changes", "bank_events"),
+        "SELECT b.row, b.entry_id AS id FROM bank_changes b JOIN (SELECT entry_id, arg_max(kind, row) AS last "
         "FROM bank_events WHERE entry_id IS NOT NULL AND kind IN ('add', 'update', 'merge', 'drop', 'evict') "
-        "GROUP BY entry_id) v USING (entry_id) WHERE v.last IN ('drop', 'evict')",
+        "GROUP BY entry_id) v USING (entry_id) WHERE v.last IN ('drop', 'evict') AND NOT b.removed",
     ),
     CrossRule(
         "what is trained on by eq. 3 was selected from the buffer",

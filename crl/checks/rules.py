@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from crl.records import (
     Approval,
+    BankChange,
     BankEntry,
     BankEvent,
+    BankSnapshot,
     BankText,
     BufferItem,
     Credit,
@@ -70,6 +72,17 @@ _TOKEN_ROWS = {
     "log-probabilities are finite": "nonfinite_logprobs = 0",
     "log-probabilities are not positive": "positive_logprobs = 0",
     "log-probabilities are 0 where the mask is 0": "unmasked_logprobs = 0",
+}
+
+_ENTRY_ROWS = {
+    "ids are not empty": "entry_id <> '' AND family <> '' AND operation_id <> '' AND distillation_id <> ''"
+    " AND generation_id <> ''",
+    "content_digest is a SHA-256": _sha256("content_digest"),
+    "text and embedding lie in the bank": "segment LIKE 'bank/%' AND embedding_file LIKE 'bank/%'",
+    "updated no earlier than created": "updated_round >= created_round",
+    "age order is unique": _unique('"order"'),
+    "an entry derives from some episode": "len(episode_ids) > 0",
+    "an entry is not its own parent": "NOT list_contains(parents, entry_id)",
 }
 
 SUITES: dict[type[Row], Suite] = {
@@ -182,18 +195,15 @@ SUITES: dict[type[Row], Suite] = {
             "return and drop have no text": "kind NOT IN ('return', 'drop') OR text IS NULL",
         },
     ),
-    BankEntry: Suite(
-        key=("entry_id",),
-        ranges={"version": (1, None)},
+    BankEntry: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),
+    BankChange: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),
+    BankSnapshot: Suite(
+        key=("round",),
+        ranges={"entries": (0, None), "changed": (0, None), "removed": (0, None), "changes_since_base": (0, None)},
         rows={
-            "ids are not empty": "entry_id <> '' AND family <> '' AND operation_id <> '' AND distillation_id <> ''"
-            " AND generation_id <> ''",
-            "content_digest is a SHA-256": _sha256("content_digest"),
-            "text and embedding lie in the bank": "segment LIKE 'bank/%' AND embedding_file LIKE 'bank/%'",
-            "updated no earlier than created": "updated_round >= created_round",
-            "age order is unique": _unique('"order"'),
-            "an entry derives from some episode": "len(episode_ids) > 0",
-            "an entry is not its own parent": "NOT list_contains(parents, entry_id)",
+            "digest is 64 hexadecimal digits": _sha256("digest"),
+            "a base lies in this round or before it": "base_round BETWEEN 0 AND round",
+            "after a base nothing has changed yet": "base_round < round OR changes_since_base = 0",
         },
     ),
     BankText: Suite(
@@ -202,15 +212,18 @@ SUITES: dict[type[Row], Suite] = {
     ),
     BankEvent: Suite(
         key=("event_id",),
-        sets={"kind": ("add", "update", "merge", "drop", "evict", "keep", "return", "rejected")},
+        sets={"kind": ("import", "add", "update", "merge", "drop", "evict", "keep", "return", "rejected")},
         rows={
             "ids are not empty": "event_id <> ''",
-            "an eviction has no operation, anything else has one": "(kind = 'evict') = (operation_id IS NULL)",
-            "a rejection or eviction has a reason": "kind NOT IN ('rejected', 'evict') OR reason IS NOT NULL",
-            "what is added, updated or merged has a new text": (
-                "kind NOT IN ('add', 'update', 'merge') OR (entry_id IS NOT NULL AND after_digest IS NOT NULL)"
+            "an import or eviction has no operation, anything else has one": (
+                "(kind IN ('import', 'evict')) = (operation_id IS NULL)"
             ),
-            "an added entry had no text before": "kind <> 'add' OR before_digest IS NULL",
+            "a rejection or eviction has a reason": "kind NOT IN ('rejected', 'evict') OR reason IS NOT NULL",
+            "what is imported, added, updated or merged has a new text": (
+                "kind NOT IN ('import', 'add', 'update', 'merge')"
+                " OR (entry_id IS NOT NULL AND after_digest IS NOT NULL)"
+            ),
+            "an imported or added entry had no text before": "kind NOT IN ('import', 'add') OR before_digest IS NULL",
             "what is dropped or evicted is gone": (
                 "kind NOT IN ('drop', 'evict') OR (entry_id IS NOT NULL AND after_digest IS NULL)"
             ),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
 from crl.recipes.context import StageContext
-from crl.recipes.proposal import proposal_of
+from crl.recipes.proposal import changing, operations_of, proposal_of
 from crl.recipes.stage import RowsOf
 from crl.records import Approval
 from crl.run.decisions import Decision, load_decision, shown_digest
@@ -29,12 +29,12 @@ def due(method: Method, round_number: int) -> bool:
 
 def choices(method: Method, round_number: int, rows: RowsOf) -> list[str]:
     """Ids of the operations that a person may refuse: those that ask for a change of the bank."""
-    return proposal_of(method, round_number, rows).changing
+    return changing(operations_of(rows))
 
 
 def approve(ctx: StageContext) -> None:
     """Write the decision down. Raises ApprovalPending where none fits what the round asks for."""
-    shown = proposal_of(ctx.method, ctx.round, ctx.rows).changing
+    shown = proposal_of(ctx.method, ctx.round, ctx.rows, ctx.bank).changing
     decision = load_decision(ctx.run_path, ctx.round)
     if decision is None or decision.shown != shown_digest(ctx.digests()):
         raise ApprovalPending(

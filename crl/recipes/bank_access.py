@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from crl.bank.retrieve import BankRetriever, shared_with
 from crl.bank.segments import load_embeddings, load_texts
+from crl.bank.snapshot import Snapshot
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, Retrieval, RetrievalCount, Task
+from crl.records import Retrieval, RetrievalCount, Task
 
 
 def open_retriever(
-    ctx: StageContext, entries: Sequence[BankEntry], counts: Sequence[RetrievalCount], *, bank_round: int
+    ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, bank_round: int
 ) -> BankRetriever:
     """A retriever over one snapshot; its index is cached beside the run and can be rebuilt."""
     return BankRetriever(
-        entries,
-        load_embeddings(ctx.run_path, entries),
+        bank.entries(),
+        load_embeddings(ctx.run_path, bank.table),
         counts,
         ctx.method.retrieval,
         round=ctx.round,
@@ -51,6 +54,7 @@ def chosen_by_episode(retrievals: Sequence[Retrieval]) -> dict[str, Retrieval]:
     return {row.episode_id: row for row in retrievals if row.chosen}
 
 
-def texts_of(ctx: StageContext, entries: Sequence[BankEntry], digests: Set[str]) -> dict[str, str]:
+def texts_of(ctx: StageContext, bank: Snapshot, digests: Set[str]) -> dict[str, str]:
     """Texts by content digest, of those entries whose digest is asked for."""
-    return load_texts(ctx.run_path, [entry for entry in entries if entry.content_digest in digests])
+    wanted = pa.array(sorted(digests), pa.string())
+    return load_texts(ctx.run_path, bank.table.filter(pc.is_in(bank.table["content_digest"], value_set=wanted)))

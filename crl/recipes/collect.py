@@ -6,7 +6,7 @@ from crl.recipes.bank_access import chosen_by_episode, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import BankEntry, Episode, Generation, Retrieval, Task, Turn
+from crl.records import Episode, Generation, Retrieval, Task, Turn
 from crl.rollout.play import waves_of
 
 
@@ -21,7 +21,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
     wanted = {task.episode_id for task in tasks}
     chosen = chosen_by_episode([row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted])
     digests = {row.content_digest for row in chosen.values()}
-    texts = texts_of(ctx, ctx.rows(BankEntry, "consolidate", -1), digests)
+    texts = texts_of(ctx, ctx.bank(-1), digests)
     weights = weights_of(ctx, "actor", -1)
     played = play(
         ctx,

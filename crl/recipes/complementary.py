@@ -14,8 +14,10 @@ from crl.recipes import approve, collect, consolidate, credit, distill, evaluate
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import (
     Approval,
+    BankChange,
     BankEntry,
     BankEvent,
+    BankSnapshot,
     BufferItem,
     Credit,
     Distillation,
@@ -34,10 +36,12 @@ from crl.records import (
 )
 
 BANK = Read("consolidate", -1)
+BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
+"""What publishes a bank; the whole of it (`BankEntry`) not in every round."""
 ACTOR = Read("update_actor", -1)
 EXTRACTOR = Read("update_extractor", -1)
 
-INITIALISE = Stage(name="initialise", run=initialise.initialise, writes=(Weights, BankEntry, BankEvent))
+INITIALISE = Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES))
 PLAN = Stage(
     name="plan",
     run=plan.plan,
@@ -81,7 +85,7 @@ CONSOLIDATE = Stage(
     name="consolidate",
     run=consolidate.consolidate,
     reads=(*PROPOSAL, Read("approve")),
-    writes=(BankEntry, BankEvent),
+    writes=BANK_TABLES,
 )
 CREDIT = Stage(
     name="credit",

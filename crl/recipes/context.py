@@ -9,8 +9,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from crl.bank.changes import TableOf, open_snapshot
+from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.protocols import Services
+from crl.recipes.banks import PUBLISHES, tables_of
 from crl.recipes.stage import Recipe, Stage
 from crl.records import Row, rows_of, schema_of, table_of
 from crl.run.manifest import Manifest, key_of
@@ -74,15 +77,33 @@ class StageContext:
 
     def rows(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]:
         """Rows of a declared read; none where that round has no such stage. Undeclared reads are refused."""
-        if not any(read.stage == stage and read.offset == offset for read in self.stage.reads):
-            raise AssertionError(f"stage {self.stage.name} reads {stage} at {offset} without declaring it")
-        resolved = self.recipe.resolve(self.method, self.round, stage, offset)
+        resolved = self._resolve(stage, offset)
         return [] if resolved is None else self.rows_at(row_type, *resolved)
+
+    def bank(self, offset: int = 0) -> Snapshot:
+        """The bank after a round so many rounds back, as declared; an empty one where there was none."""
+        round_number, table_of = self.bank_tables(offset)
+        return Snapshot.of(self.round, []) if round_number is None else open_snapshot(round_number, table_of)
+
+    def bank_tables(self, offset: int = 0) -> tuple[int | None, TableOf]:
+        """The round of that bank (None: there was none) and the tables it is put together from.
+
+        The stage that published it is remembered as read: its digest vouches for the rounds before it.
+        """
+        place = self._resolve(PUBLISHES, offset)
+        if place is not None:
+            self.inputs.add(place)
+        return None if place is None else place[0], tables_of(self.recipe, self.method, self._reader.read)
 
     def rows_at(self, row_type: type[R], round_number: int, stage: str) -> list[R]:
         """Rows of a stage of an exact earlier round, named by a row already read (a waiting extractor output)."""
         self.inputs.add((round_number, stage))
         return rows_of(row_type, self._reader.read(round_number, stage, row_type))
+
+    def _resolve(self, stage: str, offset: int) -> tuple[int, str] | None:
+        if not any(read.stage == stage and read.offset == offset for read in self.stage.reads):
+            raise AssertionError(f"stage {self.stage.name} reads {stage} at {offset} without declaring it")
+        return self.recipe.resolve(self.method, self.round, stage, offset)
 
     def digests(self) -> dict[str, str]:
         """Digest of every stage that was read so far, by `0007/distill`."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from crl.learn.buffer import buffer_metrics, fill_buffer, select_batch
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.recipes.context import StageContext
 from crl.records import (
-    BankEntry,
     BufferItem,
     Credit,
     Distillation,
@@ -66,8 +68,9 @@ def credit(ctx: StageContext) -> None:
 def _origins(ctx: StageContext, credits: Iterable[Credit]) -> dict[str, tuple[int, str]]:
     """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
     wanted = {row.generation_id for row in credits}
-    entries = ctx.rows(BankEntry, "consolidate", -1)
-    rounds = sorted({entry.updated_round for entry in entries if entry.generation_id in wanted})
+    bank = ctx.bank(-1).table
+    written = bank.filter(pc.is_in(bank["generation_id"], value_set=pa.array(sorted(wanted), pa.string())))
+    rounds = sorted(set(written["updated_round"].to_pylist()))
     origins: dict[str, tuple[int, str]] = {}
     for round_number in rounds:
         names = {stage.name for stage in ctx.recipe.stages_of(ctx.method, round_number)}

@@ -12,7 +12,7 @@ from crl.extractor.merge import run_merge
 from crl.extractor.outputs import BATCH, Distilled
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
-from crl.records import BankEntry, Distillation, Episode, Generation, Operation, Turn
+from crl.records import Distillation, Episode, Generation, Operation, Turn
 
 
 def distill(ctx: StageContext) -> None:
@@ -42,9 +42,9 @@ def merge_due(method: Method, round_number: int) -> bool:
 
 def merge(ctx: StageContext) -> None:
     """Slide over the bank as it is with this round's distilled operations applied, before eviction."""
-    entries = ctx.rows(BankEntry, "consolidate", -1)
+    bank = ctx.bank(-1)
     preview = consolidate(
-        entries,
+        bank,
         ctx.rows(Operation, "distill"),
         [],
         ctx.method.bank,
@@ -55,8 +55,8 @@ def merge(ctx: StageContext) -> None:
     weights = weights_of(ctx, "extractor", -1)
     results = run_merge(
         ctx.services.policy("extractor", weights),
-        preview.entries,
-        {**load_texts(ctx.run_path, entries), **preview.new_texts},
+        preview.snapshot.entries(),
+        {**load_texts(ctx.run_path, bank.table), **preview.new_texts},
         method=ctx.method,
         seed_of=lambda distillation_id: ctx.seed(distillation_id),
         weights_digest=weights.weights_digest,

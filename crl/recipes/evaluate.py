@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
 from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import BankEntry, Evaluation, Retrieval, RetrievalCount, Task
+from crl.records import Evaluation, Retrieval, RetrievalCount, Task
 from crl.rollout.play import PlayedEpisode
 from crl.run.seeds import seed_for
 
@@ -52,13 +53,13 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
     base = ctx.stage.name == "evaluate_base"
     weights = weights_of(ctx, "actor", stage="initialise") if base else weights_of(ctx, "actor")
     tasks = _tasks(ctx, wave)
-    entries = _entries(ctx)
+    bank = _bank(ctx)
     retrievals: list[Retrieval] = []
     if wave.arm == WITH_BANK:
-        retriever = open_retriever(ctx, entries, ctx.rows(RetrievalCount, "plan"), bank_round=ctx.round)
+        retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), bank_round=ctx.round)
         retrievals = retrieve_all(ctx, retriever, tasks, advance=False)
     chosen = chosen_by_episode(retrievals)
-    texts = texts_of(ctx, entries, {row.content_digest for row in chosen.values()})
+    texts = texts_of(ctx, bank, {row.content_digest for row in chosen.values()})
     sampling = ctx.method.actor.sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
     played = play(
         ctx,
@@ -71,12 +72,12 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
     ctx.write(Evaluation, [_row(ctx, wave.arm, each) for each in played])
 
 
-def _entries(ctx: StageContext) -> list[BankEntry]:
-    return [] if ctx.stage.name == "evaluate_base" else ctx.rows(BankEntry, "consolidate")
+def _bank(ctx: StageContext) -> Snapshot:
+    return Snapshot.of(ctx.round, []) if ctx.stage.name == "evaluate_base" else ctx.bank()
 
 
 def _waves(ctx: StageContext) -> list[_Wave]:
-    arms = [WITHOUT_BANK] + ([WITH_BANK] if _entries(ctx) else [])
+    arms = [WITHOUT_BANK] + ([WITH_BANK] if len(_bank(ctx)) else [])
     width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
     waves = []
     for arm in arms:

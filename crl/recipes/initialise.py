@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from crl.recipes.consolidate import publish
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, BankEvent, Weights
+from crl.records import BankEntry, Weights, schema_of
 
 
 def initialise(ctx: StageContext) -> None:
@@ -32,5 +33,4 @@ def initialise(ctx: StageContext) -> None:
             )
         )
     ctx.write(Weights, rows)
-    ctx.write(BankEntry, [])
-    ctx.write(BankEvent, [])
+    publish(ctx, schema_of(BankEntry).empty_table(), None, [], [])

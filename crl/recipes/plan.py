@@ -10,7 +10,7 @@ from crl.config import FamilyConfig
 from crl.protocols import Start
 from crl.recipes.bank_access import open_retriever, retrieve_all
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, Retrieval, RetrievalCount, Task
+from crl.records import Retrieval, RetrievalCount, Task
 
 
 def plan(ctx: StageContext) -> None:
@@ -80,10 +80,10 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
 
 
 def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount]]:
-    entries = ctx.rows(BankEntry, "consolidate", -1)
+    bank = ctx.bank(-1)
     counts = ctx.rows(RetrievalCount, "plan", -1)
     guided = [task for task in tasks if task.slot == "guided"]
-    if not entries or not guided:
+    if not len(bank) or not guided:
         return [], counts
-    retriever = open_retriever(ctx, entries, counts, bank_round=ctx.round - 1)
+    retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round - 1)
     return retrieve_all(ctx, retriever, guided), retriever.counts()

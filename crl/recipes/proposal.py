@@ -6,13 +6,14 @@ and the stage that publishes it all speak of the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from crl.bank.consolidate import Consolidated, consolidate
+from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.recipes.stage import RowsOf
-from crl.records import BankEntry, EntryScore, Operation
+from crl.records import EntryScore, Operation
 
 CHANGING = frozenset({"add", "update", "merge", "drop"})
 """Kinds of operations that ask for a change of the bank; `keep` and `return` ask for none."""
@@ -24,7 +25,7 @@ class Proposal:
 
     method: Method
     round: int
-    previous: list[BankEntry]
+    previous: Snapshot
     operations: list[Operation]
     """Distilled operations first, then those of the merge, which were made for the bank with the former applied."""
     scores: list[EntryScore]
@@ -32,7 +33,7 @@ class Proposal:
     @property
     def changing(self) -> list[str]:
         """Ids of the operations that ask for a change, in order: what a person decides on."""
-        return [operation.operation_id for operation in self.operations if operation.kind in CHANGING]
+        return changing(self.operations)
 
     def applied(self, refused: Mapping[str, str] | None = None) -> Consolidated:
         """The new snapshot and its events; `refused` holds reasons by operation id."""
@@ -47,12 +48,22 @@ class Proposal:
         )
 
 
-def proposal_of(method: Method, round_number: int, rows: RowsOf) -> Proposal:
-    """Gather the rows of a round."""
+def changing(operations: Iterable[Operation]) -> list[str]:
+    """Ids of the operations that ask for a change of the bank, in order."""
+    return [operation.operation_id for operation in operations if operation.kind in CHANGING]
+
+
+def operations_of(rows: RowsOf) -> list[Operation]:
+    """What a round asks of the bank, in order of application."""
+    return rows(Operation, "distill") + rows(Operation, "merge")
+
+
+def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[[int], Snapshot]) -> Proposal:
+    """Gather the rows of a round; `bank` gives the bank so many rounds back."""
     return Proposal(
         method,
         round_number,
-        previous=rows(BankEntry, "consolidate", -1),
-        operations=rows(Operation, "distill") + rows(Operation, "merge"),
+        previous=bank(-1),
+        operations=operations_of(rows),
         scores=rows(EntryScore, "credit", -1),
     )

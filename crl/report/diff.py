@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crl.bank.changes import summary_of
 from crl.bank.segments import load_texts, text_digest
+from crl.bank.snapshot import Snapshot
 from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
+from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, tables_of
 from crl.recipes.proposal import Proposal, proposal_of
 from crl.recipes.reading import recorded_rows
-from crl.records import BankEntry, BankEvent, Operation, rows_of
+from crl.records import BankEvent, Operation, rows_of
 from crl.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -32,7 +38,6 @@ _KINDS = {
 }
 KINDS: tuple[str, ...] = tuple(_KINDS.values())
 """Kinds of changes, in the order they are shown."""
-BANK = "consolidate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     Raises BadInput where the round has published no bank, RecordDamaged where a file is not what was committed.
     """
     run = RunDirectory.open(run_path)
-    place = load_recipe(default_recipe(), run.method).resolve(run.method, round_number, BANK, 0)
+    recipe = load_recipe(default_recipe(), run.method)
+    place = publishing_stage(recipe, run.method, round_number)
     if place is None or place[0] != round_number or not run.is_complete(*place):
         raise BadInput(
             f"round {round_number} of {run_path} has published no bank",
@@ -112,7 +118,7 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
         )
     proposal = load_proposal(run, round_number)
     events = rows_of(BankEvent, run.read(*place, BankEvent))
-    size = run.manifest(*place).rows().get(BankEntry.table, 0)
+    size = summary_of(round_number, tables_of(recipe, run.method, run.read)).entries
     return _diff(run_path, proposal, events, size_after=size, proposed=False)
 
 
@@ -123,17 +129,21 @@ def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] 
     """
     proposal = load_proposal(RunDirectory.open(run_path), round_number)
     applied = proposal.applied(refused)
-    return _diff(run_path, proposal, applied.events, size_after=len(applied.entries), proposed=True)
+    return _diff(run_path, proposal, applied.events, size_after=applied.size, proposed=True)
 
 
 def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     """The operations of a round and the bank they are for, from the record. Raises BadInput, RecordDamaged."""
     recipe = load_recipe(default_recipe(), run.method)
     names = {stage.name for stage in recipe.stages_of(run.method, round_number)}
-    if round_number > 0 and BANK not in names:
+    if round_number > 0 and PUBLISHES not in names:
         raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
 
-    return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number))
+    def bank(offset: int) -> Snapshot:
+        place = publishing_stage(recipe, run.method, round_number, offset)
+        return Snapshot.of(round_number, []) if place is None else recorded_bank(run, recipe, place[0])
+
+    return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number), bank)
 
 
 def diff_table(diff: BankDiff) -> Table:
@@ -177,7 +187,8 @@ def _diff(
 ) -> BankDiff:
     operations = {operation.operation_id: operation for operation in proposal.operations}
     texts = _texts(run_path, proposal, events)
-    state = {entry.entry_id: entry.content_digest for entry in proposal.previous}
+    previous = proposal.previous.table
+    state = dict(zip(*(previous[name].to_pylist() for name in ("entry_id", "content_digest")), strict=True))
     changes = []
     for event in events:
         if event.kind in _KINDS:
@@ -217,7 +228,10 @@ def _texts(run_path: Path, proposal: Proposal, events: Iterable[BankEvent]) -> d
     """Every text the changes speak of, by digest: from the previous snapshot and from the operations."""
     named = {name for event in events for name in (event.entry_id, *event.parents) if name is not None}
     named |= {parent for operation in proposal.operations for parent in operation.parents}
-    texts = load_texts(run_path, [entry for entry in proposal.previous if entry.entry_id in named])
+    previous = proposal.previous.table
+    texts = load_texts(
+        run_path, previous.filter(pc.is_in(previous["entry_id"], value_set=pa.array(sorted(named), pa.string())))
+    )
     for operation in proposal.operations:
         if operation.text:
             try:

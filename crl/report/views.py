@@ -29,7 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
-from crl.records import ROW_TYPES, Approval, BankText, Row, schema_of
+from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
 from crl.run import cache
 from crl.run.files import temporary
@@ -56,6 +56,17 @@ _PLACE = (
 _NOTED: dict[type[Row], tuple[tuple[str, str, str], ...]] = {
     Approval: (("decided_at", "$.provenance.decision.decided_at", "when the person decided: ISO 8601, UTC"),),
 }
+
+# The bank of every round, from the changes: a row of `bank_changes` holds until the entry's next one.
+_BANK = """
+WITH changes AS (
+    SELECT *, lead(round, 1, 9223372036854775807) OVER (PARTITION BY entry_id ORDER BY round) AS until FROM bank_changes
+)
+SELECT bank_snapshots.round, bank_snapshots.stage, {columns}
+FROM bank_snapshots JOIN changes
+    ON changes.round <= bank_snapshots.round AND bank_snapshots.round < changes.until
+WHERE NOT changes.removed
+"""
 
 _BANK_TEXT = """
 SELECT bank.*, bank_texts.text
@@ -119,7 +130,15 @@ def view_bodies(run_path: Path, rounds: Sequence[int] | None = None) -> dict[str
     root = Path(os.path.abspath(run_path))  # noqa: PTH100 - resolve() would follow symbolic links
     names = [_ROUND_GLOB] if rounds is None else [f"{number:04d}" for number in rounds]
     places = [_STAGE_GLOB.format(round=name) for name in names]
-    bodies = {row_type.table: _body(root, row_type, places) for row_type in ROW_TYPES if row_type not in _NOTED}
+    bodies = {
+        row_type.table: _body(
+            root, row_type, [_STAGE_GLOB.format(round=_ROUND_GLOB)] if row_type is BankChange else places
+        )
+        for row_type in ROW_TYPES
+        if row_type not in _NOTED and row_type is not BankEntry
+    }
+    columns = ", ".join(f'changes."{name}"' for name in schema_of(BankEntry).names)
+    bodies[BankEntry.table] = _BANK.format(columns=columns)
     manifests = _files(root, places, "manifest.json")
     if manifests is not None:
         columns = ",\n    ".join(

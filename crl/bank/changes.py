@@ -1,0 +1,158 @@
+"""How snapshots are stored: the changes of every round, and now and then the whole bank.
+
+A round stores one `bank_changes` row for every entry that it added, changed or removed, and one `bank_snapshots` row. A
+**base** (`bank`, every entry) is stored when the changes since the last one come to outnumber the entries, and after
+:data:`LONGEST_CHAIN` rounds: disk grows with what changed, and opening a round reads at most about twice what it
+holds. Both rules look at rows only, so a round made again stores the same.
+
+A run from before changes were stored has the whole bank in every round: each is a base.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crl.bank.snapshot import Snapshot, add_digests, row_digest
+from crl.errors import RecordDamaged
+from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of, schema_of, table_of
+
+LONGEST_CHAIN = 64
+"""Rounds after a base, its own included, that store changes only."""
+
+TableOf = Callable[[type[Row], int], pa.Table]
+"""Rows of a type as the publishing stage of a round wrote them; an empty table where it wrote none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """What became of one entry in a round."""
+
+    before: BankEntry | None
+    """Its row before; None for an entry that is new."""
+    after: BankEntry | None
+    """Its row after; None for an entry that left the bank."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """What a round stores of its bank."""
+
+    changes: pa.Table
+    """Rows of `BankChange`."""
+    summary: BankSnapshot
+    base: bool
+    """Whether the whole bank is stored as well."""
+
+
+def stored(previous: BankSnapshot | None, changes: Sequence[Change], *, round: int) -> Stored:
+    """What to store for a round, after the summary of the bank before it (None: there was none)."""
+    removed = sum(change.after is None for change in changes)
+    came = sum(change.before is None for change in changes)
+    entries = (previous.entries if previous else 0) + came - removed
+    since = (previous.changes_since_base if previous else 0) + len(changes)
+    base = previous is None or since > max(entries, 1) or round - previous.base_round >= LONGEST_CHAIN
+    summary = BankSnapshot(
+        round=round,
+        entries=entries,
+        changed=len(changes) - removed,
+        removed=removed,
+        base_round=round if base or previous is None else previous.base_round,
+        changes_since_base=0 if base else since,
+        digest=add_digests(
+            previous.digest if previous else "0",
+            added=[row_digest(change.after) for change in changes if change.after is not None],
+            removed=[row_digest(change.before) for change in changes if change.before is not None],
+        ),
+    )
+    return Stored(change_rows(changes), summary, base)
+
+
+def change_rows(changes: Iterable[Change]) -> pa.Table:
+    """Rows of `BankChange`, in the order given."""
+    rows = []
+    for change in changes:
+        last = change.after or change.before
+        if last is None:
+            raise ValueError("a change has neither a row before nor one after")
+        rows.append(BankChange(**_columns(last), removed=change.after is None))
+    return table_of(BankChange, rows)
+
+
+def summary_of(round_number: int, table_of: TableOf) -> BankSnapshot:
+    """The summary of the bank after a round; reckoned from the whole bank where the round stored none."""
+    found = rows_of(BankSnapshot, table_of(BankSnapshot, round_number))
+    if found:
+        return found[0]
+    whole = Snapshot(round_number, table_of(BankEntry, round_number))
+    return BankSnapshot(
+        round=round_number, entries=len(whole), changed=0, removed=0, base_round=round_number, changes_since_base=0,
+        digest=whole.digest(),
+    )  # fmt: skip
+
+
+def open_snapshot(round_number: int, table_of: TableOf) -> Snapshot:
+    """The bank after a round, from its base and the changes since.
+
+    Raises RecordDamaged where they do not come to what the round recorded; `table_of` raises for what it cannot read.
+    """
+    found = rows_of(BankSnapshot, table_of(BankSnapshot, round_number))
+    base_round = found[0].base_round if found else round_number
+    base = table_of(BankEntry, base_round)
+    changes = [table_of(BankChange, each) for each in range(base_round + 1, round_number + 1)]
+    snapshot = Snapshot(round_number, applied(base, changes))
+    if found and len(snapshot) != found[0].entries:
+        raise RecordDamaged(
+            f"the bank after round {round_number} comes to {len(snapshot)} entries",
+            expected=f"{found[0].entries}, as the round recorded",
+            where=f"round {round_number}, tables bank (round {base_round}) and bank_changes",
+            next_step="run `crl verify` on the run",
+        )
+    return snapshot
+
+
+def applied(entries: pa.Table, changes: Sequence[pa.Table]) -> pa.Table:
+    """Rows of `BankEntry` after changes, which are in the order of their rounds."""
+    columns = schema_of(BankEntry).names
+    whole = entries.select(columns)
+    listed = pa.concat_tables([schema_of(BankChange).empty_table(), *changes]).combine_chunks()
+    if not listed.num_rows:
+        return whole
+    changed = listed["entry_id"].combine_chunks()
+    codes = changed.dictionary_encode().indices.to_numpy()
+    last = np.empty(codes.max() + 1, dtype=np.int64)
+    last[codes] = np.arange(len(codes))  # of several changes of an entry the last one stays
+    newest = listed.take(pa.array(np.sort(last)))
+    kept = whole.filter(pc.invert(pc.is_in(whole["entry_id"], value_set=changed)))
+    return pa.concat_tables([kept, newest.filter(pc.invert(newest["removed"])).select(columns)])
+
+
+def files_of(digests: Iterable[str], round_number: int, table_of: TableOf) -> dict[str, tuple[str, str]]:
+    """Where texts lie that the bank held at some time since its base: (segment, embedding file) by content digest.
+
+    What was removed and comes back is then stored once. Older texts may be stored a second time: looking for them
+    would read every round.
+    """
+    wanted = pa.array(sorted(set(digests)), pa.string())
+    if not len(wanted):
+        return {}
+    base_round = summary_of(round_number, table_of).base_round
+    tables = [table_of(BankEntry, base_round)]
+    tables += [table_of(BankChange, each) for each in range(base_round + 1, round_number + 1)]
+    places: dict[str, tuple[str, str]] = {}
+    for table in tables:
+        held = table.filter(pc.is_in(table["content_digest"], value_set=wanted))
+        for digest, segment, embedding_file in zip(
+            *(held[name].to_pylist() for name in ("content_digest", "segment", "embedding_file")), strict=True
+        ):
+            places.setdefault(digest, (segment, embedding_file))
+    return places
+
+
+def _columns(entry: BankEntry) -> dict[str, Any]:
+    return {field.name: getattr(entry, field.name) for field in dataclasses.fields(BankEntry)}

@@ -1,0 +1,32 @@
+"""The vocabulary of the system: row types by what they are about, and their Arrow schemas (`base.py`).
+
+Protocols between rooms are in `crl/protocols.py`; this package imports nothing else of the project.
+"""
+
+from __future__ import annotations
+
+from crl.records.bank import (
+    Approval,
+    BankChange,
+    BankEntry,
+    BankEvent,
+    BankSnapshot,
+    BankText,
+    Distillation,
+    Operation,
+)
+from crl.records.base import Row, rows_of, schema_of, table_of
+from crl.records.learning import BufferItem, Credit, EntryScore, Metric, Sample, Weights
+from crl.records.play import Episode, Evaluation, Generation, Retrieval, RetrievalCount, Task, Turn
+
+ROW_TYPES: tuple[type[Row], ...] = (
+    Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Distillation, Operation, BankEntry, BankChange,
+    BankSnapshot, BankText, BankEvent, Approval, Credit, EntryScore, BufferItem, Sample, Weights, Metric, Evaluation,
+)  # fmt: skip
+ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
+
+__all__ = [
+    "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText",
+    "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation", "Metric", "Operation",
+    "Retrieval", "RetrievalCount", "Row", "Sample", "Task", "Turn", "Weights", "rows_of", "schema_of", "table_of",
+]  # fmt: skip

@@ -1,0 +1,139 @@
+"""Rows of playing: what was planned, retrieved, played, sampled and evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated as A
+from typing import ClassVar
+
+from crl.records.base import FLOATS, MASK, TOKENS, Row
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Row):
+    """One planned episode: a slot of a group."""
+
+    table: ClassVar[str] = "tasks"
+    episode_id: A[str, "r<round>-<family>-g<group>-m<member>; evaluation episodes have their own ids"]
+    round: A[int, "round number; 0 prepares, training starts at 1"]
+    family: A[str, "task family, set by the config"]
+    group: A[int, "group index over all families of the round"]
+    member: A[int, "index inside the group, 0 to K-1"]
+    environment_seed: A[int, "seed of the environment; shared by the group"]
+    slot: A[str, "guided or free, as planned; an episode without a retrieved experience is free whatever its slot"]
+    goal: A[str, "what the environment asks for"]
+    first_observation: A[str, "text of the first observation"]
+    query: A[str, "retrieval query: goal and first observation"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval(Row):
+    """One candidate of one retrieval, with every term of eq. 6."""
+
+    table: ClassVar[str] = "retrievals"
+    episode_id: A[str, "episode the experience was retrieved for"]
+    round: A[int, "round of the episode"]
+    bank_round: A[int, "round of the bank snapshot that was searched"]
+    family: A[str, "task family of the episode"]
+    entry_id: A[str, "candidate entry"]
+    content_digest: A[str, "SHA-256 of the candidate's text at that snapshot"]
+    generation_id: A[str, "extractor output that wrote this text"]
+    rank: A[int, "rank by similarity, 0 is the nearest"]
+    similarity: A[float, "cosine of query and entry"]
+    rank_score: A[float, "s_rank of eq. 6"]
+    count: A[int, "c of eq. 6: retrievals of the entry before this one"]
+    recent: A[bool, "whether the entry was retrieved inside the recency window"]
+    score: A[float, "s of eq. 6"]
+    chosen: A[bool, "whether this candidate guides the episode"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalCount(Row):
+    """Cumulative retrieval counters after a round was planned, derived from the retrieval rows."""
+
+    table: ClassVar[str] = "retrieval_counts"
+    entry_id: A[str, "bank entry"]
+    count: A[int, "times chosen so far, evaluation excluded"]
+    last_round: A[int, "round of the last choice"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Episode(Row):
+    """One played episode."""
+
+    table: ClassVar[str] = "episodes"
+    episode_id: A[str, "as planned"]
+    round: A[int, "round number"]
+    family: A[str, "task family"]
+    group: A[int, "group index of the round"]
+    member: A[int, "index inside the group"]
+    environment_seed: A[int, "seed of the environment"]
+    guided: A[bool, "whether an experience stood in the prompt"]
+    entry_id: A[str | None, "entry that guided the episode"]
+    content_digest: A[str | None, "version of that entry"]
+    experience: A[str | None, "text of that entry as shown"]
+    goal: A[str, "what the environment asked for"]
+    success: A[bool, "binary outcome"]
+    reward: A[float, "outcome reward of the environment"]
+    turns: A[int, "turns played"]
+    invalid_actions: A[int, "turns whose action did not parse or was illegal"]
+    stop_reason: A[str, "success, failure, turn_limit, context_limit or error"]
+    error: A[str | None, "reason code where the environment broke"]
+    generation_id: A[str, "token record of the episode"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Turn(Row):
+    """One turn of an episode."""
+
+    table: ClassVar[str] = "turns"
+    episode_id: A[str, "episode"]
+    turn: A[int, "turn index from 0"]
+    observation: A[str, "what the actor saw before acting"]
+    output: A[str, "the actor's text"]
+    action: A[str | None, "parsed legal action; null where there was none"]
+    valid: A[bool, "whether the action was legal and taken"]
+    feedback: A[str | None, "what was answered to an invalid action"]
+    first_token: A[int, "offset of the output's first token in the generation's token_ids"]
+    last_token: A[int, "offset one past the output's last token"]
+    stop_reason: A[str, "end_of_turn or length"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Row):
+    """The token record of everything a model wrote: the ids sampled are the ids trained."""
+
+    table: ClassVar[str] = "generations"
+    generation_id: A[str, "id; derived from what it was written for"]
+    round: A[int, "round number"]
+    stage: A[str, "stage that sampled it"]
+    role: A[str, "role that wrote it: actor or extractor"]
+    kind: A[str, "episode, distill or merge"]
+    weights_digest: A[str, "digest of the weights that sampled it (table weights)"]
+    temperature: A[float, "sampling temperature; log-probabilities are of the scaled distribution"]
+    token_ids: A[list[int], TOKENS, "whole sequence, prompt and observations included"]
+    loss_mask: A[list[int], MASK, "1 where the model sampled the token, else 0"]
+    logprobs: A[list[float], FLOATS, "behaviour log-probability where the mask is 1 (before top-k / top-p), else 0"]
+    prompt: A[str, "text of the first prompt"]
+    output: A[str, "text the model wrote (all turns)"]
+    stop_reason: A[str, "why sampling ended"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Row):
+    """One held-out episode."""
+
+    table: ClassVar[str] = "evaluations"
+    evaluation_id: A[str, "id"]
+    round: A[int, "round evaluated"]
+    arm: A[str, "with_bank or without_bank"]
+    family: A[str, "task family"]
+    environment_seed: A[int, "held-out seed"]
+    guided: A[bool, "whether an experience was found"]
+    entry_id: A[str | None, "entry shown"]
+    success: A[bool, "binary outcome"]
+    reward: A[float, "outcome reward"]
+    turns: A[int, "turns played"]
+    invalid_actions: A[int, "turns without a legal action"]
+    stop_reason: A[str, "as in episodes"]
+    actions: A[list[str], "actions taken; an invalid one is the empty string"]
