@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +59,9 @@ def new_segments(texts: Iterable[str], embedder: Embedder) -> Segments:
         raise ValueError(f"the embedder gave shape {vectors_ND.shape}, expected {(len(rows), embedder.dimension)}")
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel(), pa.float32()), embedder.dimension)
     table = pa.table([pa.array(ordered, pa.string()), vectors], schema=_embedding_schema(embedder.dimension))
-    text_content, vector_content = _parquet(table_of(BankText, rows)), _parquet(table)
+    # No two values of vectors are equal, so a dictionary would be a second copy; their bytes compress better by place.
+    vector_content = _parquet(table, use_dictionary=False, use_byte_stream_split=["embedding.list.element"])
+    text_content = _parquet(table_of(BankText, rows))
     segment, embedding_file = _name(SEGMENTS, text_content), _name(EMBEDDINGS, vector_content)
     files = {segment: text_content, embedding_file: vector_content}
     return Segments(files, segment, embedding_file, frozenset(ordered))
@@ -131,9 +134,9 @@ def _embedding_schema(dimension: int) -> pa.Schema:
     )
 
 
-def _parquet(table: pa.Table) -> bytes:
+def _parquet(table: pa.Table, **encoding: Any) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", **encoding)
     return bytes(sink.getvalue())
 
 
