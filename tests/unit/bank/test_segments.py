@@ -6,9 +6,10 @@ import hashlib
 import numpy as np
 import pytest
 
+from crl.bank.changes import Change
 from crl.bank.segments import load_embeddings, load_texts, new_segments, place, text_digest
 from crl.errors import RecordDamaged
-from crl.records import BankEntry
+from crl.records import BankEntry, table_of
 
 
 class Letters:
@@ -40,6 +41,18 @@ def entry(name: str, text: str) -> BankEntry:
     )
 
 
+def added(*entries: BankEntry) -> list[Change]:
+    return [Change(None, each) for each in entries]
+
+
+def placed(segments, *entries: BankEntry, earlier=None) -> list[BankEntry]:
+    return [change.after for change in place(added(*entries), segments, earlier or {})]
+
+
+def rows(entries):
+    return table_of(BankEntry, entries)
+
+
 def write(run, segments):
     for name, content in segments.files.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +65,14 @@ TEXTS = ["abba", "go north; naïve {x}", "dddd\nsecond line 🙂"]
 def test_written_and_read_back(tmp_path):
     entries = [entry(f"x{n}", text) for n, text in enumerate(TEXTS)]
     first, second = new_segments(TEXTS[:2], Letters()), new_segments(TEXTS[2:], Letters())
-    placed = place(entries[:2], first) + place(entries[2:], second)
+    whole = placed(first, *entries[:2]) + placed(second, *entries[2:])
     write(tmp_path, first)
     write(tmp_path, second)
-    assert load_texts(tmp_path, placed) == {text_digest(text): text for text in TEXTS}
-    assert np.array_equal(load_embeddings(tmp_path, placed), Letters().embed(TEXTS))
-    assert np.array_equal(load_embeddings(tmp_path, placed[::-1]), Letters().embed(TEXTS[::-1]))
+    assert load_texts(tmp_path, rows(whole)) == {text_digest(text): text for text in TEXTS}
+    assert np.array_equal(load_embeddings(tmp_path, rows(whole)), Letters().embed(TEXTS))
+    assert np.array_equal(load_embeddings(tmp_path, rows(whole[::-1])), Letters().embed(TEXTS[::-1]))
+    twice = [whole[0], whole[2], whole[0]]
+    assert np.array_equal(load_embeddings(tmp_path, rows(twice)), Letters().embed([TEXTS[0], TEXTS[2], TEXTS[0]]))
 
 
 def test_names_are_the_digests_of_the_bytes_and_order_does_not_matter():
@@ -71,15 +86,23 @@ def test_names_are_the_digests_of_the_bytes_and_order_does_not_matter():
 def test_no_new_text_makes_no_file(tmp_path):
     segments = new_segments([], Letters())
     assert segments.files == {}
-    assert load_texts(tmp_path, []) == {} and load_embeddings(tmp_path, []).shape == (0, 0)
+    assert load_texts(tmp_path, rows([])) == {} and load_embeddings(tmp_path, rows([])).shape == (0, 0)
 
 
 def test_entries_with_a_file_keep_it_and_a_missing_text_is_an_error():
     segments = new_segments(TEXTS[:1], Letters())
     old = dataclasses.replace(entry("old", TEXTS[0]), segment="bank/segments/a.parquet", embedding_file="b")
-    assert place([old], segments) == [old]
+    assert placed(segments, old) == [old]
     with pytest.raises(ValueError, match="no segment holds the text of entry x"):
-        place([entry("x", "another text")], segments)
+        placed(segments, entry("x", "another text"))
+
+
+def test_a_text_that_comes_back_is_stored_once_and_an_entry_that_goes_stays_as_it_was():
+    earlier = {text_digest("back again"): ("bank/segments/s.parquet", "bank/embeddings/e.parquet")}
+    [back] = placed(new_segments([], Letters()), entry("x", "back again"), earlier=earlier)
+    assert (back.segment, back.embedding_file) == earlier[back.content_digest]
+    gone = Change(entry("x", "gone"), None)
+    assert place([gone], new_segments([], Letters()), {}) == [gone]
 
 
 @pytest.mark.parametrize("kind", ["segment", "embedding_file"])
@@ -87,7 +110,7 @@ def test_entries_with_a_file_keep_it_and_a_missing_text_is_an_error():
 def test_damage_is_named(tmp_path, kind, damage):
     segments = new_segments(TEXTS, Letters())
     write(tmp_path, segments)
-    entries = place([entry("x", TEXTS[0])], segments)
+    entries = rows(placed(segments, entry("x", TEXTS[0])))
     path = tmp_path / getattr(segments, kind)
     content = path.read_bytes()
     if damage == "delete":
@@ -106,7 +129,7 @@ def test_a_text_the_file_does_not_hold_is_named(tmp_path):
     write(tmp_path, segments)
     stranger = dataclasses.replace(entry("x", "not there"), segment=segments.segment)
     with pytest.raises(RecordDamaged, match="it lacks the text with digest"):
-        load_texts(tmp_path, [stranger])
+        load_texts(tmp_path, rows([stranger]))
 
 
 def test_an_embedder_of_the_wrong_shape_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import crl.records as r
@@ -130,7 +131,19 @@ def consolidate() -> dict[type[Row], list[Row]]:
             before_digest=SHA, after_digest=None, parents=[], reason="capacity",
         ),
     ]  # fmt: skip
-    return {r.BankEntry: bank, r.BankText: texts, r.BankEvent: events}
+    gone = dataclasses.replace(bank[0], entry_id="e1", order=1)
+    changes = [_change(bank[0], removed=False), _change(gone, removed=True)]
+    snapshot = r.BankSnapshot(
+        round=1, entries=1, changed=1, removed=1, base_round=1, changes_since_base=0, digest="0" * 64
+    )
+    return {
+        r.BankEntry: bank, r.BankChange: changes, r.BankSnapshot: [snapshot], r.BankText: texts, r.BankEvent: events,
+    }  # fmt: skip
+
+
+def _change(entry: r.BankEntry, *, removed: bool) -> r.BankChange:
+    columns = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    return r.BankChange(**columns, removed=removed)
 
 
 def approve() -> dict[type[Row], list[Row]]:
