@@ -133,17 +133,17 @@ def applied(entries: pa.Table, changes: Sequence[pa.Table]) -> pa.Table:
 
 
 def files_of(digests: Iterable[str], round_number: int, table_of: TableOf) -> dict[str, tuple[str, str]]:
-    """Where texts lie that the bank held at some time since its base: (segment, embedding file) by content digest.
+    """Where texts lie that the bank held at its base or since: (segment, embedding file) by content digest.
 
-    What was removed and comes back is then stored once. Older texts may be stored a second time: looking for them
-    would read every round.
+    What was removed and comes back is stored once. A text that left before may be stored a second time: looking for
+    it would read every round.
     """
     wanted = pa.array(sorted(set(digests)), pa.string())
     if not len(wanted):
         return {}
     base_round = summary_of(round_number, table_of).base_round
     tables = [table_of(BankEntry, base_round)]
-    tables += [table_of(BankChange, each) for each in range(base_round + 1, round_number + 1)]
+    tables += [table_of(BankChange, each) for each in range(base_round, round_number + 1)]
     places: dict[str, tuple[str, str]] = {}
     for table in tables:
         held = table.filter(pc.is_in(table["content_digest"], value_set=wanted))

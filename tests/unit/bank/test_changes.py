@@ -78,10 +78,8 @@ def test_every_round_comes_back_as_it_was(seed: int) -> None:
             what = chance.random()
             if what < 0.5 or not bank:
                 order += 1
-                bank[f"e{chance.randrange(40)}"] = entry(
-                    f"e{order % 40}", order, f"text {order} ü", created_round=number
-                )
-                bank = {each.entry_id: each for each in bank.values()}
+                name = f"e{chance.randrange(40)}"
+                bank[name] = entry(name, order, f"text {order} ü", created_round=number)
             elif what < 0.75:
                 name = chance.choice(sorted(bank))
                 bank[name] = dataclasses.replace(bank[name], version=bank[name].version + 1, updated_round=number)
