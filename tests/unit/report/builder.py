@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from crl.bank.changes import Change, stored
 from crl.records import (
+    BankChange,
     BankEntry,
     BankEvent,
+    BankSnapshot,
     BankText,
     BufferItem,
     Credit,
@@ -27,6 +30,7 @@ from crl.records import (
     Retrieval,
     Row,
     Weights,
+    rows_of,
     table_of,
 )
 from crl.run.files import sha256_file
@@ -93,6 +97,12 @@ def bank_entry(number: int, text: str, version: int) -> BankEntry:
     )  # fmt: skip
 
 
+def bank_rows(number: int, before: BankSnapshot | None, *changes: Change) -> list[list[Row]]:
+    """What a round stores of its bank, after the summary of the one before it."""
+    storage = stored(before, changes, round=number)
+    return [[*rows_of(BankChange, storage.changes)], [storage.summary]]
+
+
 def weights(role: str, number: int, updates: int) -> Weights:
     return Weights(
         role=role, round=number, updates=updates, source="tiny", base_digest="b",
@@ -133,8 +143,11 @@ def buffer_item(name: str, status: str) -> BufferItem:
 
 def stages() -> dict[tuple[int, str], list[list[Row]]]:
     """Rows of every stage of the run, a list a table."""
+    added, updated = bank_entry(1, OLD, 1), bank_entry(2, NEW, 2)
+    empty = stored(None, [], round=0).summary
+    first = stored(empty, [Change(None, added)], round=1).summary
     return {
-        (0, "initialise"): [[weights("actor", 0, 0), weights("extractor", 0, 0)]],
+        (0, "initialise"): [[weights("actor", 0, 0), weights("extractor", 0, 0)], [empty]],
         (0, "evaluate_base"): [[evaluation(0, "without_bank", seed, False) for seed in (1, 2)]],
         (0, "evaluate"): [[evaluation(0, "without_bank", 1, True), evaluation(0, "without_bank", 2, False)]],
         (1, "collect"): [[episode(1, m, guided=False, success=m == 0) for m in range(4)]],
@@ -143,7 +156,7 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
             [operation(1, "add", OLD, [])],
             [generation("r1-d0", 1, prompt="What was learned?", output=f"ADD: {OLD}")],
         ],
-        (1, "consolidate"): [[bank_entry(1, OLD, 1)], [event(1, "add", None, OLD)]],
+        (1, "consolidate"): [*bank_rows(1, empty, Change(None, added)), [event(1, "add", None, OLD)]],
         (1, "update_actor"): [[weights("actor", 1, 1)]],
         (1, "update_extractor"): [[weights("extractor", 1, 1)]],
         (2, "plan"): [[retrieval(0), retrieval(1), retrieval(3, chosen=False)]],
@@ -156,7 +169,7 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
             [operation(2, "update", NEW, ["e1"])],
             [generation("r2-d0", 2, prompt="And now?", output=f"UPDATE: {NEW}")],
         ],
-        (2, "consolidate"): [[bank_entry(2, NEW, 2)], [event(2, "update", OLD, NEW)]],
+        (2, "consolidate"): [*bank_rows(2, first, Change(added, updated)), [event(2, "update", OLD, NEW)]],
         (2, "credit"): [
             [credit(0, 1.0), credit(1, -1.0)],
             [buffer_item("r1-d0", "waiting"), buffer_item("r0-x", "selected")],

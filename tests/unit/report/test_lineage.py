@@ -9,11 +9,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from crl.bank.changes import Change
 from crl.errors import BadInput
-from crl.records import BankEntry, BankEvent, Operation
+from crl.records import BankSnapshot
 from crl.report.bank import snapshot, why, why_tree
 from crl.report.views import query
-from tests.unit.report.builder import NEW, OLD, bank_entry, build_run, digest, event, operation, write_stage
+from tests.unit.report.builder import (
+    NEW,
+    OLD,
+    bank_entry,
+    bank_rows,
+    build_run,
+    digest,
+    event,
+    operation,
+    write_stage,
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +56,14 @@ def test_candidates_that_were_not_chosen_are_no_uses(run: Path) -> None:
 def test_the_tree_shows_parents_of_a_merge(tmp_path: Path) -> None:
     path = build_run(tmp_path / "run")
     merged = operation(3, "merge", "Both.", ["e1"])
-    rows: list[list[Operation] | list[BankEvent] | list[BankEntry]] = [
-        [dataclasses.replace(merged, entry_id="e2", episode_ids=[])],
-        [dataclasses.replace(event(3, "merge", None, "Both."), entry_id="e2", parents=["e1"])],
-        [dataclasses.replace(bank_entry(3, "Both.", 1), entry_id="e2")],
+    before = BankSnapshot(round=2, entries=1, changed=1, removed=0, base_round=0, changes_since_base=2, digest="0")
+    changes = [
+        Change(bank_entry(2, NEW, 2), None),
+        Change(None, dataclasses.replace(bank_entry(3, "Both.", 1), entry_id="e2")),
     ]
-    write_stage(path, 3, "merge", rows[:1])
-    write_stage(path, 3, "consolidate", rows[1:])
+    write_stage(path, 3, "merge", [[dataclasses.replace(merged, entry_id="e2", episode_ids=[])]])
+    merge = dataclasses.replace(event(3, "merge", None, "Both."), entry_id="e2", parents=["e1"])
+    write_stage(path, 3, "consolidate", [*bank_rows(3, before, *changes), [merge]])
     out = Console(file=io.StringIO(), width=200)
     out.print(why_tree(path, "e2"))
     text = out.file.getvalue()  # type: ignore[attr-defined]
