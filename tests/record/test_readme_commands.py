@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from crl.records import BankEntry, rows_of
+from crl.recipes.banks import recorded_bank
+from crl.recipes.complementary import build
 from crl.run.directory import RunDirectory
 from tests.tiny_run import NAME, ROOT, ROUNDS, crl
 
@@ -31,7 +32,7 @@ def test_the_readme_shows_commands():
 @pytest.mark.parametrize("typed", [typed for typed in TYPED if typed.split()[0] not in TRAINING])
 def test_a_command_of_the_readme_runs(finished: Path, typed: str):
     run = RunDirectory.open(finished)
-    entry = rows_of(BankEntry, run.read(ROUNDS, "consolidate", BankEntry))[0].entry_id
+    entry = recorded_bank(run, build(run.method), ROUNDS).entry(0).entry_id
     done = crl(finished.parent, *words_of(typed, entry))
     assert done.returncode == 0 and done.stdout.strip()
 
