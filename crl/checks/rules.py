@@ -23,6 +23,7 @@ from crl.records import (
     Episode,
     Evaluation,
     Generation,
+    ImportedEntry,
     Metric,
     Operation,
     Retrieval,
@@ -227,6 +228,20 @@ SUITES: dict[type[Row], Suite] = {
             "what is dropped or evicted is gone": (
                 "kind NOT IN ('drop', 'evict') OR (entry_id IS NOT NULL AND after_digest IS NULL)"
             ),
+        },
+    ),
+    ImportedEntry: Suite(
+        key=("entry_id",),
+        ranges={"source_round": (0, None), "source_version": (1, None), "uses": (0, None), "mean_outcome": (-1, 1)},
+        rows={
+            "ids are not empty": "family <> '' AND generation_id <> '' AND source_experiment <> ''"
+            " AND source_family <> ''",
+            "digests are SHA-256": f"{_sha256('content_digest')} AND {_sha256('source_snapshot')}",
+            "the id names where it comes from": (
+                "entry_id = source_experiment || '-r' || printf('%04d', source_round) || '-' || source_entry_id"
+            ),
+            "what was used has an outcome": "(uses = 0) = (mean_outcome IS NULL)",
+            "its story is JSON": "json_valid(story)",
         },
     ),
     Approval: Suite(

@@ -13,6 +13,7 @@ from crl.records.bank import (
     BankSnapshot,
     BankText,
     Distillation,
+    ImportedEntry,
     Operation,
 )
 from crl.records.base import Row, rows_of, schema_of, table_of
@@ -21,12 +22,14 @@ from crl.records.play import Episode, Evaluation, Generation, Retrieval, Retriev
 
 ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Distillation, Operation, BankEntry, BankChange,
-    BankSnapshot, BankText, BankEvent, Approval, Credit, EntryScore, BufferItem, Sample, Weights, Metric, Evaluation,
+    BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem, Sample, Weights, Metric,
+    Evaluation,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
     "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText",
-    "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation", "Metric", "Operation",
-    "Retrieval", "RetrievalCount", "Row", "Sample", "Task", "Turn", "Weights", "rows_of", "schema_of", "table_of",
+    "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation", "ImportedEntry",
+    "Metric", "Operation", "Retrieval", "RetrievalCount", "Row", "Sample", "Task", "Turn", "Weights", "rows_of",
+    "schema_of", "table_of",
 ]  # fmt: skip

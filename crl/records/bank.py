@@ -116,6 +116,26 @@ class BankEvent(Row):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedEntry(Row):
+    """One entry that an experiment began with, and what it was in the experiment it comes from."""
+
+    table: ClassVar[str] = "imported_entries"
+    entry_id: A[str, "id here: <source experiment>-r<source round>-<id there>"]
+    family: A[str, "task family here"]
+    content_digest: A[str, "SHA-256 of the text"]
+    generation_id: A[str, "extractor output that wrote the text, prefixed as the id: it lies in the other experiment"]
+    source_experiment: A[str, "experiment it comes from"]
+    source_round: A[int, "round of the bank it was taken from"]
+    source_snapshot: A[str, "digest of that bank (bank_snapshots)"]
+    source_entry_id: A[str, "id there"]
+    source_family: A[str, "task family there"]
+    source_version: A[int, "version there"]
+    uses: A[int, "guided episodes there; here they are counted from 0"]
+    mean_outcome: A[float | None, "mean of +1 / -1 over those uses; null without any"]
+    story: A[str, "its history there as `crl bank why --format json` tells it"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Approval(Row):
     """What a person decided about the bank of a round before it was published."""
 

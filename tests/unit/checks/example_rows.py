@@ -146,6 +146,16 @@ def _change(entry: r.BankEntry, *, removed: bool) -> r.BankChange:
     return r.BankChange(**columns, removed=removed)
 
 
+def initialise() -> dict[type[Row], list[Row]]:
+    """Of an experiment that begins with the bank of another one."""
+    imported = r.ImportedEntry(
+        entry_id="other-r0003-e9", family="room", content_digest=SHA, generation_id="other-r0003-x0",
+        source_experiment="other", source_round=3, source_snapshot=SHA, source_entry_id="e9", source_family="room",
+        source_version=2, uses=0, mean_outcome=None, story="{}",
+    )  # fmt: skip
+    return {r.ImportedEntry: [imported]}
+
+
 def approve() -> dict[type[Row], list[Row]]:
     row = r.Approval(round=1, decision="partly", person="Ada", reason=None, operations=3, rejected_operations=["d0-o0"])
     return {r.Approval: [row]}
@@ -203,4 +213,4 @@ def evaluate() -> dict[type[Row], list[Row]]:
     return {r.Evaluation: rows}
 
 
-STAGES = (plan, collect, distill, approve, consolidate, credit, update, evaluate)
+STAGES = (initialise, plan, collect, distill, approve, consolidate, credit, update, evaluate)
