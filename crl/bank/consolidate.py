@@ -9,9 +9,7 @@ leaves exactly one event, each eviction one more; nothing else changes the bank.
   the episodes of the new text join those of the old. Of two updates of one entry in a round the second sees the first.
 - *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one.
 - *drop* removes, *keep* and *return* change nothing.
-- *Eviction* comes last, a family at a time. `fifo` takes the smallest `order`. `least_useful` takes the smallest
-  sum of outcomes / (uses + 1), the mean shrunk towards 0 (unknown) by one pseudo-use; entries whose text was written in
-  this round go last, ties take the oldest.
+- *Eviction* comes last, a family at a time: see `evict.py`.
 
 What a person refused (`refused`) is an event `rejected` too. It can let nothing in that was not shown to them: an
 operation that is rejected when nothing is refused (the twin of a refused text, say) stays rejected.
@@ -19,6 +17,7 @@ operation that is rejected when nothing is refused (the twin of a refused text, 
 `order` grows with every add and merge; among families it is one sequence. What happens in one family does not depend on
 how its operations are interleaved with another's, nor on the order of `previous` or `scores`.
 
+A bank may hold a million entries: they stay columns, and only what operations name is looked at (`overlay.py`).
 This file leaves out texts and embeddings: entries with a new text have empty paths until `segments.place` fills them.
 """
 
@@ -28,11 +27,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
+import pyarrow.compute as pc
+
 from crl.bank.changes import Change, applied, change_rows
+from crl.bank.evict import evict as make_room
+from crl.bank.overlay import Named, Overlay, named_in, new_row, updated_row
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from crl.errors import RecordDamaged
 from crl.records import BankEntry, BankEvent, EntryScore, Operation
 
 
@@ -94,64 +96,52 @@ def consolidate(
     operation id: these operations change nothing, whatever they ask for. Raises ValueError for a previous entry without
     a segment.
     """
+    _check_placed(previous)
+    named = _named(previous, operations)
     reasons = dict(refused or {})
     if reasons:
-        shown = _Bank(previous, round, max_characters)
+        shown = _Bank(named, round, max_characters)
         for operation in operations:
             shown.apply(operation)
         reasons = {**shown.rejections(), **reasons}
-    bank = _Bank(previous, round, max_characters)
+    bank = _Bank(named, round, max_characters)
     for operation in operations:
         bank.apply(operation, reasons.get(operation.operation_id))
     if evict:
-        bank.evict(config, {score.entry_id: score for score in scores})
+        bank.evict(config, scores)
     return bank.result()
 
 
-def replay(before: Mapping[str, str], events: Iterable[BankEvent]) -> dict[str, str]:
-    """Content digest by entry after events, from the one before them: the audit of a snapshot.
+def _check_placed(snapshot: Snapshot) -> None:
+    unplaced = snapshot.table["entry_id"].filter(pc.equal(snapshot.table["segment"], ""))
+    if len(unplaced):
+        raise ValueError(f"entry {unplaced[0]} has no segment: snapshots go through segments.place first")
 
-    Raises RecordDamaged where an event does not fit what came before it.
-    """
-    state = dict(before)
-    for event in events:
-        entry = event.entry_id
-        if event.kind in ("return", "rejected"):
-            continue
-        fits = entry is not None and state.get(entry) == event.before_digest
-        fits = fits and all(parent in state for parent in event.parents)
-        if not fits or entry is None:
-            raise RecordDamaged(
-                f"bank event {event.event_id} ({event.kind} {entry}) does not fit the bank before it",
-                expected=f"text {event.before_digest} and parents {event.parents}",
-                where=event.event_id,
-                next_step="run `crl verify` on the run",
-            )
-        for parent in event.parents:
-            del state[parent]
-        if event.after_digest is None:
-            del state[entry]
-        else:
-            state[entry] = event.after_digest
-    return state
+
+def _named(previous: Snapshot, operations: Iterable[Operation]) -> Named:
+    """The entries and texts that operations name."""
+    entry_ids: list[str] = []
+    digests: list[str] = []
+    for operation in operations:
+        entry_ids += [*operation.parents, *([operation.entry_id] if operation.entry_id else [])]
+        digest = _digest(operation.text or "")
+        digests += [] if digest is None else [digest]
+    return named_in(previous, entry_ids, digests)
+
+
+def _digest(text: str) -> str | None:
+    """Digest of a text; None where it cannot be written as UTF-8 (a lone surrogate)."""
+    try:
+        return text_digest(text)
+    except UnicodeEncodeError:
+        return None
 
 
 class _Bank:
     """The snapshot while a round's operations are applied."""
 
-    def __init__(self, previous: Snapshot, round: int, max_characters: int) -> None:
-        self._previous, self._round, self._max_characters = previous, round, max_characters
-        listed = previous.entries()
-        self._before = {entry.entry_id: entry for entry in listed}
-        for entry in listed:
-            if not entry.segment:
-                raise ValueError(f"entry {entry.entry_id} has no segment: snapshots go through segments.place first")
-        self._entries = {entry.entry_id: entry for entry in listed}
-        self._files = {entry.content_digest: (entry.segment, entry.embedding_file) for entry in listed}
-        self._holders: dict[tuple[str, str], set[str]] = {}
-        for entry in listed:
-            self._hold(entry)
-        self._next_order = max((entry.order for entry in listed), default=-1) + 1
+    def __init__(self, named: Named, round: int, max_characters: int) -> None:
+        self._bank, self._round, self._max_characters = Overlay(named), round, max_characters
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
         self._appliers: dict[str, Callable[[Operation], Rejection | None]] = {
@@ -170,7 +160,7 @@ class _Bank:
         if rejection is None:
             rejection = Rejection.unknown_kind if applier is None else applier(operation)
         if rejection is not None:
-            known = self._entries.get(operation.entry_id or "")
+            known = self._bank.get(operation.entry_id)
             digest = None if known is None else known.content_digest
             self._event("rejected", operation, digest, digest, reason=rejection)
 
@@ -182,47 +172,30 @@ class _Bank:
             if event.kind == "rejected" and event.operation_id is not None and event.reason is not None
         }
 
-    def evict(self, config: BankConfig, scores: Mapping[str, EntryScore]) -> None:
+    def evict(self, config: BankConfig, scores: Iterable[EntryScore]) -> None:
         """Enforce the capacity of every family."""
-
-        def usefulness(entry: BankEntry) -> tuple[bool, float, int]:
-            score = scores.get(entry.entry_id)
-            value = 0.0 if score is None else score.mean_outcome * score.uses / (score.uses + 1)
-            return entry.updated_round == self._round, value, entry.order
-
-        by_family: dict[str, list[BankEntry]] = {}
-        for entry in self._entries.values():
-            by_family.setdefault(entry.family, []).append(entry)
-        for family in sorted(by_family):
-            listed = by_family[family]
-            if config.eviction == "fifo":
-                listed = sorted(listed, key=lambda entry: entry.order)
-            else:
-                listed = sorted(listed, key=usefulness)
+        by_entry = {score.entry_id: score for score in scores} if config.eviction == "least_useful" else {}
+        for entry in make_room(self._bank, config, by_entry, round=self._round):
             reason = f"capacity_{config.eviction}"
-            for entry in listed[: max(0, len(listed) - config.capacity)]:
-                self._remove(entry)
-                self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason)
+            self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason)
 
     def result(self) -> Consolidated:
         """The snapshot as it stands."""
-        named = sorted({*self._before, *self._entries})
-        pairs = [Change(self._before.get(entry_id), self._entries.get(entry_id)) for entry_id in named]
-        changes = [pair for pair in pairs if pair.before != pair.after]
+        changes = self._bank.changes()
         needed = {each.after.content_digest for each in changes if each.after is not None and not each.after.segment}
         texts = {digest: self._texts[digest] for digest in sorted(needed)}
-        return Consolidated(self._previous, self._round, changes, list(self._events), texts)
+        return Consolidated(self._bank.named.snapshot, self._round, changes, list(self._events), texts)
 
     def _add(self, operation: Operation) -> Rejection | None:
         entry_id = operation.entry_id
         digest = self._acceptable_text(operation)
         if isinstance(digest, Rejection):
             return digest
-        if not entry_id or entry_id in self._entries:
+        if not entry_id or self._bank.get(entry_id) is not None:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
-        if self._holders.get((operation.family, digest)):
+        if self._bank.holders(operation.family, digest):
             return Rejection.duplicate
-        self._create(operation, entry_id, digest, operation.episode_ids, [])
+        self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
         self._event("add", operation, None, digest)
         return None
 
@@ -235,24 +208,9 @@ class _Bank:
             return digest
         if digest == entry.content_digest:
             return Rejection.unchanged
-        if self._holders.get((operation.family, digest)):
+        if self._bank.holders(operation.family, digest):
             return Rejection.duplicate
-        self._remove(entry)
-        segment, embedding_file = self._files.get(digest, ("", ""))
-        self._put(
-            dataclasses.replace(
-                entry,
-                content_digest=digest,
-                segment=segment,
-                embedding_file=embedding_file,
-                version=entry.version + 1,
-                updated_round=self._round,
-                operation_id=operation.operation_id,
-                distillation_id=operation.distillation_id,
-                generation_id=operation.generation_id,
-                episode_ids=_union(entry.episode_ids, operation.episode_ids),
-            )
-        )
+        self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
         return None
 
@@ -261,21 +219,20 @@ class _Bank:
         digest = self._acceptable_text(operation)
         if isinstance(digest, Rejection):
             return digest
-        if not entry_id or entry_id in self._entries:
+        if not entry_id or self._bank.get(entry_id) is not None:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
         if not operation.parents or len(set(operation.parents)) < len(operation.parents):
             return Rejection.bad_parents
-        parents = [self._entries[parent] for parent in operation.parents if parent in self._entries]
+        parents = [entry for parent in operation.parents if (entry := self._bank.get(parent)) is not None]
         if len(parents) < len(operation.parents):
             return Rejection.unknown_entry
         if any(parent.family != operation.family for parent in parents):
             return Rejection.other_family
-        if self._holders.get((operation.family, digest), set()) - set(operation.parents):
+        if self._bank.holders(operation.family, digest) - set(operation.parents):
             return Rejection.duplicate
         for parent in parents:
-            self._remove(parent)
-        episodes = _union(*(parent.episode_ids for parent in parents), operation.episode_ids)
-        self._create(operation, entry_id, digest, episodes, operation.parents)
+            self._bank.remove(parent)
+        self._bank.add(new_row(self._bank, operation, entry_id, digest, parents, round=self._round))
         self._event("merge", operation, None, digest, parents=operation.parents)
         return None
 
@@ -283,7 +240,7 @@ class _Bank:
         entry = self._target(operation)
         if isinstance(entry, Rejection):
             return entry
-        self._remove(entry)
+        self._bank.remove(entry)
         self._event("drop", operation, entry.content_digest, None)
         return None
 
@@ -299,7 +256,7 @@ class _Bank:
         return None
 
     def _target(self, operation: Operation) -> BankEntry | Rejection:
-        entry = self._entries.get(operation.entry_id or "")
+        entry = self._bank.get(operation.entry_id)
         if entry is None:
             return Rejection.unknown_entry
         return entry if entry.family == operation.family else Rejection.other_family
@@ -311,47 +268,11 @@ class _Bank:
             return Rejection.empty_text
         if len(text) > self._max_characters:
             return Rejection.text_too_long
-        try:
-            digest = text_digest(text)
-        except UnicodeEncodeError:
+        digest = _digest(text)
+        if digest is None:
             return Rejection.bad_text
         self._texts[digest] = text
         return digest
-
-    def _create(
-        self, operation: Operation, entry_id: str, digest: str, episodes: Iterable[str], parents: Iterable[str]
-    ) -> None:
-        segment, embedding_file = self._files.get(digest, ("", ""))
-        self._put(
-            BankEntry(
-                entry_id=entry_id,
-                family=operation.family,
-                content_digest=digest,
-                segment=segment,
-                embedding_file=embedding_file,
-                version=1,
-                created_round=self._round,
-                updated_round=self._round,
-                order=self._next_order,
-                operation_id=operation.operation_id,
-                distillation_id=operation.distillation_id,
-                generation_id=operation.generation_id,
-                episode_ids=_union(episodes),
-                parents=list(parents),
-            )
-        )
-        self._next_order += 1
-
-    def _put(self, entry: BankEntry) -> None:
-        self._entries[entry.entry_id] = entry
-        self._hold(entry)
-
-    def _hold(self, entry: BankEntry) -> None:
-        self._holders.setdefault((entry.family, entry.content_digest), set()).add(entry.entry_id)
-
-    def _remove(self, entry: BankEntry) -> None:
-        del self._entries[entry.entry_id]
-        self._holders[(entry.family, entry.content_digest)].discard(entry.entry_id)
 
     def _event(
         self,
@@ -380,8 +301,3 @@ class _Bank:
                 reason=None if reason is None else str(reason),
             )
         )
-
-
-def _union(*lists: Iterable[str]) -> list[str]:
-    """Each item once, in order of first appearance."""
-    return list(dict.fromkeys(item for items in lists for item in items))

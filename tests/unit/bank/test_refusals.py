@@ -5,16 +5,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.consolidate import consolidate, replay
+from crl.bank.consolidate import consolidate
+from crl.bank.replay import replay
+from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from tests.unit.bank.test_consolidate import ROUND, digests, entry, operation, rounds
+from tests.unit.bank.test_consolidate import ROUND, entry, held, operation, rounds
 
 WHY = "rejected by Ada: not true"
 
 
 def apply(previous, operations, refused=(), scores=(), **config):
     return consolidate(
-        previous, operations, scores, BankConfig(**config), round=ROUND, max_characters=50,
+        Snapshot.of(ROUND - 1, previous), operations, scores, BankConfig(**config), round=ROUND, max_characters=50,
         refused=dict.fromkeys((item.operation_id for item in refused), WHY),
     )  # fmt: skip
 
@@ -27,20 +29,21 @@ def test_a_refused_operation_is_an_event_with_the_reason_and_the_rest_is_applied
         ("rejected", bad.operation_id, WHY),
         ("add", good.operation_id, None),
     ]
-    assert result.entries[0] == old and result.new_texts.keys() == {result.entries[1].content_digest}
+    assert held(result)[0] == old and result.new_texts.keys() == {held(result)[1].content_digest}
     assert result.events[0].before_digest == result.events[0].after_digest == old.content_digest
 
 
 def test_a_refused_merge_keeps_its_parents_and_a_refused_drop_its_entry():
-    held = [entry("a", "A", 0), entry("b", "B", 1), entry("c", "C", 2)]
+    before = [entry("a", "A", 0), entry("b", "B", 1), entry("c", "C", 2)]
     merged, dropped = operation("merge", "m", "both", parents=["a", "b"]), operation("drop", "c")
-    assert apply(held, [merged, dropped], [merged, dropped]).entries == held
+    result = apply(before, [merged, dropped], [merged, dropped])
+    assert held(result) == before and not result.changes
 
 
 def test_the_twin_of_a_refused_text_does_not_slip_in_for_it():
     first, twin = operation("add", "n", "same"), operation("add", "o", "same")
     result = apply([], [first, twin], [first])
-    assert result.entries == []
+    assert held(result) == []
     assert [event.reason for event in result.events] == [WHY, "duplicate"]
 
 
@@ -55,7 +58,7 @@ def test_what_was_built_on_a_refused_entry_falls_with_it():
 def test_refusing_everything_leaves_the_bank_as_it_was(given_round):
     previous, operations, scores, _ = given_round
     result = apply(previous, operations, operations, scores, capacity=100)
-    assert result.entries == sorted(previous, key=lambda item: item.order) and not result.new_texts
+    assert held(result) == sorted(previous, key=lambda item: item.order) and not result.new_texts
     assert [event.kind for event in result.events] == ["rejected"] * len(operations)
 
 
@@ -71,7 +74,8 @@ def test_refusing_some_applies_no_operation_that_was_not_applied_without(given_r
         return {event.operation_id for event in found.events if event.kind not in ("rejected", "evict")}
 
     assert applied(result) <= applied(shown) - {item.operation_id for item in refused}
-    assert replay(digests(previous), result.events) == digests(result.entries)
+    by_id = {item.operation_id: item for item in operations}
+    assert replay(Snapshot.of(ROUND - 1, previous), result.events, by_id) == result.changes
     reasons = {event.operation_id: event.reason for event in result.events}
     assert all(reasons[item.operation_id] == WHY for item in refused)
 
@@ -80,5 +84,7 @@ def test_refusing_some_applies_no_operation_that_was_not_applied_without(given_r
 @given(rounds())
 def test_refusing_nothing_changes_nothing(given_round):
     previous, operations, scores, options = given_round
-    plain = consolidate(previous, operations, scores, BankConfig(**options), round=ROUND, max_characters=50)
-    assert apply(previous, operations, (), scores, **options) == plain
+    before = Snapshot.of(ROUND - 1, previous)
+    plain = consolidate(before, operations, scores, BankConfig(**options), round=ROUND, max_characters=50)
+    result = apply(previous, operations, (), scores, **options)
+    assert (result.changes, result.events, result.new_texts) == (plain.changes, plain.events, plain.new_texts)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.consolidate import consolidate, replay
+from crl.bank.consolidate import consolidate
+from crl.bank.replay import replay
+from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ReasonCode
@@ -155,20 +157,16 @@ class Writer:
         return (text, StopReason.length) if self.rng.random() < 0.03 else text
 
 
-def digests(entries):
-    return {entry.entry_id: entry.content_digest for entry in entries}
-
-
 @pytest.mark.parametrize("form", ["lines", "json"])
 def test_ten_thousand_outputs(kit, form):
     """5,000 a form: 20 rounds of 250 episodes of two families, with a merge in every round."""
     writer = Writer(np.random.default_rng(2026))
     method = kit.method(form=form, chunk=5)
     config = BankConfig(capacity=40, eviction="least_useful" if form == "json" else "fifo")
-    bank, texts, reasons, kinds, outputs, merges = [], {}, Counter(), Counter(), 0, 0
+    bank, texts, reasons, kinds, outputs, merges = Snapshot.of(0, []), {}, Counter(), Counter(), 0, 0
     options = {"method": method, "seed_of": kit.seed_of, "weights_digest": "w"}
     for round_number in range(1, 21):
-        names = [entry.entry_id for entry in bank if entry.family == "room"]
+        names = [entry.entry_id for entry in bank.entries() if entry.family == "room"]
         items = []
         for number in range(250):
             guide = writer.pick([*names[-5:], "gone"]) if number % 2 else None
@@ -181,7 +179,7 @@ def test_ten_thousand_outputs(kit, form):
         preview = consolidate(bank, operations, [], config, round=round_number, max_characters=60, evict=False)
         policy = kit.policy(lambda *_: writer.output(form, merge=True))
         known = texts | preview.new_texts
-        merged = run_merge(policy, preview.entries, known, round=round_number, **options)
+        merged = run_merge(policy, preview.snapshot.entries(), known, round=round_number, **options)
         operations += [row for result in merged for row in result.operations]
         after = consolidate(bank, operations, [], config, round=round_number, max_characters=60)
 
@@ -197,7 +195,7 @@ def test_ten_thousand_outputs(kit, form):
         assert [event.operation_id for event in after.events if event.kind != "evict"] == [
             row.operation_id for row in operations
         ]
-        assert replay(digests(bank), after.events) == digests(after.entries)
+        assert replay(bank, after.events, {row.operation_id: row for row in operations}) == after.changes
         unmade = [event for event in after.events if event.kind == "rejected"]
         assert all(event.before_digest == event.after_digest and event.reason for event in unmade)
         # All of it can be written.
@@ -206,7 +204,8 @@ def test_ten_thousand_outputs(kit, form):
         table_of(BankEvent, after.events)
         table_of(Generation, [result.generation for result in results if len(result.generation.output) < MEGABYTE])
         kinds.update(event.kind for event in after.events)
-        bank, texts = kit.placed(after.entries), texts | after.new_texts
+        bank = Snapshot.of(round_number, kit.placed(after.snapshot.entries()))
+        texts |= after.new_texts
     assert outputs == 5000 and merges > 100
     # The generator reaches what it is meant to: most reasons, and every kind of event.
     only_json = {ReasonCode.bad_json, ReasonCode.no_operation}

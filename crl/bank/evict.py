@@ -1,0 +1,84 @@
+"""Eviction: which entries of a full family go, from columns.
+
+`fifo` takes the smallest `order`. `least_useful` takes the smallest sum of outcomes / (uses + 1), the mean shrunk
+towards 0 (unknown) by one pseudo-use; entries whose text was written in this round go last, ties take the oldest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from crl.bank.overlay import Overlay
+from crl.config import BankConfig
+from crl.records import BankEntry, EntryScore
+
+
+def evict(bank: Overlay, config: BankConfig, scores: Mapping[str, EntryScore], *, round: int) -> list[BankEntry]:
+    """Bring every family of a bank down to its capacity; the entries that went, by family, the first to go first."""
+    table, beside = bank.named.snapshot.table, bank.present()
+    untouched_N = np.ones(table.num_rows, dtype=bool)
+    untouched_N[bank.looked_up()] = False
+    rows_U = np.flatnonzero(untouched_N)
+    families = table["family"].combine_chunks().dictionary_encode()
+    names = families.dictionary.to_pylist()
+    names += sorted({entry.family for entry in beside} - set(names))
+    code_of = {name: code for code, name in enumerate(names)}
+    # Members are the untouched rows, then the entries beside the columns; both by age.
+    codes_M = _joined(families.indices.to_numpy()[rows_U], [code_of[entry.family] for entry in beside])
+    surplus = np.bincount(codes_M, minlength=len(names)) - config.capacity
+    full = sorted(name for name in names if surplus[code_of[name]] > 0)
+    if not full:
+        return []
+    keys = [_joined(table["order"].to_numpy()[rows_U], [entry.order for entry in beside])]
+    if config.eviction == "least_useful":
+        keys.append(np.concatenate([_usefulness(table["entry_id"], scores)[rows_U], _of(beside, scores)]))
+        fresh_U = table["updated_round"].to_numpy()[rows_U] == round
+        keys.append(np.concatenate([fresh_U, [entry.updated_round == round for entry in beside]]))
+    leaving: list[int] = []
+    for name in full:
+        members = np.flatnonzero(codes_M == code_of[name])
+        ranked = members[np.lexsort([key[members] for key in keys])]
+        leaving += ranked[: surplus[code_of[name]]].tolist()
+    taken = [member for member in leaving if member < len(rows_U)]
+    rows = [int(rows_U[member]) for member in taken]
+    of_columns = dict(zip(taken, zip(rows, bank.named.snapshot.taken(rows), strict=True), strict=True))
+    gone = []
+    for member in leaving:
+        if member in of_columns:
+            row, entry = of_columns[member]
+            bank.remove_row(row, entry)
+        else:
+            entry = beside[member - len(rows_U)]
+            bank.remove(entry)
+        gone.append(entry)
+    return gone
+
+
+def _joined(column: NDArray[np.int64], beside: list[int]) -> NDArray[np.int64]:
+    return np.concatenate([column, np.array(beside, dtype=np.int64)]).astype(np.int64)
+
+
+def _value(score: EntryScore) -> float:
+    return score.mean_outcome * score.uses / (score.uses + 1)
+
+
+def _of(entries: list[BankEntry], scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
+    return np.array(
+        [_value(scores[entry.entry_id]) if entry.entry_id in scores else 0.0 for entry in entries], dtype=np.float64
+    )
+
+
+def _usefulness(entry_ids: pa.ChunkedArray, scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
+    """Value [N] of every row; 0 where nothing is known."""
+    values_N = np.zeros(len(entry_ids))
+    if scores:
+        places = pc.index_in(entry_ids, value_set=pa.array(list(scores), pa.string())).combine_chunks()
+        scored = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
+        values = np.array([_value(score) for score in scores.values()], dtype=np.float64)
+        values_N[scored] = values[places.drop_null().to_numpy()]
+    return values_N

@@ -1,0 +1,170 @@
+"""A snapshot while it changes: its columns as they are, and on top of them the entries that were touched.
+
+A round touches thousands of a bank's entries, the bank may hold a million. So nothing here is made of every entry: what
+the round's operations name (ids, digests of texts) is looked up in the columns once, in one pass each, and whatever
+happens to those entries afterwards happens to a few rows beside the columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from crl.bank.changes import Change
+from crl.bank.snapshot import Snapshot
+from crl.records import BankEntry, Operation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Named:
+    """What a snapshot holds of the entries and texts that somebody names."""
+
+    snapshot: Snapshot
+    entries: dict[str, BankEntry]
+    """By id, of the ids that were named and are held."""
+    rows: dict[str, int]
+    """Their rows in the snapshot."""
+    holders: dict[tuple[str, str], frozenset[str]]
+    """Entries that hold a named text, by family and digest."""
+    files: dict[str, tuple[str, str]]
+    """Segment and embedding file of the named texts that are held, by digest."""
+
+
+def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str]) -> Named:
+    """Look up entries by id and texts by digest, in a pass over a column each."""
+    asked = list(dict.fromkeys(entry_ids))
+    found = [(name, row) for name, row in zip(asked, snapshot.rows_of(asked), strict=True) if row is not None]
+    entries = snapshot.taken([row for _, row in found])
+    holders: dict[tuple[str, str], set[str]] = {}
+    files: dict[str, tuple[str, str]] = {}
+    wanted = pa.array(sorted(set(digests)), pa.string())
+    columns = ("entry_id", "family", "content_digest", "segment", "embedding_file")
+    held = snapshot.table.select(columns).filter(pc.is_in(snapshot.table["content_digest"], value_set=wanted))
+    for entry_id, family, digest, segment, embedding_file in zip(
+        *(held[name].to_pylist() for name in columns), strict=True
+    ):
+        holders.setdefault((family, digest), set()).add(entry_id)
+        files[digest] = (segment, embedding_file)
+    return Named(
+        snapshot,
+        {entry.entry_id: entry for entry in entries},
+        dict(found),
+        {place: frozenset(ids) for place, ids in holders.items()},
+        files,
+    )
+
+
+class Overlay:
+    """A bank that changes, over the snapshot it comes from. Only named entries may be asked for by id."""
+
+    def __init__(self, named: Named) -> None:
+        self.named = named
+        self._now: dict[str, BankEntry | None] = dict(named.entries)
+        self._before: dict[str, BankEntry] = dict(named.entries)
+        self._rows: dict[str, int] = dict(named.rows)
+        self._holders = {place: set(ids) for place, ids in named.holders.items()}
+        table = named.snapshot.table
+        self.next_order: int = int(table["order"][-1].as_py()) + 1 if table.num_rows else 0
+        """The age of the next new entry; the columns are sorted by it."""
+
+    def get(self, entry_id: str | None) -> BankEntry | None:
+        """A named entry as it is now."""
+        return None if entry_id is None else self._now.get(entry_id)
+
+    def holders(self, family: str, digest: str) -> set[str]:
+        """Entries of a family that now hold a named text."""
+        return self._holders.get((family, digest), set())
+
+    def add(self, entry: BankEntry) -> None:
+        """A new entry, of the age `next_order`."""
+        self._put(entry)
+        self.next_order += 1
+
+    def bring(self, entry: BankEntry) -> None:
+        """An entry from elsewhere, of an age of its own; new ones are younger."""
+        self._put(entry)
+        self.next_order = max(self.next_order, entry.order + 1)
+
+    def replace(self, before: BankEntry, after: BankEntry) -> None:
+        """An entry's new row in place of its old one."""
+        self.remove(before)
+        self._put(after)
+
+    def remove(self, entry: BankEntry) -> None:
+        """Take an entry out."""
+        self._now[entry.entry_id] = None
+        self._holders.get((entry.family, entry.content_digest), set()).discard(entry.entry_id)
+
+    def remove_row(self, row: int, entry: BankEntry) -> None:
+        """Take out an entry of the snapshot that nobody named."""
+        self._before[entry.entry_id], self._rows[entry.entry_id] = entry, row
+        self.remove(entry)
+
+    def looked_up(self) -> NDArray[np.int64]:
+        """Rows of the snapshot that :meth:`present` speaks for: their entries are beside the columns, or gone."""
+        return np.fromiter(self._rows.values(), dtype=np.int64, count=len(self._rows))
+
+    def present(self) -> list[BankEntry]:
+        """Entries beside the columns that the bank holds now, by age."""
+        held = [entry for entry in self._now.values() if entry is not None]
+        return sorted(held, key=lambda entry: (entry.order, entry.entry_id))
+
+    def changes(self) -> list[Change]:
+        """What became of every entry that changed, in order of entry ids."""
+        pairs = [Change(self._before.get(entry_id), self._now[entry_id]) for entry_id in sorted(self._now)]
+        return [pair for pair in pairs if pair.before != pair.after]
+
+    def _put(self, entry: BankEntry) -> None:
+        self._now[entry.entry_id] = entry
+        self._holders.setdefault((entry.family, entry.content_digest), set()).add(entry.entry_id)
+
+
+def new_row(
+    bank: Overlay, operation: Operation, entry_id: str, digest: str, parents: Iterable[BankEntry] = (), *, round: int
+) -> BankEntry:
+    """The row of an entry that an `add` or a `merge` makes; its files are empty where the snapshot lacks the text."""
+    parents = list(parents)
+    segment, embedding_file = bank.named.files.get(digest, ("", ""))
+    return BankEntry(
+        entry_id=entry_id,
+        family=operation.family,
+        content_digest=digest,
+        segment=segment,
+        embedding_file=embedding_file,
+        version=1,
+        created_round=round,
+        updated_round=round,
+        order=bank.next_order,
+        operation_id=operation.operation_id,
+        distillation_id=operation.distillation_id,
+        generation_id=operation.generation_id,
+        episode_ids=_union(*(parent.episode_ids for parent in parents), operation.episode_ids),
+        parents=[parent.entry_id for parent in parents],
+    )
+
+
+def updated_row(bank: Overlay, operation: Operation, entry: BankEntry, digest: str, *, round: int) -> BankEntry:
+    """The row of an entry that an `update` rewrote; its files are empty where the snapshot lacks the text."""
+    segment, embedding_file = bank.named.files.get(digest, ("", ""))
+    return dataclasses.replace(
+        entry,
+        content_digest=digest,
+        segment=segment,
+        embedding_file=embedding_file,
+        version=entry.version + 1,
+        updated_round=round,
+        operation_id=operation.operation_id,
+        distillation_id=operation.distillation_id,
+        generation_id=operation.generation_id,
+        episode_ids=_union(entry.episode_ids, operation.episode_ids),
+    )
+
+
+def _union(*lists: Iterable[str]) -> list[str]:
+    """Each item once, in order of first appearance."""
+    return list(dict.fromkeys(item for items in lists for item in items))

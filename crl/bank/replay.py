@@ -1,0 +1,151 @@
+"""Replay: every bank of a run made again from its events and the operations they name, row for row.
+
+Consolidation decides, and leaves an event for every decision; replay decides nothing. It takes the events of a round in
+their order, the rows of the operations, and the bank before, and makes the rows the round must have come to. So the
+record says each thing twice, and either saying can be checked against, or made again from, the other:
+
+- digests that agree with those in `bank_snapshots` show that no change of the bank lacks its event;
+- the changes that come out are those the round stored: a damaged `bank_changes` is written again from them.
+
+Entries that a bank started with (event kind `import`) have no operation: their rows are the changes of that round.
+Where a text lies is no part of an event: a row has empty file names where the bank before did not hold its text.
+`segments.place` fills them. Nothing here reads or writes files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from crl.bank.changes import Change, TableOf, applied, change_rows
+from crl.bank.overlay import Overlay, named_in, new_row, updated_row
+from crl.bank.snapshot import Snapshot, add_digests, row_digest
+from crl.errors import RecordDamaged
+from crl.records import BankChange, BankEntry, BankEvent, Operation, rows_of
+
+OperationsOf = Callable[[int], Iterable[Operation]]
+"""The operations that the bank of a round was made with: those of its `distill` and of its `merge`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replayed:
+    """The bank of a round, made again."""
+
+    round: int
+    changes: list[Change]
+    """What became of every entry that changed, in order of entry ids, as consolidation gives them."""
+    snapshot: Snapshot
+    digest: str
+    """To be compared with the `digest` of the round's `bank_snapshots` row."""
+
+
+def replayed_banks(rounds: Iterable[int], table_of: TableOf, operations_of: OperationsOf) -> Iterator[Replayed]:
+    """The banks of a run, one round after the other; `rounds` begins with the one that started from nothing.
+
+    `table_of` gives a publishing stage's events, and its changes where events speak of an import; nothing else of the
+    bank is read. Raises RecordDamaged where an event does not fit the bank before it or the operation it names.
+    """
+    before, digest = Snapshot.of(0, []), "0"
+    for number in rounds:
+        events = rows_of(BankEvent, table_of(BankEvent, number))
+        imported = {}
+        if any(event.kind == "import" for event in events):
+            imported = _entries(rows_of(BankChange, table_of(BankChange, number)))
+        operations = {operation.operation_id: operation for operation in operations_of(number)}
+        changes = replay(before, events, operations, imported)
+        digest = add_digests(
+            digest,
+            added=[row_digest(change.after) for change in changes if change.after is not None],
+            removed=[row_digest(change.before) for change in changes if change.before is not None],
+        )
+        before = Snapshot(number, applied(before.table, [change_rows(changes)]))
+        yield Replayed(number, changes, before, digest)
+
+
+def replayed_digests(
+    rounds: Iterable[int], table_of: TableOf, operations_of: OperationsOf
+) -> Iterator[tuple[int, str]]:
+    """(round, digest) of every bank that :func:`replayed_banks` makes."""
+    for bank in replayed_banks(rounds, table_of, operations_of):
+        yield bank.round, bank.digest
+
+
+def replay(
+    before: Snapshot,
+    events: Sequence[BankEvent],
+    operations: Mapping[str, Operation],
+    imported: Mapping[str, BankEntry] | None = None,
+) -> list[Change]:
+    """What one round's events did to the bank before them; operations by id, imported rows by entry id.
+
+    Raises RecordDamaged, naming the event, where one does not fit what came before it.
+    """
+    entry_ids = [name for event in events for name in (event.entry_id, *event.parents) if name is not None]
+    digests = [event.after_digest for event in events if event.after_digest is not None]
+    bank = Overlay(named_in(before, entry_ids, digests))
+    for event in events:
+        _apply(bank, event, operations, imported or {})
+    return bank.changes()
+
+
+def _apply(
+    bank: Overlay, event: BankEvent, operations: Mapping[str, Operation], imported: Mapping[str, BankEntry]
+) -> None:
+    if event.kind in ("return", "rejected"):
+        return
+    if event.entry_id is None:
+        raise _damaged(event, "it names no entry")
+    held = bank.get(event.entry_id)
+    digest = None if held is None else held.content_digest
+    if digest != event.before_digest:
+        raise _damaged(event, f"the entry has text {digest}, not {event.before_digest}")
+    parents = [parent for name in event.parents if (parent := bank.get(name)) is not None]
+    if len(parents) < len(event.parents):
+        raise _damaged(event, f"not all of its parents {', '.join(event.parents)} are there")
+    if event.kind == "import":
+        row = imported.get(event.entry_id)
+        if row is None or (row.family, row.content_digest) != (event.family, event.after_digest):
+            raise _damaged(event, "the round stored no such row")
+        bank.bring(row)
+    elif held is None:
+        if event.kind not in ("add", "merge") or event.after_digest is None:
+            raise _damaged(event, "there is no such entry")
+        for parent in parents:
+            bank.remove(parent)
+        operation = _operation(event, operations)
+        bank.add(new_row(bank, operation, event.entry_id, event.after_digest, parents, round=event.round))
+    elif event.after_digest is None:
+        bank.remove(held)
+    elif event.kind == "update":
+        row = updated_row(bank, _operation(event, operations), held, event.after_digest, round=event.round)
+        bank.replace(held, row)
+    elif event.kind != "keep" or event.after_digest != event.before_digest:
+        raise _damaged(event, "an event of this kind changes no text")
+
+
+def _operation(event: BankEvent, operations: Mapping[str, Operation]) -> Operation:
+    operation = operations.get(event.operation_id or "")
+    if operation is None or (operation.kind, operation.family, operation.entry_id) != (
+        event.kind,
+        event.family,
+        event.entry_id,
+    ):
+        raise _damaged(event, f"no operation {event.operation_id} asks for it")
+    return operation
+
+
+def _entries(changes: Iterable[BankChange]) -> dict[str, BankEntry]:
+    """Rows after a change, by id, of the entries that did not leave."""
+    names = [field.name for field in dataclasses.fields(BankEntry)]
+    return {
+        row.entry_id: BankEntry(**{name: getattr(row, name) for name in names}) for row in changes if not row.removed
+    }
+
+
+def _damaged(event: BankEvent, found: str) -> RecordDamaged:
+    return RecordDamaged(
+        f"bank event {event.event_id} ({event.kind} {event.entry_id}) cannot be replayed: {found}",
+        expected="an event that fits the bank before it",
+        where=event.event_id,
+        next_step="run `crl verify` on the run",
+    )
