@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ from crl.records import BankText, schema_of, table_of
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
+
+Recover = Callable[[str, RecordDamaged], bytes]
+"""Content of a damaged file by its run-relative path, proven against its name; raises the damage it is given where it
+cannot be had."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,13 +90,14 @@ def place(changes: Sequence[Change], segments: Segments, earlier: Mapping[str, t
     return placed
 
 
-def load_texts(run_path: Path, entries: pa.Table) -> dict[str, str]:
+def load_texts(run_path: Path, entries: pa.Table, recover: Recover | None = None) -> dict[str, str]:
     """Texts of rows of `BankEntry` by content digest, from exactly the segments they name.
 
-    Raises RecordDamaged, naming the file, where one is missing, differs from its name, or a text from its digest.
+    `recover` may give the content of a damaged file. Raises RecordDamaged, naming the file, where one is missing,
+    differs from its name, or a text from its digest.
     """
     texts: dict[str, str] = {}
-    for path, table, rows in _read(run_path, entries, "segment", schema_of(BankText)):
+    for path, table, rows in _read(run_path, entries, "segment", schema_of(BankText), recover):
         found = table.take(rows)
         for digest, text in zip(found["content_digest"].to_pylist(), found["text"].to_pylist(), strict=True):
             if text_digest(text) != digest:
@@ -101,17 +106,17 @@ def load_texts(run_path: Path, entries: pa.Table) -> dict[str, str]:
     return texts
 
 
-def load_embeddings(run_path: Path, entries: pa.Table) -> NDArray[np.float32]:
+def load_embeddings(run_path: Path, entries: pa.Table, recover: Recover | None = None) -> NDArray[np.float32]:
     """Embeddings [N, D] of rows of `BankEntry` in their order, from exactly the files they name; [0, 0] without rows.
 
-    Raises RecordDamaged as :func:`load_texts` does.
+    `recover` and RecordDamaged as for :func:`load_texts`.
     """
     if not entries.num_rows:
         return np.empty((0, 0), dtype=np.float32)
     vectors_ND: NDArray[np.float32] | None = None
     files = entries["embedding_file"].combine_chunks().dictionary_encode()
     names, codes_N = files.dictionary.to_pylist(), files.indices.to_numpy()
-    for path, table, rows in _read(run_path, entries, "embedding_file", None):
+    for path, table, rows in _read(run_path, entries, "embedding_file", None, recover):
         column = table["embedding"].combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
         if vectors_ND is None:
@@ -145,7 +150,7 @@ def _name(folder: str, content: bytes) -> str:
 
 
 def _read(
-    run_path: Path, entries: pa.Table, column: str, schema: pa.Schema | None
+    run_path: Path, entries: pa.Table, column: str, schema: pa.Schema | None, recover: Recover | None
 ) -> Iterator[tuple[Path, pa.Table, pa.Array]]:
     """Every file that `column` names, checked: its path, its table, and the row of each entry's text in it."""
     names = entries[column].combine_chunks().dictionary_encode()
@@ -155,12 +160,11 @@ def _read(
     for code, relative in sorted(enumerate(names.dictionary.to_pylist()), key=lambda pair: pair[1]):
         path = run_path / relative
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise _damaged(path, f"the file cannot be read ({error.strerror})", "the file") from error
-        found = hashlib.sha256(content).hexdigest()
-        if found != path.stem:
-            raise _damaged(path, f"its content has digest {found}", f"digest {path.stem}")
+            content = _checked(path)
+        except RecordDamaged as damage:
+            if recover is None:
+                raise
+            content = recover(relative, damage)
         table = pq.read_table(pa.BufferReader(content), schema=schema)
         start = 0 if code == 0 else ends[code - 1]
         wanted = digests.take(pa.array(by_file[start : ends[code]]))
@@ -169,6 +173,17 @@ def _read(
             missing = min(wanted.filter(rows.is_null()).to_pylist())
             raise _damaged(path, f"it lacks the text with digest {missing}", "every text the snapshot names")
         yield path, table, rows
+
+
+def _checked(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"the file cannot be read ({error.strerror})", "the file") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != path.stem:
+        raise _damaged(path, f"its content has digest {found}", f"digest {path.stem}")
+    return content
 
 
 def _damaged(path: Path, found: str, expected: str) -> RecordDamaged:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -25,7 +25,7 @@ from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
 from crl.recipes.stage import Recipe, Stage
 from crl.records import Row
-from crl.run.seeds import seed_for
+from crl.run.seeds import stage_seed_words
 
 if TYPE_CHECKING:
     from crl.run.directory import RunDirectory
@@ -78,7 +78,7 @@ def execute_stage(
         writer.commit(
             inputs=sorted(inputs),
             method_digest=run.method_digest,
-            seed=_seed_words(run, round_number, stage_name),
+            seed=stage_seed_words(run.method.seed, round_number, stage_name),
             provenance={**_provenance(attempt, seconds), "checks": checked, **context.notes},
         )
     return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
@@ -110,7 +110,7 @@ def execute_part(
         writer.commit(
             inputs=sorted(context.inputs),
             method_digest=run.method_digest,
-            seed=_seed_words(run, round_number, stage_name),
+            seed=stage_seed_words(run.method.seed, round_number, stage_name),
             provenance=_provenance(attempt, seconds),
         )
     rows = {row_type.table: table.num_rows for row_type, table in tables.items()}
@@ -243,12 +243,6 @@ def _check(tables: dict[type[Row], pa.Table], where: str) -> list[dict[str, Any]
     return [
         {"table": each.table, "rows": each.rows, "rules": each.expectations, "passed": each.success} for each in results
     ]
-
-
-def _seed_words(run: RunDirectory, round_number: int, stage_name: str) -> list[int]:
-    """The entropy of the stage's seed: it stands in the manifest, so a reader can draw the same streams."""
-    entropy = seed_for(run.method.seed, round_number, stage_name).entropy
-    return [int(word) for word in entropy] if isinstance(entropy, Iterable) else [int(entropy or 0)]
 
 
 def _outcome(run: RunDirectory, round_number: int, stage_name: str, *, seconds: float, skipped: bool) -> StageOutcome:

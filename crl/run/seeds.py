@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -17,3 +18,9 @@ def seed_for(experiment_seed: int, *parts: str | int) -> np.random.SeedSequence:
             digest = hashlib.sha256(part.encode()).digest()
             words.extend(int.from_bytes(digest[i : i + 4], "big") for i in range(0, 16, 4))
     return np.random.SeedSequence(words)
+
+
+def stage_seed_words(experiment_seed: int, round_number: int, stage: str) -> list[int]:
+    """The entropy of a stage's seed: it stands in the manifest, so a reader can draw the same streams."""
+    entropy = seed_for(experiment_seed, round_number, stage).entropy
+    return [int(word) for word in entropy] if isinstance(entropy, Iterable) else [int(entropy or 0)]

@@ -38,6 +38,13 @@ from crl.run.manifest import MANIFEST, Digested, FileDigest, Manifest, key_of
 
 Inputs = Mapping[str, str] | Iterable[tuple[int, str]]
 _STAGE_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 3,
+    "version": "2.6",
+    "data_page_version": "1.0",
+    "row_group_size": 131_072,
+}
 
 
 class StageWriter:
@@ -87,18 +94,10 @@ class StageWriter:
         name = f"{row_type.table}.parquet"
         if row_type in self._tables:
             raise CrlError(f"{name} was written twice", expected="one write a row type", where=self._where())
-        conforming = _conform(row_type, table, self._where())
+        written = conforming(row_type, table, self._where())
         with disk_full_as_error(self._target), self._stale_if_swept():
-            pq.write_table(
-                conforming,
-                self._temporary / name,
-                compression="zstd",
-                compression_level=3,
-                version="2.6",
-                data_page_version="1.0",
-                row_group_size=131_072,
-            )
-        self._tables[row_type], self._rows[name] = conforming, conforming.num_rows
+            pq.write_table(written, self._temporary / name, **_PARQUET)
+        self._tables[row_type], self._rows[name] = written, written.num_rows
 
     def share(self, relative: str, content: bytes) -> None:
         """Write a content-addressed file at a path inside the run directory; its name holds its SHA-256.
@@ -242,17 +241,25 @@ class _StaleIfSwept:
                 raise stale from error
 
 
-def _conform(row_type: type[Row], table: pa.Table, where: str) -> pa.Table:
+def parquet_bytes(table: pa.Table) -> bytes:
+    """What :meth:`StageWriter.write` writes of a table that conforms."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **_PARQUET)
+    return bytes(sink.getvalue())
+
+
+def conforming(row_type: type[Row], table: pa.Table, where: str) -> pa.Table:
+    """A table with exactly the schema of its type, as it is written. Raises DataCheckFailed naming `where`."""
     schema = schema_of(row_type)
     if sorted(table.column_names) != sorted(schema.names):
         raise _breach(row_type, f"has columns {table.column_names}", f"columns {schema.names}", where)
     try:
         # Casting refuses nulls where the type has none. One chunk a column: how the caller's table was put together
         # must not show in the bytes.
-        conforming = table.select(schema.names).cast(schema).combine_chunks()
+        fitting = table.select(schema.names).cast(schema).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise _breach(row_type, f"does not fit its schema: {error}", str(schema.names), where) from error
-    return conforming
+    return fitting
 
 
 def _breach(row_type: type[Row], found: str, expected: str, where: str) -> DataCheckFailed:
