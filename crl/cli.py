@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from crl.commands import approve, bank, doctor, evaluate, report, sql, status, train
+from crl.commands import approve, bank, doctor, evaluate, mend, report, sql, status, train
 from crl.errors import CrlError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)
 app.command("status")(status.status)
 app.command("verify")(status.verify)
+app.command("mend")(mend.mend)
 app.command("redo")(status.redo)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.commands.places import RunArgument, find_run, shown
-from crl.errors import BadInput, RecordDamaged
+from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.standing import last_failure, running_stage, unfinished
 
 if TYPE_CHECKING:
     from crl.run.lease import LeaseState
+    from crl.run.verify import Problem
 
 
 def status(run: RunArgument) -> None:
@@ -41,13 +42,12 @@ def status(run: RunArgument) -> None:
 
 
 def verify(run: RunArgument) -> None:
-    """Check every file of a run against its manifest and every manifest against the chain. Exit code 4 on problems."""
+    """Check every file against its manifest, the manifests' chain, the banks' digests. Exit code 4 on problems."""
     from crl.commands.screen import console
     from crl.run.verify import Severity
-    from crl.run.verify import verify as verify_run
 
     path = find_run(run)
-    problems = verify_run(path)
+    problems = _problems(path)
     out = console()
     if not problems:
         out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
@@ -60,6 +60,19 @@ def verify(run: RunArgument) -> None:
         next_step="run the commands named `mend`, the first one first"
         + ("; training refuses to build on this record until then" if damaged else ""),
     )
+
+
+def _problems(path: Path) -> list[Problem]:
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes.audit import problems_of
+    from crl.run.directory import RunDirectory
+    from crl.run.verify import verify as verify_files
+
+    try:
+        directory = RunDirectory.open(path)
+    except (RecordDamaged, RunDirectoryUnusable):
+        return verify_files(path)  # without the method nobody knows which stages publish banks
+    return problems_of(directory, load_recipe(default_recipe(), directory.method))
 
 
 def redo(

@@ -95,7 +95,7 @@ class Driver:
         with contextlib.ExitStack() as stack:
             lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._engines.cancel)
             self._lease = stack.enter_context(lease)
-            require_intact(self.run.path)
+            require_intact(self.run.path, from_rows=partial(self.recipe.from_rows, self.run.method))
             self._journal = Journal(self.run.path)
             key = Path(self.run.path).resolve()
             _open_drivers[key] = self

@@ -27,7 +27,7 @@ from crl.bank.segments import EMBEDDINGS, text_digest
 from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Embedder, Services
 from crl.recipes.context import StageContext
-from crl.recipes.stage import Recipe, Stage
+from crl.recipes.stage import Recipe
 from crl.records import Row, Weights, rows_of
 from crl.run.directory import RunDirectory, complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
@@ -95,20 +95,9 @@ class Recovery:
             self._remade[place] = self._proven(*place, self._run_again(*place))
         return self._remade[place]
 
-    def can_remake(self, round_number: int, stage: str) -> bool:
-        """Whether a stage is a function of recorded rows: no language model, no person, one piece."""
-        return self._stage(round_number, stage) is not None
-
-    def _stage(self, round_number: int, name: str) -> Stage | None:
-        stages = self.recipe.stages_of(self.run.method, round_number)
-        stage = next((each for each in stages if each.name == name), None)
-        if stage is None or stage.run is None or stage.role is not None or stage.waits_for is not None:
-            return None
-        return stage
-
     def _run_again(self, round_number: int, name: str) -> Remade:
-        stage = self._stage(round_number, name)
-        if stage is None or stage.run is None:
+        stage = self.recipe.stage(self.run.method, round_number, name)
+        if stage.run is None or not stage.from_rows:
             raise RecordDamaged(
                 f"stage {name} of round {round_number} needs a model or a person: it cannot be made again from rows",
                 next_step=f"crl redo {self.run.path} --from {key_of(round_number, name)}",
@@ -179,11 +168,11 @@ class Recovery:
         parts = relative.split("/")
         if parts[0] == "rounds" and len(parts) > 3:
             place = parse_key("/".join(parts[1:3]))
-            return [place] if self.can_remake(*place) else []
+            return [place] if self._from_rows(*place) else []
         found, unknown = [], []
         for number in round_numbers(self.run.path):
             for stage in complete_stages(self.run.path, number):
-                if not self.can_remake(number, stage):
+                if not self._from_rows(number, stage):
                     continue
                 try:
                     if relative in self.run.manifest(number, stage).digested.shared:
@@ -191,6 +180,9 @@ class Recovery:
                 except RecordDamaged:
                     unknown.append((number, stage))
         return [*found, *unknown]
+
+    def _from_rows(self, round_number: int, stage: str) -> bool:
+        return self.recipe.from_rows(self.run.method, round_number, stage)
 
     def _read_as(self, key: str) -> set[str]:
         """Digests under which other stages read a stage."""
@@ -243,10 +235,11 @@ class _Recorded:
         return cast(Embedder, _RecordedVectors(self._run.path, self._given))
 
     def model_digest(self, role: str) -> str:
+        # Read without its manifest, which may be what is damaged: what is made of it is proven as a whole.
+        path = self._run.stage_path(0, "initialise") / f"{Weights.table}.parquet"
         try:
-            rows = rows_of(Weights, self._run.read(0, "initialise", Weights))
-            return next(row.base_digest for row in rows if row.role == role)
-        except (RecordDamaged, StopIteration):
+            return next(row.base_digest for row in rows_of(Weights, pq.read_table(path)) if row.role == role)
+        except (OSError, pa.ArrowException, KeyError, StopIteration):
             return self._engine("the digest of a model").model_digest(role)
 
     def environment(self, family: str) -> Any:

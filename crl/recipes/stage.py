@@ -65,6 +65,11 @@ class Stage:
         if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):
             raise ValueError(f"stage {self.name} needs either `run`, or `parts` and `run_part`")
 
+    @property
+    def from_rows(self) -> bool:
+        """Whether it is a function of recorded rows: no language model, no person. It can be made again at any time."""
+        return self.run is not None and self.role is None and self.waits_for is None
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -95,6 +100,10 @@ class Recipe:
             f"recipe {self.name} has no stage {name!r} in round {round_number}",
             expected=f"one of {names}",
         )
+
+    def from_rows(self, method: Method, round_number: int, name: str) -> bool:
+        """Whether a stage of a round is a function of recorded rows (:attr:`Stage.from_rows`)."""
+        return any(stage.name == name and stage.from_rows for stage in self.stages_of(method, round_number))
 
     def checkpoint_stages(self) -> dict[str, list[str]]:
         """Stages that write a role's weights; one that names no role writes those of every role."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -28,8 +28,14 @@ from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of, parse_key
 from crl.run.prunelog import PRUNED, Pruned, lost_entries, pruned
 from crl.run.retention import CHECKPOINT, is_pruned
 
+FromRows = Callable[[int, str], bool]
+"""Whether a stage of a round is a function of recorded rows, so that its files can be made again."""
 NO_FILE = "no such file"
 _SHOWN = 5
+
+
+def _unknown(round_number: int, stage: str) -> bool:
+    return False
 
 
 class Severity(StrEnum):
@@ -54,6 +60,8 @@ class Problem:
     mend: str
     """The exact command."""
     severity: Severity = Severity.damaged
+    redo: str = ""
+    """The command where `mend` is `crl mend` and that fails."""
 
     def __str__(self) -> str:
         note = "" if self.severity is Severity.damaged else f" ({self.severity})"
@@ -69,6 +77,13 @@ class _Record:
     manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict)
     unreadable: dict[tuple[int, str], RecordDamaged] = field(default_factory=dict)
     pruned: list[Pruned] = field(default_factory=list)
+    from_rows: FromRows = _unknown
+
+    def damaged(self, file: str, round_number: int, stage: str, expected: str, found: str) -> Problem:
+        """A file of a stage: made again where the stage is a function of rows, else the stage is taken back."""
+        redo = self.redo(round_number, stage)
+        mend = f"crl mend {_quoted(self.run_path)}" if self.from_rows(round_number, stage) else redo
+        return Problem(file, stage, round_number, expected, found, mend, redo=redo)
 
     def redo(self, round_number: int, stage: str) -> str:
         return f"crl redo {_quoted(self.run_path)} --from {key_of(round_number, stage)}"
@@ -77,16 +92,17 @@ class _Record:
         return f"crl resume {_quoted(self.run_path)}"
 
 
-def verify(run_path: Path, *, deep: bool = True) -> list[Problem]:
+def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown) -> list[Problem]:
     """Every problem of a run, the record's first; an empty list means it is whole.
 
-    `deep` reads and hashes every file; without it only presence and size are compared. Raises RunDirectoryUnusable
+    `deep` reads and hashes every file; without it only presence and size are compared. `from_rows` (of the recipe)
+    tells which stages `crl mend` can make again; without it the command is `crl redo`. Raises RunDirectoryUnusable
     where there is no run.
     """
     run_path = Path(run_path)
     if not run_path.is_dir():
         raise RunDirectoryUnusable(f"there is no run directory at {run_path}", next_step="name the directory of a run")
-    record = _Record(run_path, deep, pruned=pruned(run_path))
+    record = _Record(run_path, deep, pruned=pruned(run_path), from_rows=from_rows)
     for round_number in round_numbers(run_path):
         for stage in complete_stages(run_path, round_number):
             try:
@@ -97,9 +113,10 @@ def verify(run_path: Path, *, deep: bool = True) -> list[Problem]:
     return [*problems, *_foreign(record), *_decisions(record), *_derived(record), *_housekeeping(record)]
 
 
-def require_intact(run_path: Path, *, deep: bool = True) -> None:
+def require_intact(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown) -> None:
     """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here."""
-    problems = [problem for problem in verify(run_path, deep=deep) if problem.severity is Severity.damaged]
+    found = verify(run_path, deep=deep, from_rows=from_rows)
+    problems = [problem for problem in found if problem.severity is Severity.damaged]
     if not problems:
         return
     more = f"\nand {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
@@ -142,7 +159,7 @@ def _manifests(record: _Record) -> Iterator[Problem]:
         expected = error.expected or ""
         if known:
             expected = f"digest {known}"
-        yield Problem(file, stage, number, expected, error.found if present else NO_FILE, record.redo(number, stage))
+        yield record.damaged(file, number, stage, expected, error.found if present else NO_FILE)
 
 
 def _stages(record: _Record) -> Iterator[Problem]:
@@ -155,7 +172,7 @@ def _stages(record: _Record) -> Iterator[Problem]:
             found = _differs(directory / name, file, deep=record.deep)
             if found is not None:
                 place = f"rounds/{key_of(number, stage)}/{name}"
-                yield Problem(place, stage, number, file.sha256, found, record.redo(number, stage))
+                yield record.damaged(place, number, stage, file.sha256, found)
         known = {*manifest.digested.files, MANIFEST}
         for path in sorted(directory.rglob("*")):
             name = path.relative_to(directory).as_posix()
@@ -193,7 +210,7 @@ def _shared(record: _Record) -> Iterator[Problem]:
                 found = NO_FILE
             elif not record.deep or (found := sha256_file(path)) == sha256:
                 continue
-            yield Problem(relative, stage, number, sha256, found, record.redo(number, stage))
+            yield record.damaged(relative, number, stage, sha256, found)
 
 
 def _foreign(record: _Record) -> Iterator[Problem]:
