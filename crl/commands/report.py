@@ -15,9 +15,10 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it here instead of <run>/report.html.")
     ] = None,
+    episodes: Annotated[int, typer.Option(min=0, metavar="N", help="How many episodes can be replayed.")] = 200,
 ) -> None:
-    """Write report.html: curves, rounds, what the bank gained and lost, health, checks. One file that loads nothing."""
+    """Write report.html: curves, rounds, the bank, usefulness, health, episodes to replay. Loads nothing."""
     from crl.report.page import write_report
 
-    path = write_report(find_run(run), out)
+    path = write_report(find_run(run), out, episodes=episodes)
     print(f"{shown(path)}: open it in a browser")

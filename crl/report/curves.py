@@ -6,14 +6,23 @@ In every chart one colour means with experience, another without: training and h
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from crl.report.charts import Bar, Line, Point, bar_chart, line_chart, nice_top, picture
+from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, nice_top, picture
 from crl.report.summary import Rate, RoundSummary
 
 LIMIT = 120
 """Most points of a line, bars of a chart: a longer run has consecutive rounds pooled into one."""
-OPERATIONS = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4), ("keep", 5))
+OUTCOMES = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4), ("keep", 5), ("rejected", 7),
+            ("malformed", 6))  # fmt: skip
+"""What becomes of what the extractor asks for, with a colour each; a malformed output asks for nothing."""
+AGES = ((0, "this round"), (1, "1–3 rounds"), (4, "4–15"), (16, "16–63"), (64, "64 and more"))
+"""Classes of age in rounds: smallest age, name."""
+_RAMP = 10
+"""First of the colours that grow stronger."""
+_STAGES = 6
+"""Stages with a colour of their own; the rest are one."""
 _WITH, _WITHOUT, _THIRD = 0, 1, 2
 _Z = 1.96
 _TRAINING, _HELD_OUT = "success in training", "success on held-out seeds"
@@ -41,7 +50,9 @@ def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[L
             rates = [of(each) for each in group]
             rate = Rate(sum(each.successes for each in rates), sum(each.episodes for each in rates))
             if rate.value is not None:
-                points.append(Point(_middle(group), rate.value, *wilson(rate), told=f"{_named(group)}: {name} {rate}"))
+                low, high = wilson(rate)
+                told = f"{100 * rate.value:.0f} % of {rate.episodes} ({100 * low:.0f}–{100 * high:.0f} %)"
+                points.append(Point(_middle(group), rate.value, _named(group), told, low, high))
         return Line(name, colour, points)
 
     training = [line("guided", _WITH, lambda each: each.guided), line("free", _WITHOUT, lambda each: each.free)]
@@ -62,7 +73,7 @@ def learning_curve(summaries: Sequence[RoundSummary]) -> list[tuple[str, str]]:
     ]
 
 
-def success_charts(summaries: Sequence[RoundSummary]) -> list[str]:
+def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """The two success charts, for a page."""
     training, held_out = success_lines(summaries)
     lines = [*training, *held_out]
@@ -72,38 +83,109 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[str]:
     ]
 
 
-def bank_charts(summaries: Sequence[RoundSummary]) -> list[str]:
-    """Entries in the bank, and what the extractor asked for."""
-    bars = []
-    for group in _pooled(summaries):
-        heights = [sum(each.operations.get(kind, 0) for each in group) for kind, _ in OPERATIONS]
-        told = ", ".join(f"{kind} {count}" for (kind, _), count in zip(OPERATIONS, heights, strict=True) if count)
-        bars.append(Bar(_middle(group), heights, f"{_named(group)}: {told or 'none'}"))
-    pooled = rounds_a_point(summaries)
-    title = "operations asked for" + (f", {pooled} rounds a bar" if pooled > 1 else "")
-    size = _line("entries", _THIRD, summaries, lambda each: None if each.bank is None else float(each.bank))
-    return [line_chart("entries in the bank", [size], count=True), bar_chart(title, OPERATIONS, bars)]
+def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """Growth, what became of the extractor's operations, how old the bank is and how old what it lends."""
+    size = _line("entries", _THIRD, summaries, lambda each: _float(each.bank))
+    mix = [(name, colour) for name, colour in OUTCOMES if name != "malformed"]
+    rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
+    used = _line("used", _WITH, summaries, lambda each: each.used_age)
+    ages = _Ages(summaries)
+    whole = _line("whole bank", _THIRD, summaries, ages.mean)
+    classes = [(name, _RAMP + place) for place, (_, name) in enumerate(AGES)]
+    return [
+        line_chart("entries in the bank", [size], count=True),
+        _counts("entries that changed", rewritten, summaries, lambda each: (
+            sum(each.arrived.values()), each.rewritten, sum(each.left.values())
+        )),
+        _counts("what became of operations", OUTCOMES, summaries, lambda each: (
+            *(each.changes.get(name, 0) for name, _ in mix), each.malformed
+        )),
+        _counts("age of the entries", classes, summaries, ages.classes, newest=True),
+        line_chart("mean age of texts, in rounds", [used, whole]),
+    ]  # fmt: skip
 
 
-def health_charts(summaries: Sequence[RoundSummary]) -> list[str]:
+def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Malformed outputs, clipped tokens, the buffer."""
-    malformed = _line("malformed", 3, summaries, lambda each: each.malformed / each.outputs if each.outputs else None)
+    malformed = _line("malformed", 6, summaries, lambda each: each.malformed / each.outputs if each.outputs else None)
     clipped = [
         _line(f"{role}", colour, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
         for role, colour in (("extractor", 0), ("actor", 1))
     ]
-    waiting = _line("waiting", _THIRD, summaries, lambda each: None if each.buffer is None else float(each.buffer))
+    buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [
         line_chart("malformed extractor outputs", [malformed], top=1.0, share=True),
         line_chart("tokens the objective clipped", clipped, share=True),
-        line_chart("outputs waiting to be trained", [waiting], count=True),
-    ]
+        _counts("outputs in the training buffer", buffered, summaries, lambda each: (
+            each.buffer_trained, each.buffer or 0, each.buffer_dropped
+        )),
+    ]  # fmt: skip
 
 
-def seconds_chart(summaries: Sequence[RoundSummary]) -> str:
-    """Seconds a round."""
-    line = _line("all stages", _THIRD, summaries, lambda each: sum(each.seconds.values()) if each.seconds else None)
-    return line_chart("seconds a round", [line])
+def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
+    """Seconds a round, by stage."""
+    totals: dict[str, float] = {}
+    for each in summaries:
+        for stage, seconds in each.seconds.items():
+            totals[stage] = totals.get(stage, 0.0) + seconds
+    largest = sorted(totals, key=lambda stage: -totals[stage])[:_STAGES]
+    named = [stage for stage in totals if stage in largest]
+    kinds = [*((stage.replace("_", " "), place) for place, stage in enumerate(named)), ("others", 7)]
+
+    def heights(each: RoundSummary) -> tuple[float, ...]:
+        return (
+            *(each.seconds.get(stage, 0.0) for stage in named),
+            sum(taken for stage, taken in each.seconds.items() if stage not in named),
+        )
+
+    return _counts("seconds a round", kinds, summaries, heights, mean=True)
+
+
+class _Ages:
+    """How old the entries of the bank are, after each round."""
+
+    def __init__(self, summaries: Sequence[RoundSummary]) -> None:
+        self._found: dict[int, tuple[float | None, list[int]]] = {}
+        ends = [*(start for start, _ in AGES[1:]), math.inf]
+        born: Counter[int] = Counter()
+        for each in summaries:
+            born.update(each.arrived)
+            born.subtract(each.left)
+            ages = [(max(0, each.round - made), count) for made, count in born.items() if count]
+            entries = sum(count for _, count in ages)
+            self._found[each.round] = (
+                sum(age * count for age, count in ages) / entries if entries else None,
+                [sum(count for age, count in ages if start <= age < end)
+                 for (start, _), end in zip(AGES, ends, strict=True)],
+            )  # fmt: skip
+
+    def mean(self, each: RoundSummary) -> float | None:
+        """Mean age in rounds; None for an empty bank."""
+        return self._found[each.round][0]
+
+    def classes(self, each: RoundSummary) -> list[int]:
+        """Entries in each of :data:`AGES`."""
+        return self._found[each.round][1]
+
+
+def _counts(
+    title: str,
+    kinds: Sequence[tuple[str, int]],
+    summaries: Sequence[RoundSummary],
+    of: Callable[[RoundSummary], Sequence[float]],
+    *,
+    mean: bool = False,
+    newest: bool = False,
+) -> Chart:
+    """Stacked bars over rounds. Rounds that share a bar are summed up; else their mean, or the newest of them."""
+    bars = []
+    for group in _pooled(summaries):
+        heights = [of(each) for each in (group[-1:] if newest else group)]
+        summed = [sum(column) for column in zip(*heights, strict=True)]
+        bars.append(Bar(_middle(group), [each / len(group) for each in summed] if mean else summed, _named(group)))
+    pooled = rounds_a_point(summaries)
+    how = "the newest of" if newest else "mean of" if mean else "sum of"
+    return bar_chart(title + (f", {how} {pooled} rounds" if pooled > 1 else ""), kinds, bars)
 
 
 def _line(
@@ -114,7 +196,7 @@ def _line(
         values = [value for each in group if (value := of(each)) is not None]
         if values:
             mean = sum(values) / len(values)
-            points.append(Point(_middle(group), mean, told=f"{_named(group)}: {name} {mean:.4g}"))
+            points.append(Point(_middle(group), mean, _named(group), f"{mean:.4g}"))
     return Line(name, colour, points)
 
 
@@ -131,7 +213,11 @@ def _middle(group: Sequence[RoundSummary]) -> float:
 
 def _named(group: Sequence[RoundSummary]) -> str:
     first, last = group[0].round, group[-1].round
-    return f"round {first}" if first == last else f"rounds {first}–{last}"
+    return f"{first}" if first == last else f"{first}–{last}"
+
+
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _span(lines: Sequence[Line]) -> tuple[float, float] | None:

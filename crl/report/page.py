@@ -1,13 +1,18 @@
 """`report.html` of a run: one file that loads nothing, for a browser, a phone or a printer.
 
 It is derived and disposable: not part of the record, no stage reads it, `crl report RUN` makes it again. A long run
-stays a small page: curves pool rounds, tables and texts show the newest and say what they leave out. Texts of models
-are escaped by the templates. The charts are in `curves.py`, the templates beside this file in `templates/`.
+stays a small page: curves pool rounds, tables, texts and episodes show the newest and say what they leave out. Texts of
+models are escaped by the templates, those of episodes lie in JSON that a script turns into text; the page's policy
+forbids every request, and any style or script but its own. The charts are in `curves.py` and `usefulness.py`, the
+episodes in `episodes.py`, the templates beside this file in `templates/`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +25,11 @@ from crl.errors import CrlError, RunDirectoryUnusable
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
+from crl.report.episodes import EPISODES, replays
 from crl.report.history import History
 from crl.report.standing import last_failure, unfinished
 from crl.report.summary import RoundSummary
+from crl.report.usefulness import Usefulness, usefulness
 from crl.run.files import write_atomically
 from crl.run.journal import Journal
 
@@ -55,14 +62,17 @@ class RoundChanges:
         return [(kind, found) for kind in KINDS if (found := [each for each in told if each.kind == kind])]
 
 
-def write_report(run_path: Path, out: Path | None = None, history: History | None = None) -> Path:
+def write_report(
+    run_path: Path, out: Path | None = None, history: History | None = None, episodes: int = EPISODES
+) -> Path:
     """Write the page of a run, whole or not at all, and return where it lies: `out`, else `report.html` of the run.
 
-    `history` saves reading earlier rounds again. Raises RunDirectoryUnusable where the file cannot be written,
-    RecordDamaged where a file of the run cannot be read, DiskFull.
+    `history` saves reading earlier rounds again; `episodes` is how many of them can be replayed.
+    Raises RunDirectoryUnusable where the file cannot be written, RecordDamaged where a file of the run cannot be read,
+    DiskFull.
     """
     target = Path(out) if out is not None else Path(run_path) / REPORT
-    content = render(run_path, history).encode()
+    content = render(run_path, history, episodes).encode()
     try:
         write_atomically(target, content)
     except OSError as error:
@@ -80,7 +90,7 @@ def page_url(base: str, run_path: Path) -> str:
     return f"{base.rstrip('/')}/{quote(run_path.name)}/{REPORT}"
 
 
-def render(run_path: Path, history: History | None = None) -> str:
+def render(run_path: Path, history: History | None = None, episodes: int = EPISODES) -> str:
     """The page as HTML text. Raises as :func:`write_report` does, but for writing."""
     history = history or History(run_path)
     summaries = history.summaries()
@@ -88,10 +98,15 @@ def render(run_path: Path, history: History | None = None) -> str:
     trained = [each for each in summaries if each.label == str(each.round)]
     listed = summaries[-LISTED_ROUNDS:]
     checked = [(number, history.checks(number)) for number in rounds[-1:]]
+    played = {each.round: each.guided.episodes + each.free.episodes for each in trained}
     return (
         _environment()
         .get_template("report.html")
         .render(
+            **{name: _Inline(file) for name, file in (("style", "style.css"), ("script", "episodes.js"))},
+            replays=replays(run_path, played, episodes),
+            useful=_usefulness(history),
+            malformed_by=_reasons(trained),
             run=_run_facts(history, trained),
             newest=trained[-1] if trained else None,
             evaluated=_newest_evaluated(trained),
@@ -111,6 +126,33 @@ def render(run_path: Path, history: History | None = None) -> str:
             rules=_rules(checks for _, found in checked for checks in found),
         )
     )  # fmt: skip
+
+
+class _Inline:
+    """A style sheet or a script of our own inside the page. The page's policy allows it by its digest, and no other."""
+
+    def __init__(self, file: str) -> None:
+        loader = _environment().loader
+        assert loader is not None
+        self.text = loader.get_source(_environment(), file)[0]
+        self.allowed = f"'sha256-{base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}'"
+
+
+def _usefulness(history: History) -> Usefulness | None:
+    """None also for a run whose experiment file is damaged: it still has a page."""
+    try:
+        run = history.run
+    except CrlError:
+        return None
+    return usefulness(run)
+
+
+def _reasons(trained: Sequence[RoundSummary]) -> list[tuple[str, int]]:
+    """Malformed outputs of the whole run by reason, most frequent first."""
+    counts: Counter[str] = Counter()
+    for each in trained:
+        counts.update(each.malformed_by)
+    return counts.most_common()
 
 
 def _newest_evaluated(trained: Sequence[RoundSummary]) -> RoundSummary | None:
@@ -188,7 +230,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"words": _words, "duration": _duration, "percent": _percent, "cut": _cut}
+    environment.filters |= {
+        "words": _words, "duration": _duration, "percent": _percent, "cut": _cut, "signed": _signed,
+    }  # fmt: skip
     return environment
 
 
@@ -204,6 +248,11 @@ def _duration(seconds: float) -> str:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _signed(value: float) -> str:
+    """An outcome, −1 to +1."""
+    return f"{value:+.2f}".replace("-", "−")
 
 
 def _cut(text: str | None) -> str:

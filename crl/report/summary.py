@@ -61,8 +61,21 @@ class RoundSummary:
     extractor_updates: int | None = None
     """RL updates of the extractor so far."""
     actor_updates: int | None = None
+    buffer_trained: int = 0
+    """Extractor outputs that this round trains."""
+    buffer_dropped: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Bank events by kind: add, update, merge, drop, evict, keep, return, rejected."""
+    """Bank events by kind: import, add, update, merge, drop, evict, keep, return, rejected."""
+    arrived: Mapping[int, int] = field(default_factory=dict)
+    """Entries that came into the bank, by the round they were created in."""
+    left: Mapping[int, int] = field(default_factory=dict)
+    """Entries that left it, likewise."""
+    rewritten: int = 0
+    """Entries that stayed and changed."""
+    used_age: float | None = None
+    """Rounds since the texts that guided this round's episodes were written, mean over the episodes."""
+    malformed_by: Mapping[str, int] = field(default_factory=dict)
+    """Malformed outputs by reason, most frequent first."""
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -75,14 +88,14 @@ def summarise(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry a round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures = _Figures(connection)
+        figures = _Figures(connection, numbers)
         return [summary for number in numbers for summary in figures.of_round(number)]
 
 
 class _Figures:
     """Each figure of all rounds in one query."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, rounds: Sequence[int]) -> None:
         def fetch(sql: str) -> list[tuple[Any, ...]]:
             return connection.execute(sql).fetchall()
 
@@ -101,19 +114,31 @@ class _Figures:
             )
             for stage in ("evaluate", "evaluate_base")
         }
-        # A stage that kept an empty bank is a bank of 0, not an unknown one: so stages first, rows second.
-        self._bank: dict[Any, Any] = dict(
+        self._bank: dict[Any, Any] = dict(fetch("SELECT round, entries FROM bank_snapshots"))
+        self._moved: dict[Any, dict[str, dict[int, int]]] = {}
+        # The view holds the changes of every round, whichever were asked for.
+        some = ", ".join(map(str, rounds)) or "NULL"
+        for number, how, created, count in fetch(
+            "SELECT round, CASE WHEN removed THEN 'left' WHEN round = 0 OR created_round = round THEN 'arrived' "
+            "ELSE 'rewritten' END, created_round, count(*) "
+            f"FROM bank_changes WHERE round IN ({some}) GROUP BY ALL ORDER BY ALL"
+        ):
+            self._moved.setdefault(number, {}).setdefault(str(how), {})[_whole(created)] = _whole(count)
+        self._used_age: dict[Any, Any] = dict(
             fetch(
-                "SELECT stages.round, count(bank.entry_id) FROM stages LEFT JOIN bank USING (round, stage) "
-                "WHERE stages.stage IN ('consolidate', 'initialise') GROUP BY stages.round"
+                "SELECT round, avg(round - buffer.generation_round) FROM credits JOIN buffer "
+                "USING (round, generation_id) GROUP BY round"
             )
         )
-        self._buffer: dict[Any, Any] = dict(
-            fetch(
-                "SELECT stages.round, count_if(buffer.status = 'waiting') FROM stages "
+        # A stage that kept an empty buffer has one of 0, not an unknown one: so stages first, rows second.
+        self._buffer = {
+            row[0]: tuple(map(_whole, row[1:]))
+            for row in fetch(
+                "SELECT stages.round, count_if(buffer.status = 'waiting'), count_if(buffer.status = 'selected'), "
+                "count_if(buffer.status = 'dropped') FROM stages "
                 "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
             )
-        )
+        }
         self._operations: dict[Any, dict[str, int]] = {}
         for number, kind, count in fetch(
             "SELECT round, kind, count(*) FROM operations WHERE stage IN ('distill', 'merge') GROUP BY ALL ORDER BY ALL"
@@ -126,6 +151,13 @@ class _Figures:
                 "WHERE stage IN ('distill', 'merge') GROUP BY round"
             )
         }
+        self._reasons: dict[Any, dict[str, int]] = {}
+        for number, reason, count in fetch(
+            "SELECT round, reason_code, count(*) AS count FROM distillations "
+            "WHERE stage IN ('distill', 'merge') AND verdict = 'malformed' "
+            "GROUP BY ALL ORDER BY count DESC, reason_code"
+        ):
+            self._reasons.setdefault(number, {})[str(reason)] = _whole(count)
         self._updates = {
             (number, role): _whole(updates)
             for number, role, updates in fetch("SELECT round, role, max(updates) FROM weights GROUP BY ALL")
@@ -151,6 +183,8 @@ class _Figures:
             self._alarms.setdefault(number, []).append(f"{stage}: {name} {value:.3g}, {alarm}")
 
     def of_round(self, number: int) -> list[RoundSummary]:
+        moved = self._moved.get(number, {})
+        waiting, trained, dropped = self._buffer.get(number, (None, 0, 0))
         summary = RoundSummary(
             round=number,
             label=str(number),
@@ -162,7 +196,14 @@ class _Figures:
             operations=self._operations.get(number, {}),
             outputs=self._outputs.get(number, (0, 0))[0],
             malformed=self._outputs.get(number, (0, 0))[1],
-            buffer=_optional(self._buffer.get(number)),
+            buffer=waiting,
+            buffer_trained=trained,
+            buffer_dropped=dropped,
+            arrived=moved.get("arrived", {}),
+            left=moved.get("left", {}),
+            rewritten=sum(moved.get("rewritten", {}).values()),
+            used_age=self._used_age.get(number),
+            malformed_by=self._reasons.get(number, {}),
             extractor_updates=self._updates.get((number, "extractor")),
             actor_updates=self._updates.get((number, "actor")),
             changes=self._changes.get(number, {}),

@@ -23,42 +23,60 @@ from tests.unit.report.builder import build_run, write_stage
 
 NASTY = '<script>alert(1)</script> a|b *c* `d` [x](http://evil.example/a) <img src="http://evil.example/b">'
 
+OWN_SCRIPTS = 2
+"""The episodes as JSON, and what turns them into text."""
+
 
 class Page(HTMLParser):
-    """Tags, addresses and visible text of a page."""
+    """Tags, addresses, visible text and tables of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.addresses: list[str] = []
-        self.rows: list[list[str]] = []
+        self.tables: list[tuple[str, list[list[str]]]] = []
         self.words: list[str] = []
-        self._quiet = 0
+        self.data = ""
+        self._quiet, self._data = 0, False
         self.feed(text)
         self.text = " ".join("".join(self.words).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
         self.tags.append(tag)
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
         self._quiet += tag in ("style", "script")
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th") and self.rows:
-            self.rows[-1].append("")
+        self._data = given.get("type") == "application/json"
+        if tag == "table":
+            self.tables.append((given.get("aria-label") or "", []))
+        elif tag == "tr":
+            self.tables[-1][1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][1][-1].append("")
 
     def handle_endtag(self, tag: str) -> None:
         self._quiet -= tag in ("style", "script")
 
     def handle_data(self, data: str) -> None:
+        if self._data and self._quiet:
+            self.data += data
         if not self._quiet:
             self.words.append(data)
-            if self.rows and self.rows[-1]:
-                self.rows[-1][-1] += " ".join(data.split()) + (" " if data.endswith(" ") else "")
+            if self.tables and self.tables[-1][1] and self.tables[-1][1][-1]:
+                self.tables[-1][1][-1][-1] += " ".join(data.split()) + (" " if data.endswith(" ") else "")
 
-    def row(self, first: str, after: str) -> list[str]:
-        """The first row that starts with a cell, behind a row of headings that starts with another."""
-        start = next(index for index, row in enumerate(self.rows) if row[0].strip() == after)
-        return next([cell.strip() for cell in row] for row in self.rows[start:] if row[0].strip() == first)
+    def table(self, name: str) -> list[list[str]]:
+        """Rows of all tables of this name, headings included."""
+        return [[cell.strip() for cell in row] for found, rows in self.tables if found == name for row in rows]
+
+    def row(self, name: str, first: str) -> list[str]:
+        """The first row of a table that starts with a cell."""
+        return next(row for row in self.table(name) if row[0] == first)
+
+    def numbers(self, chart: str) -> dict[str, dict[str, str]]:
+        """The table beside a chart: cells by round and heading."""
+        heads, *rows = self.table(chart)
+        return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
 
 
 def share(good: float, count: int) -> str:
@@ -72,7 +90,7 @@ def test_numbers_equal_those_of_sql(finished: Path) -> None:
     def one(sql: str) -> Any:
         return query(finished, sql, {"round": last})[1][0]
 
-    cells = page.row(str(last), "round")
+    cells = page.row("Rounds", str(last))
     guided = one(
         "SELECT count_if(success), count(*) FROM episodes WHERE stage = 'collect' AND guided AND round = $round"
     )
@@ -109,7 +127,11 @@ def test_checks_are_those_that_the_manifests_keep(finished: Path) -> None:
     for each in checks:
         assert each.suites, f"{each.stage} kept what was checked"
         name = each.stage.replace("_", " ")
-        assert page.row(name, f"round {history.rounds()[-1]}")[1:4] == ["passed", str(each.rules), str(each.rows)]
+        assert page.row(f"Checks of round {history.rounds()[-1]}", name)[1:4] == [
+            "passed",
+            str(each.rules),
+            str(each.rows),
+        ]
     collect = next(each for each in checks if each.stage == "collect")
     where = f"WHERE stage = 'collect' AND round = {history.rounds()[-1]}"
     tables = ("episodes", "turns", "generations")
@@ -126,7 +148,8 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(History, "diff", lambda self, number: BankDiff(number, False, 1, 1, changes))
     text = render(run)
     page = Page(text)
-    assert "script" not in page.tags and "img" not in page.tags and not page.addresses
+    assert page.tags.count("script") == OWN_SCRIPTS and "img" not in page.tags
+    assert all(address.startswith("#") for address in page.addresses)
     assert page.text.count(" ".join(NASTY.split())) >= 4
     assert "capacity fifo" in page.text
 
@@ -134,7 +157,9 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_page_loads_nothing(finished: Path) -> None:
     text = render(finished)
     page = Page(text)
-    assert page.addresses == [] and "link" not in page.tags and "script" not in page.tags and "iframe" not in page.tags
+    assert all(address.startswith("#") for address in page.addresses)
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & set(page.tags)
+    assert page.tags.count("script") == OWN_SCRIPTS and page.tags.count("style") == 1
     assert not re.search(r"url\(|@import|http://|https://", text), "no style may load anything either"
 
 
@@ -208,7 +233,7 @@ def test_a_thousand_rounds_make_a_small_page(tmp_path: Path, monkeypatch: pytest
     assert len(text) < 400_000
     page = Page(text)
     assert "Each point pools 9 consecutive rounds" in page.text and "The 900 oldest" in page.text
-    assert page.row("1000", "round") and not [row for row in page.rows if row and row[0] == "900"]
+    assert page.row("Rounds", "1000") and "900" not in [row[0] for row in page.table("Rounds")]
 
 
 def test_another_place_and_a_place_that_cannot_be_written(finished: Path, tmp_path: Path) -> None:

@@ -1,0 +1,268 @@
+"use strict";
+// The browser of episodes. What models and environments wrote reaches the page through textContent only.
+(() => {
+  const source = document.getElementById("replays");
+  if (!source) return;
+  const { episodes, texts } = JSON.parse(source.textContent);
+  const at = (id) => document.getElementById(id);
+  const text = (place) => (place === null || place === undefined ? "" : texts[place]);
+  const words = (name) => String(name).replaceAll("_", " ");
+  const known = (value) => value !== null && value !== undefined;
+  const signed = (value, digits) => (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits);
+  const filters = ["by-round", "by-family", "by-guide", "by-outcome", "by-text"].map(at);
+  const PAUSE = 900; // milliseconds a turn while playing
+  let shown = [], episode = null, turn = 0, timer = null;
+
+  function element(tag, content, className) {
+    const made = document.createElement(tag);
+    if (known(content)) made.textContent = content;
+    if (className) made.className = className;
+    return made;
+  }
+
+  function facts(pairs) {
+    const list = element("dl", null, "facts");
+    for (const [name, value] of pairs) {
+      const pair = element("div");
+      pair.append(element("dt", name), element("dd", value));
+      list.append(pair);
+    }
+    return list;
+  }
+
+  // -- the list ------------------------------------------------------------------------------------------------------
+
+  function everything(each) {
+    const said = [each.id, each.family, text(each.goal), each.stop_reason];
+    if (each.guide) said.push(each.guide.entry, text(each.guide.text));
+    for (const [saw, wrote, did, , answer] of each.turns) said.push(text(saw), text(wrote), text(did), text(answer));
+    for (const output of each.outputs) {
+      said.push(output.verdict, output.reason, text(output.text));
+      for (const operation of output.operations) said.push(operation.entry_id, text(operation.text));
+    }
+    return said.join("\n").toLowerCase();
+  }
+
+  function matches(each) {
+    const [round, family, guide, outcome, wanted] = filters.map((filter) => filter.value);
+    if (round && String(each.round) !== round) return false;
+    if (family && each.family !== family) return false;
+    if (guide && guide !== (each.guided ? "guided" : "free")) return false;
+    if (outcome && outcome !== (each.success ? "won" : "lost")) return false;
+    if (!wanted.trim()) return true;
+    each.searched ??= everything(each);
+    return each.searched.includes(wanted.trim().toLowerCase());
+  }
+
+  function mark(each) {
+    return element("span", each.success ? "won" : "lost", each.success ? "mark won" : "mark lost");
+  }
+
+  function list() {
+    shown = episodes.filter(matches);
+    at("found").textContent = `${shown.length} of ${episodes.length} episodes`;
+    at("list").replaceChildren(...shown.map((each) => {
+      const row = element("li"), button = element("button");
+      button.type = "button";
+      button.dataset.episode = each.id;
+      button.append(mark(each), element("b", `round ${each.round}`),
+        element("span", `${each.family}, group ${each.group}, ${each.guided ? "guided" : "free"}, ${turns(each)}`));
+      button.addEventListener("click", () => open(each));
+      row.append(button);
+      return row;
+    }));
+    point();
+  }
+
+  function turns(each) {
+    return each.turns.length === 1 ? "1 turn" : `${each.turns.length} turns`;
+  }
+
+  function point() {
+    for (const button of at("list").querySelectorAll("button")) {
+      if (episode && button.dataset.episode === episode.id) {
+        button.setAttribute("aria-current", "true");
+        const box = at("list"), row = button.parentElement;
+        const top = row.offsetTop - box.offsetTop;
+        if (top < box.scrollTop || top + row.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = top;
+      } else button.removeAttribute("aria-current");
+    }
+  }
+
+  // -- one episode ---------------------------------------------------------------------------------------------------
+
+  function open(each) {
+    stop();
+    episode = each;
+    at("title").textContent = each.id;
+    const told = [each.guided ? "guided" : "free", `seed ${each.environment_seed}`, `reward ${each.reward}`,
+      `${turns(each)}, ${each.invalid_actions} invalid`, `ended by ${words(each.stop_reason)}`];
+    if (known(each.error)) told.push(words(each.error));
+    at("badges").replaceChildren(mark(each), element("span", told.join(" · ")));
+    at("goal").textContent = text(each.goal);
+    at("trail").replaceChildren(...each.turns.map(([, , did, valid], index) => {
+      const row = element("li"), button = element("button", valid ? text(did) : "✗", valid ? "" : "invalid");
+      button.type = "button";
+      button.setAttribute("aria-label", `turn ${index + 1}: ${valid ? text(did) : "no legal action"}`);
+      button.addEventListener("click", () => { stop(); go(index); });
+      row.append(button);
+      return row;
+    }));
+    at("slider").max = Math.max(1, each.turns.length);
+    at("guide").replaceChildren(...guide(each.guide));
+    at("distilled").replaceChildren(...distilled(each.outputs));
+    go(0);
+    point();
+  }
+
+  function guide(found) {
+    if (!found) return [element("p", "None: a free episode.", "faint")];
+    const pairs = [["entry", found.entry]];
+    if (known(found.similarity)) {
+      pairs.push(["similarity", found.similarity.toFixed(3)], ["score (eq. 6)", found.score.toFixed(3)],
+        ["rank", `${found.rank + 1} of ${found.candidates}`], ["retrieved before", `${found.count}×`],
+        ["bank of round", found.bank_round]);
+    }
+    if (known(found.outcome)) pairs.push(["credit", signed(found.outcome, 0)]);
+    if (known(found.free_mean)) pairs.push(["free twins", signed(found.free_mean, 2)]);
+    if (known(found.guided_minus_free)) pairs.push(["difference", signed(found.guided_minus_free, 2)]);
+    const search = element("button", "Episodes with this entry", "link");
+    search.type = "button";
+    search.addEventListener("click", () => seek(found.entry));
+    return [element("blockquote", text(found.text), "text"), facts(pairs), search];
+  }
+
+  function distilled(outputs) {
+    if (!outputs.length) return [element("p", "Nothing: it was not given to the extractor.", "faint")];
+    return outputs.flatMap((output) => {
+      const verdict = element("p");
+      verdict.append(element("b", output.verdict));
+      if (output.reason !== "ok") verdict.append(` (${words(output.reason)})`);
+      const parts = [verdict];
+      for (const operation of output.operations) {
+        const box = element("div", null, `change ${operation.became === "rejected" ? "rejected" : "added"}`);
+        box.append(element("b", operation.kind));
+        if (known(operation.entry_id)) box.append(" ", element("span", operation.entry_id, "id"));
+        if (known(operation.text)) box.append(element("div", text(operation.text), "text"));
+        box.append(element("div", became(operation), operation.became === "rejected" ? "why" : "note"));
+        parts.push(box);
+      }
+      if (known(output.text)) {
+        const raw = element("details"), pre = element("pre", text(output.text), "wrap");
+        raw.append(element("summary", "What the extractor wrote"), pre);
+        parts.push(raw);
+      }
+      return parts;
+    });
+  }
+
+  function became(operation) {
+    if (!known(operation.became)) return "not consolidated yet";
+    if (operation.became === "rejected") return `rejected: ${words(operation.reason ?? "no reason given")}`;
+    return ["return", "keep"].includes(operation.became) ? "changes nothing" : "applied to the bank";
+  }
+
+  // -- one turn ------------------------------------------------------------------------------------------------------
+
+  function go(index) {
+    const last = episode.turns.length - 1;
+    turn = Math.min(Math.max(index, 0), Math.max(last, 0));
+    const [saw, wrote, did, valid, answer] = episode.turns[turn] ?? [null, null, null, false, null];
+    at("turn").textContent = last < 0 ? "no turn" : `Turn ${turn + 1} of ${last + 1}`;
+    at("slider").value = turn + 1;
+    at("slider").setAttribute("aria-valuetext", at("turn").textContent);
+    at("observation").textContent = text(saw);
+    at("output").textContent = text(wrote);
+    at("action").replaceChildren(...(valid ? ["Action: ", element("b", text(did))]
+      : [element("b", last < 0 ? "" : "No legal action", "not")]));
+    at("feedback").textContent = text(answer);
+    at("feedback").hidden = !known(answer);
+    at("result").replaceChildren(...(turn < last ? []
+      : [mark(episode), ` reward ${episode.reward}, ended by ${words(episode.stop_reason)}`]));
+    at("previous").setAttribute("aria-disabled", turn <= 0);
+    at("next").setAttribute("aria-disabled", turn >= last);
+    at("trail").querySelectorAll("button").forEach((button, place) => {
+      if (place === turn) button.setAttribute("aria-current", "step");
+      else button.removeAttribute("aria-current");
+    });
+  }
+
+  function stop() {
+    clearInterval(timer);
+    timer = null;
+    at("play").textContent = "Play";
+  }
+
+  function play() {
+    if (timer !== null) return stop();
+    if (turn >= episode.turns.length - 1) go(0);
+    at("play").textContent = "Pause";
+    timer = setInterval(() => {
+      go(turn + 1);
+      if (turn >= episode.turns.length - 1) stop();
+    }, PAUSE);
+  }
+
+  // -- keys, filters, addresses --------------------------------------------------------------------------------------
+
+  function seek(wanted) {
+    for (const filter of filters) filter.value = "";
+    at("by-text").value = wanted;
+    list();
+    if (shown.length) open(shown[0]);
+    at("episodes").scrollIntoView();
+  }
+
+  function visit() {
+    const [, key, value] = location.hash.match(/^#(uses|episode)=(.+)$/) ?? [];
+    if (!key) return;
+    let name = value;
+    try { name = decodeURIComponent(value); } catch { /* not an address of ours: taken as it stands */ }
+    if (key === "uses") seek(name);
+    const wanted = key === "episode" && episodes.find((each) => each.id === name);
+    if (wanted) {
+      open(wanted);
+      at("episodes").scrollIntoView();
+    }
+  }
+
+  const steps = { ArrowLeft: () => turn - 1, ArrowRight: () => turn + 1, Home: () => 0, End: () => Infinity };
+  at("replay").addEventListener("keydown", (event) => {
+    if (event.target.matches("input, .screen") && event.target.scrollWidth > event.target.clientWidth) return;
+    if (event.target.matches("input") || event.altKey || event.ctrlKey || event.metaKey || !steps[event.key]) return;
+    event.preventDefault();
+    stop();
+    go(steps[event.key]());
+  });
+  at("list").addEventListener("keydown", (event) => {
+    const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const row = event.target.closest("li");
+    const goal = move === 1 ? row?.nextElementSibling : move === -1 ? row?.previousElementSibling : null;
+    if (!move) {
+      if (steps[event.key] && episode) { event.preventDefault(); stop(); go(steps[event.key]()); }
+      return;
+    }
+    event.preventDefault();
+    if (!goal) return;
+    const button = goal.querySelector("button");
+    button.focus();
+    button.click();
+  });
+  at("previous").addEventListener("click", () => { stop(); go(turn - 1); });
+  at("next").addEventListener("click", () => { stop(); go(turn + 1); });
+  at("play").addEventListener("click", play);
+  at("slider").addEventListener("input", () => { stop(); go(at("slider").valueAsNumber - 1); });
+  for (const filter of filters) filter.addEventListener("input", list);
+  at("clear").addEventListener("click", () => { for (const filter of filters) filter.value = ""; list(); });
+  addEventListener("hashchange", visit);
+
+  for (const [id, values] of [["by-round", episodes.map((each) => each.round)], ["by-family", episodes.map((each) => each.family)]]) {
+    for (const value of new Set(values)) at(id).append(new Option(value, value));
+  }
+  at("browser").hidden = false;
+  list();
+  // A game to begin with that shows most: guided, won, of several turns.
+  const shows = (each) => 4 * each.guided + 2 * each.success + (each.turns.length > 2);
+  open(episodes.reduce((best, each) => (shows(each) > shows(best) ? each : best)));
+  visit();
+})();

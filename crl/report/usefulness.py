@@ -1,0 +1,147 @@
+"""How useful the entries of a bank have been: how the episodes that each guided ended, with what chance leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crl.bank.segments import load_texts
+from crl.records import EntryScore, rows_of
+from crl.report.charts import Bar, Chart, bar_chart
+from crl.report.curves import wilson
+from crl.report.summary import Rate
+
+if TYPE_CHECKING:
+    from crl.bank.snapshot import Snapshot
+    from crl.run.directory import RunDirectory
+
+LISTED = 10
+"""Most helpful entries, and most harmful ones."""
+_STAGE = "credit"
+_OUTCOMES = ("0 %", "1–39 %", "40–60 %", "61–99 %", "100 %")
+"""Classes of the share of episodes won."""
+_HALF = (0.4, 0.6)
+"""Bounds of the middle class, which holds both."""
+_USES = ((1, "1 use"), (2, "2–4"), (5, "5–15"), (16, "16 and more"))
+"""Classes of uses: smallest number, name."""
+_RAMP = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One entry of the bank that has guided episodes."""
+
+    entry_id: str
+    family: str
+    text: str
+    version: int
+    last_used_round: int
+    episodes: Rate
+    """Of those it guided, the ones that were won."""
+
+    @property
+    def mean(self) -> float:
+        """Mean outcome, −1 to +1."""
+        return 2 * self.episodes.successes / self.episodes.episodes - 1
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean outcome."""
+        low, high = wilson(self.episodes)
+        return 2 * low - 1, 2 * high - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Usefulness:
+    """The bank after a round by what its entries were good for."""
+
+    round: int
+    entries: int
+    used: int
+    """Of them, those that have guided an episode."""
+    gone: int
+    """Entries that guided an episode and have left the bank."""
+    chart: Chart
+    helpful: Sequence[Standing]
+    """Those whose mean outcome is surely high come first: by the lower end of the interval."""
+    harmful: Sequence[Standing]
+    """Likewise by the upper end."""
+
+
+def usefulness(run: RunDirectory) -> Usefulness | None:
+    """The usefulness of the newest bank that has scores; None where no experience has been used.
+
+    Raises RecordDamaged.
+    """
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes.banks import recorded_bank
+
+    newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
+    scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))
+    if newest is None or not scores:
+        return None
+    bank = recorded_bank(run, load_recipe(default_recipe(), run.method), newest)
+    return judge(run.path, bank, scores)
+
+
+def judge(run_path: Path, bank: Snapshot, scores: Iterable[EntryScore]) -> Usefulness:
+    """Usefulness of a bank's entries from their cumulative scores. Raises RecordDamaged for texts it cannot read."""
+    every = {score.entry_id: score for score in scores}
+    rows = bank.table.filter(pc.is_in(bank.table["entry_id"], value_set=pa.array(sorted(every), pa.string())))
+    names = rows["entry_id"].to_pylist()
+    rates = {name: _episodes(every[name]) for name in names}
+    low, high = ({name: wilson(rates[name])[side] for name in names} for side in (0, 1))
+    best = sorted((name for name in names if _won(rates[name]) > 0.5), key=lambda name: (-low[name], name))[:LISTED]
+    worst = sorted((name for name in names if _won(rates[name]) < 0.5), key=lambda name: (high[name], name))[:LISTED]
+    listed = rows.filter(pc.is_in(rows["entry_id"], value_set=pa.array([*best, *worst], pa.string())))
+    texts = load_texts(run_path, listed)
+    standing = {
+        row["entry_id"]: Standing(
+            row["entry_id"], row["family"], texts[row["content_digest"]], row["version"],
+            every[row["entry_id"]].last_used_round, rates[row["entry_id"]],
+        )
+        for row in listed.select(["entry_id", "family", "content_digest", "version"]).to_pylist()
+    }  # fmt: skip
+    return Usefulness(
+        bank.round,
+        len(bank),
+        len(names),
+        len(every) - len(names),
+        _chart(rates.values()),
+        [standing[name] for name in best],
+        [standing[name] for name in worst],
+    )
+
+
+def _chart(rates: Iterable[Rate]) -> Chart:
+    heights = [[0.0] * len(_USES) for _ in _OUTCOMES]
+    for rate in rates:
+        uses = max(place for place, (least, _) in enumerate(_USES) if rate.episodes >= least)
+        heights[_outcome(rate)][uses] += 1
+    return bar_chart(
+        "entries by the share of their episodes won",
+        [(name, _RAMP + place) for place, (_, name) in enumerate(_USES)],
+        [Bar(place, heights[place], name) for place, name in enumerate(_OUTCOMES)],
+        axis="won",
+        named=True,
+    )
+
+
+def _outcome(rate: Rate) -> int:
+    if rate.successes in (0, rate.episodes):
+        return 4 if rate.successes else 0
+    return 1 if _won(rate) < _HALF[0] else 2 if _won(rate) <= _HALF[1] else 3
+
+
+def _episodes(score: EntryScore) -> Rate:
+    """Outcomes are +1 or −1, so their mean and number tell how many were won."""
+    return Rate(round(score.uses * (1 + score.mean_outcome) / 2), score.uses)
+
+
+def _won(rate: Rate) -> float:
+    return rate.successes / rate.episodes
