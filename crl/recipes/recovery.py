@@ -80,10 +80,16 @@ class Recovery:
 
         Raises RecordDamaged where it does not follow from the rest of the record, or what it follows from is damaged.
         """
-        for place in self._places(relative):
+        places = self._places(relative)
+        for place in places:
             remade = self.remade(*place)
             if relative in remade.files:
                 return remade.files[relative]
+        if places:
+            raise RecordDamaged(
+                f"{relative}, made again, has other bytes than it had",
+                expected="the versions of crl, pyarrow and numpy that its manifest names",
+            )
         raise RecordDamaged(
             f"{relative} does not follow from the rest of the record", expected="a file of a stage without a model"
         )

@@ -1,0 +1,243 @@
+"""Corrupt, truncate or delete any file of the bank's store: it is named, hides no bank, and is made again."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from crl.bank.segments import EMBEDDINGS, SEGMENTS
+from crl.engine.services import EngineServices
+from crl.errors import RecordDamaged
+from crl.recipes import recipe_of
+from crl.recipes.audit import bank_problems, problems_of
+from crl.recipes.banks import recorded_bank, recorded_texts
+from crl.recipes.mend import Mending, mend
+from crl.records import BankChange, BankEntry, schema_of
+from crl.run.directory import RunDirectory
+from crl.run.files import sha256_bytes
+from crl.run.lease import Lease
+from crl.run.manifest import MANIFEST, FileDigest, Manifest
+from crl.run.verify import Problem, Severity, require_intact
+from crl.run.writer import parquet_bytes
+from tests.tiny_run import ROUNDS, crl
+from tests.unit.report.scripted import Ask, ScriptedRun
+
+Damage = Callable[[Path], None]
+
+
+def _corrupt(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES: tuple[Damage, ...] = (_corrupt, _truncate, _delete)
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven rounds in which entries come, change, merge and go; a base in the middle, made without any model."""
+    with ScriptedRun(tmp_path_factory.mktemp("store")) as run:
+        run.initialise()
+        first, second, third = run.play(*(Ask("add", f"advice number {number}") for number in range(3)))
+        run.play(Ask("add", "look for the key first"), guided=[(first, True)])
+        run.play(Ask("update", "look for the key behind the door", entry=first), Ask("drop", entry=third))
+        run.play(merges=[Ask("merge", "two pieces of advice in one", parents=(first, second))])
+        run.play(Ask("add", "advice number 2"), Ask("return"))
+        run.play(Ask("add", "never step on ice"), Ask("add", "advice number 0"))
+    return run.path
+
+
+@pytest.fixture
+def victim(scripted: Path, tmp_path: Path) -> RunDirectory:
+    shutil.copytree(scripted, tmp_path / scripted.name)
+    return RunDirectory.open(tmp_path / scripted.name)
+
+
+def _store(run: RunDirectory) -> list[str]:
+    """Every file of the bank's store, and the manifests of the stages that publish it."""
+    recipe = recipe_of(run.method)
+    published = [run.stage_path(0, "initialise"), *(run.stage_path(n, "consolidate") for n in run.rounds() if n)]
+    paths = [path for stage in published for path in stage.iterdir() if path.name.startswith(("bank", MANIFEST))]
+    paths += [path for folder in (SEGMENTS, EMBEDDINGS) for path in (run.path / folder).iterdir()]
+    assert recipe.from_rows(run.method, 1, "consolidate") and not recipe.from_rows(run.method, 1, "distill")
+    return sorted(path.relative_to(run.path).as_posix() for path in paths)
+
+
+def _banks(run: RunDirectory) -> dict[int, tuple[str, list[str]]]:
+    """Digest and texts of the bank after every round."""
+    recipe = recipe_of(run.method)
+    banks = {number: recorded_bank(run, recipe, number) for number in run.rounds()}
+    texts = {number: recorded_texts(run, recipe, bank.table) for number, bank in banks.items()}
+    return {number: (bank.digest(), sorted(texts[number].values())) for number, bank in banks.items()}
+
+
+def _mended(run: RunDirectory) -> Mending:
+    with Lease.acquire(run.path, seconds=60) as lease:
+        return mend(run, recipe_of(run.method), EngineServices(run), token=lease.token)
+
+
+def _damaged(run: RunDirectory) -> list[Problem]:
+    return [each for each in problems_of(run, recipe_of(run.method)) if each.severity is Severity.damaged]
+
+
+def _try(run: RunDirectory, name: str, damage: Damage, truth: dict[int, tuple[str, list[str]]]) -> None:
+    path, last = run.path / name, max(run.rounds())
+    before = path.read_bytes()
+    damage(path)
+    after = path.read_bytes() if path.exists() else None
+    (problem,) = _damaged(run)
+    assert (problem.file, problem.mend) == (name, f"crl mend {run.path}")
+    # The newest round's manifest was read by nobody yet: nothing proves what would stand in its place.
+    unproven = path == run.stage_path(last, "consolidate") / MANIFEST
+    if unproven:
+        with pytest.raises(RecordDamaged, match="manifest"):
+            recorded_bank(run, recipe_of(run.method), last)
+        assert [(each.file, error.exit_code) for each, error in _mended(run).left] == [(name, 4)]
+        path.write_bytes(before)
+        return
+    assert _banks(run) == truth, "no round is hidden"
+    done = _mended(run)
+    assert (done.mended, done.left) == ([name], [])
+    assert _damaged(run) == []
+    if path.name == MANIFEST:
+        assert Manifest.load(path.parent).digest == Manifest.model_validate_json(before).digest
+        path.write_bytes(before)
+    assert path.read_bytes() == before
+    kept = run.path / done.kept[0] / name if done.kept else None
+    assert (kept is None) == (after is None) and (kept is None or kept.read_bytes() == after), "nothing is deleted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES, ids=["corrupt", "truncate", "delete"])
+def test_any_file_of_the_store_is_named_worked_around_and_made_again(victim: RunDirectory, damage: Damage) -> None:
+    names, truth = _store(victim), _banks(victim)
+    assert sum(name.endswith("/bank.parquet") for name in names) >= 2, "a base lies in the middle"
+    assert len(names) >= 40
+    for name in names:
+        _try(victim, name, damage, truth)
+
+
+def test_any_file_of_a_trained_store_is_named_worked_around_and_made_again(copied: Path) -> None:
+    run = RunDirectory.open(copied)
+    names, truth = _store(run), _banks(run)
+    assert set(truth) == set(range(ROUNDS + 1)) and len(truth[ROUNDS][1]) > len(truth[0][1])
+    for number, name in enumerate(names):
+        _try(run, name, DAMAGES[number % 3], truth)
+
+
+def test_the_warning_names_file_and_command(victim: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    name = "rounds/0002/consolidate/bank_changes.parquet"
+    _corrupt(victim.path / name)
+    with caplog.at_level(logging.WARNING):
+        recorded_bank(victim, recipe_of(victim.method), 2)
+    (record,) = caplog.records
+    assert name in record.getMessage() and f"crl mend {victim.path}" in record.getMessage()
+    caplog.clear()
+    recorded_bank(victim, recipe_of(victim.method), 1)
+    assert caplog.records == [], "an earlier round does not need the file"
+
+
+def test_the_whole_store_is_made_again_at_once(victim: RunDirectory) -> None:
+    before = {name: (victim.path / name).read_bytes() for name in _store(victim) if not name.endswith(MANIFEST)}
+    for number, name in enumerate(before):
+        DAMAGES[number % 3](victim.path / name)
+    done = _mended(victim)
+    assert sorted(done.mended) == sorted(before) and done.left == []
+    assert {name: (victim.path / name).read_bytes() for name in before} == before
+    require_intact(victim.path)
+
+
+def test_what_does_not_follow_is_left_with_the_command_that_takes_it_back(victim: RunDirectory) -> None:
+    lost = ["rounds/0002/consolidate/bank_changes.parquet", "rounds/0002/distill/operations.parquet"]
+    for name in lost:
+        _corrupt(victim.path / name)
+    held = {name: (victim.path / name).read_bytes() for name in lost}
+    done = _mended(victim)
+    assert [problem.file for problem, _ in done.left] == lost and done.mended == []
+    redo = f"crl redo {victim.path} --from 0002"
+    assert [problem.redo for problem, _ in done.left] == [f"{redo}/consolidate", f"{redo}/distill"]
+    assert {name: (victim.path / name).read_bytes() for name in lost} == held
+    with pytest.raises(RecordDamaged):
+        recorded_bank(victim, recipe_of(victim.method), 2)
+    assert [len(recorded_bank(victim, recipe_of(victim.method), number)) for number in (1, 3)] == [3, 3]
+
+
+def test_stages_do_not_build_on_damage(victim: RunDirectory) -> None:
+    _corrupt(victim.path / "rounds/0002/consolidate/bank_changes.parquet")
+    with pytest.raises(RecordDamaged) as raised:
+        require_intact(victim.path, from_rows=partial(recipe_of(victim.method).from_rows, victim.method))
+    assert raised.value.next_step == f"crl mend {victim.path}"
+
+
+def _forged(run: RunDirectory, number: int, row_type: type) -> None:
+    """A table without its last row, under a manifest that vouches for it: files and manifest are whole."""
+    stage = run.stage_path(number, "consolidate")
+    table = run.read(number, "consolidate", row_type)
+    shorter = table.slice(0, table.num_rows - 1).cast(schema_of(row_type))
+    content, name = parquet_bytes(shorter), f"{row_type.table}.parquet"
+    (stage / name).write_bytes(content)
+    old = run.manifest(number, "consolidate")
+    digest = FileDigest(sha256=sha256_bytes(content), bytes=len(content), rows=shorter.num_rows)
+    digested = old.digested.model_copy(update={"files": {**old.digested.files, name: digest}})
+    (stage / MANIFEST).write_bytes(Manifest.seal(digested, old.provenance).render())
+
+
+@pytest.mark.parametrize(
+    ("number", "row_type", "file"), [(2, BankChange, "bank_snapshots.parquet"), (None, BankEntry, "bank.parquet")]
+)
+def test_a_bank_that_is_not_the_recorded_one_is_named(
+    victim: RunDirectory, number: int | None, row_type: type, file: str
+) -> None:
+    recipe = recipe_of(victim.method)
+    assert bank_problems(victim, recipe) == []
+    base = next(n for n in victim.rounds() if n and (victim.stage_path(n, "consolidate") / "bank.parquet").exists())
+    _forged(victim, number or base, row_type)
+    first = bank_problems(victim, recipe)[0]
+    assert first.file == f"rounds/{number or base:04d}/consolidate/{file}"
+    assert first.mend == f"crl redo {victim.path} --from {number or base:04d}/consolidate"
+
+
+def test_the_commands_verify_and_mend(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*words: str, code: int = 0) -> str:
+        from crl.cli import main
+
+        with pytest.raises(SystemExit) as ended:
+            main([*words])
+        assert (ended.value.code or 0) == code
+        return capsys.readouterr().out
+
+    (segment, *_) = (copied / SEGMENTS).iterdir()
+    lost = [segment, copied / "rounds/0001/consolidate/bank_changes.parquet", copied / "catalog.duckdb"]
+    for path in lost:
+        _delete(path)
+    told = run("verify", str(copied), code=4)
+    assert f"mend     crl mend {copied}" in told and all(path.name in told for path in lost)
+    assert run("bank", "show", str(copied), "--round", str(ROUNDS)).count("\n") > 2
+    crl(copied.parent, "mend", "tiny")
+    assert "is intact" in run("verify", str(copied))
+    assert "nothing to mend" in run("mend", str(copied))
+
+
+@pytest.fixture(autouse=True)
+def _plain_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`mend` sets variables for the process that embeds; they are taken back."""
+    import os
+
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        monkeypatch.delenv(name)
