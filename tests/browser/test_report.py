@@ -1,0 +1,419 @@
+"""The report page in headless Chromium: it asks for nothing, its numbers are those of SQL, games replay as recorded,
+what models wrote stays text, a phone and a keyboard are enough."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from crl.records import Turn
+from crl.report.diff import BankDiff, Change
+from crl.report.history import History
+from crl.report.page import write_report
+from crl.report.summary import Rate
+from crl.report.usefulness import Standing, Usefulness
+from crl.report.views import query
+from tests.unit.report import builder
+from tests.unit.report.builder import write_stage
+
+PHONE = {"width": 390, "height": 844}
+HOSTILE = (
+    "<script>window.broken = 1</script>", "</script><script>window.broken = 1</script>", "<!-- <script>", "]]>",
+    '"><img src=x onerror="window.broken = 1">', "' onmouseover='window.broken = 1", "a\u2028b\u2029c",
+    "{{ 7 * 7 }}{% raw %}", "&lt;b&gt; &amp;", "\u202eabc", "tab\tand\nline", "javascript:window.broken=1",
+)  # fmt: skip
+
+
+class Opened:
+    """A page in a tab, and everything it asked for or complained about."""
+
+    def __init__(self, page: Page, path: Path) -> None:
+        self.page, self.path = page, path
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(10_000)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.add_init_script(
+            "window.violations = []; addEventListener('securitypolicyviolation',"
+            "(event) => window.violations.push(event.violatedDirective));"
+        )
+        page.goto(path.as_uri())
+
+    def text(self, selector: str) -> str:
+        """What an element holds, to the letter."""
+        return str(self.page.eval_on_selector(selector, "(each) => each.textContent"))
+
+    def texts(self, selector: str) -> list[str]:
+        """The same of every element that matches."""
+        found: list[str] = self.page.eval_on_selector_all(selector, "(all) => all.map((each) => each.textContent)")
+        return found
+
+    def table(self, name: str) -> list[list[str]]:
+        """The rows of a table by its name, headings first."""
+        found: list[list[str]] = self.page.evaluate(
+            "(name) => [...document.querySelectorAll('table')].filter((each) => each.ariaLabel === name)"
+            ".flatMap((each) => [...each.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim())))",
+            name,
+        )
+        return found
+
+    def column(self, name: str, heading: str) -> dict[str, str]:
+        """One column of a chart's numbers, by round."""
+        heads, *rows = self.table(name)
+        return {row[0]: row[heads.index(heading)] for row in rows}
+
+    def choose(self, label: str, value: str) -> None:
+        """Set a filter of the episodes."""
+        self.page.get_by_label(label, exact=True).select_option(value)
+
+    def open(self, episode: str) -> None:
+        """Click an episode of the list."""
+        self.page.locator(f"#list button[data-episode='{episode}']").click()
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Write the page of a run and open it. Afterwards it has asked for nothing, and nothing went wrong."""
+    opened: list[Opened] = []
+
+    def run(path: Path, episodes: int = 200, **context: Any) -> Opened:
+        page = write_report(path, tmp_path / f"page-{len(opened)}.html", episodes=episodes)
+        opened.append(Opened(browser.new_context(**context).new_page(), page))
+        return opened[-1]
+
+    yield run
+    for each in opened:
+        violations = each.page.evaluate("window.violations")
+        each.page.context.close()
+        assert each.asked == [each.path.as_uri()], "the page asked for something"
+        assert each.complaints == [] and violations == []
+
+
+def rows(run: Path, sql: str) -> list[tuple[Any, ...]]:
+    return query(run, sql)[1]
+
+
+def by_round(run: Path, sql: str) -> dict[str, Any]:
+    return {str(row[0]): row[1] for row in rows(run, sql)}
+
+
+def numbers(found: dict[str, str]) -> dict[str, float]:
+    return {number: float(cell) for number, cell in found.items() if cell != "–"}
+
+
+def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+    bank = by_round(finished, "SELECT round, count(*) FROM bank GROUP BY round")
+    assert {number: int(size) for number, size in page.column("entries in the bank", "entries").items()} == {
+        "0": 0, **bank,
+    }  # fmt: skip
+    for kind, heading in (("add", "add"), ("update", "update")):
+        events = by_round(finished, f"SELECT round, count(*) FROM bank_events WHERE kind = '{kind}' GROUP BY round")
+        shown = page.column("what became of operations", heading)
+        assert events and {number: count for number, count in numbers(shown).items() if count} == events
+    malformed = "SELECT round, count_if(verdict = 'malformed') FROM distillations WHERE round > 0 GROUP BY round"
+    shown = page.column("what became of operations", "malformed")
+    assert {number: count for number, count in numbers(shown).items() if number != "0"} == by_round(finished, malformed)
+    added = "SELECT created_round, count(DISTINCT entry_id) FROM bank WHERE created_round > 0 GROUP BY 1"
+    shown = page.column("entries that changed", "added")
+    assert {number: count for number, count in numbers(shown).items() if count} == by_round(finished, added)
+    ages = by_round(finished, "SELECT round, avg(round - created_round) FROM bank GROUP BY round")
+    assert numbers(page.column("mean age of texts, in rounds", "whole bank")) == pytest.approx(ages, rel=1e-3)
+    used = "SELECT c.round, avg(c.round - g.round) FROM credits c JOIN generations g USING (generation_id) GROUP BY 1"
+    assert by_round(finished, used)
+    assert numbers(page.column("mean age of texts, in rounds", "used")) == pytest.approx(by_round(finished, used))
+    for heading, status in (("waiting", "waiting"), ("trained now", "selected")):
+        asked = f"SELECT round, count(*) FROM buffer WHERE status = '{status}' GROUP BY round"
+        shown = page.column("outputs in the training buffer", heading)
+        assert {number: count for number, count in numbers(shown).items() if count} == by_round(finished, asked)
+    clipped = (
+        "SELECT round, sum(value) FROM metrics WHERE stage = 'update_actor' AND name LIKE 'clipped%' GROUP BY round"
+    )
+    shown = page.column("tokens the objective clipped", "actor")
+    assert numbers(shown) == pytest.approx(by_round(finished, clipped), rel=1e-3, abs=1e-9)
+    seconds = by_round(finished, "SELECT round, sum(seconds) FROM stages WHERE round > 0 GROUP BY round")
+    heads, *found = page.table("seconds a round")
+    assert heads[0] == "round" and {row[0]: sum(map(float, row[1:])) for row in found} == pytest.approx(
+        seconds, rel=1e-2
+    )
+
+
+def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+    last = rows(finished, "SELECT max(round) FROM credits")[0][0]
+    scores = rows(
+        finished,
+        "SELECT entry_id, text, count(*), avg(outcome) FROM credits "
+        f"JOIN (SELECT entry_id, text FROM bank_text WHERE round = {last}) USING (entry_id) GROUP BY ALL",
+    )
+    assert scores
+    heads, *found = page.table("entries by the share of their episodes won")
+    assert sum(float(cell) for row in found for cell in row[1:]) == len(scores) and heads[0] == "won"
+    listed = page.table("Most helpful")[1:] + page.table("Most harmful")[1:]
+    ranked = [score for score in scores if score[3] != 0]
+    assert len(listed) == min(10, sum(score[3] > 0 for score in ranked)) + min(10, sum(s[3] < 0 for s in ranked))
+    told = {f"{name} {' '.join(text.split())}": (uses, mean) for name, text, uses, mean in scores}
+    for experience, uses, mean, interval, _ in listed:
+        text, _, name = " ".join(experience.split()).rpartition(" ")
+        assert told[f"{name} {text}"] == (int(uses), pytest.approx(float(mean.replace("−", "-")), abs=0.005))
+        low, high = (float(end.replace("−", "-")) for end in interval.split(" … "))
+        assert -1 <= low <= float(mean.replace("−", "-")) <= high <= 1
+
+
+def test_a_game_replays_as_the_record_has_it(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+    played = rows(finished, "SELECT count(*) FROM episodes WHERE stage = 'collect'")[0][0]
+    assert page.text("#found") == f"{played} of {played} episodes" and page.page.locator("#list li").count() == played
+    episodes = rows(
+        finished,
+        "SELECT episode_id, turns, experience, entry_id, success FROM episodes WHERE stage = 'collect' "
+        "AND guided ORDER BY turns DESC, episode_id LIMIT 2",
+    )
+    for name, count, experience, entry, won in episodes:
+        page.open(name)
+        turns = rows(
+            finished,
+            "SELECT observation, output, action, valid, feedback FROM turns "
+            f"WHERE stage = 'collect' AND episode_id = '{name}' ORDER BY turn",
+        )
+        assert len(turns) == count
+        for number, (observation, output, action, valid, feedback) in enumerate(turns, start=1):
+            assert page.text("#turn") == f"Turn {number} of {count}"
+            assert page.text("#observation") == observation and page.text("#output") == output
+            assert page.text("#action") == (f"Action: {action}" if valid else "No legal action")
+            assert page.text("#feedback") == (feedback or "")
+            assert bool(page.text("#result")) == (number == count)
+            if number < count:
+                page.page.get_by_role("button", name="Next →").click()
+        assert ("won" if won else "lost") in page.text("#result")
+        assert page.text("#guide blockquote") == experience and entry in page.text("#guide")
+        [(similarity, score)] = rows(
+            finished, f"SELECT similarity, score FROM retrievals WHERE chosen AND episode_id = '{name}'"
+        )
+        assert f"similarity{similarity:.3f}" in page.text("#guide")
+        assert f"score (eq. 6){score:.3f}" in page.text("#guide")
+        [(verdict, output)] = rows(
+            finished,
+            "SELECT verdict, output FROM distillations JOIN generations USING (generation_id) "
+            f"WHERE episode_id = '{name}'",
+        )
+        assert page.texts("#distilled > p > b") == [verdict] and page.texts("#distilled details pre") == [output]
+        asked = rows(
+            finished,
+            "SELECT o.kind, o.text, e.kind, e.reason FROM operations o JOIN distillations USING (distillation_id) "
+            f"JOIN bank_events e USING (operation_id) WHERE episode_id = '{name}' ORDER BY o.index",
+        )
+        assert page.texts("#distilled .change > b") == [kind for kind, *_ in asked]
+        assert page.texts("#distilled .change .text") == [text for _, text, *_ in asked if text is not None]
+        for told, (_, _, became, _) in zip(page.texts("#distilled .change"), asked, strict=True):
+            assert ("rejected" in told) == (became == "rejected")
+
+
+def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+
+    def expect(where: str) -> None:
+        found = rows(finished, f"SELECT episode_id FROM episodes WHERE stage = 'collect' AND {where}")
+        listed = page.page.eval_on_selector_all("#list button", "(all) => all.map((each) => each.dataset.episode)")
+        assert sorted(listed) == sorted(name for (name,) in found), where
+
+    page.choose("Round", "2")
+    expect("round = 2")
+    page.choose("Experience", "guided")
+    expect("round = 2 AND guided")
+    page.choose("Experience", "free")
+    page.choose("Outcome", "won")
+    expect("round = 2 AND NOT guided AND success")
+    page.page.get_by_role("button", name="Clear").click()
+    expect("true")
+    [(entry,)] = rows(finished, "SELECT entry_id FROM credits ORDER BY entry_id LIMIT 1")
+    page.page.get_by_label("Search").fill(entry)
+    found = page.page.locator("#list li").count()
+    assert found >= rows(finished, f"SELECT count(*) FROM credits WHERE entry_id = '{entry}'")[0][0]
+    page.page.get_by_label("Search").fill("no such text anywhere")
+    assert page.text("#found").startswith("0 of ")
+    # An entry in the tables of usefulness leads to the games that it is in.
+    page.page.locator("#usefulness td a").first.click()
+    wanted = page.page.get_by_label("Search").input_value()
+    assert wanted == page.texts("#usefulness td a")[0] and page.page.locator("#list li").count() >= 1
+    assert page.text("#guide dd") == wanted or wanted in page.text("#distilled")
+
+
+def test_the_keyboard_is_enough(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+    name, count = rows(
+        finished, "SELECT episode_id, turns FROM episodes WHERE stage = 'collect' ORDER BY turns DESC, 1 LIMIT 1"
+    )[0]
+    press = page.page.keyboard.press
+    page.open(name)
+    assert page.text("#turn") == f"Turn 1 of {count}" and count > 2
+    for key, turn in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", count), ("ArrowRight", count),
+                      ("Home", 1), ("ArrowLeft", 1)):  # fmt: skip
+        press(key)
+        assert page.text("#turn") == f"Turn {turn} of {count}", key
+    press("ArrowDown")
+    below = page.page.evaluate("document.activeElement.dataset.episode")
+    assert below != name and page.text("#title") == below
+    press("ArrowUp")
+    assert page.text("#title") == name
+    # The slider, and the buttons by Tab and Enter.
+    page.page.get_by_role("slider", name="Turn").focus()
+    press("ArrowRight")
+    assert page.text("#turn") == f"Turn 2 of {count}"
+    page.page.get_by_role("button", name="Next →").focus()
+    press("Enter")
+    assert page.text("#turn") == f"Turn 3 of {count}"
+    outline = page.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "what has the focus is seen"
+    page.page.locator("#trail button").nth(1).click()
+    press("ArrowRight")
+    assert page.text("#turn") == f"Turn 3 of {count}"
+    unnamed = page.page.evaluate(
+        "[...document.querySelectorAll('button, input, select')].filter((each) =>"
+        " !(each.textContent.trim() || each.ariaLabel || each.labels?.length)).length"
+    )
+    assert unnamed == 0, "every control has a name"
+
+
+def test_play_runs_to_the_end_and_stops(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+    page.open(rows(finished, "SELECT episode_id FROM episodes WHERE stage = 'collect' AND turns = 2")[0][0])
+    page.page.get_by_role("button", name="Play").click()
+    page.page.get_by_role("button", name="Pause").wait_for()
+    page.page.get_by_text("Turn 2 of 2").wait_for()
+    page.page.get_by_role("button", name="Play").wait_for()
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_all_of_it(show: Callable[..., Opened], finished: Path, width: int) -> None:
+    page = show(finished, viewport=PHONE | {"width": width}, has_touch=True)
+    page.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    small = page.page.evaluate(
+        "[...document.querySelectorAll('.controls button, #list button, .filters button')]"
+        ".filter((each) => each.getBoundingClientRect().height < 36).length"
+    )
+    assert small == 0, "fingers find every button"
+
+
+def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished, color_scheme="dark")
+    page.page.emulate_media(media="print")
+    assert page.page.locator("button:visible, input:visible, select:visible, nav:visible").count() == 0
+    assert page.page.locator("svg:visible").count() == page.page.locator("svg").count()
+    assert page.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.page.pdf().startswith(b"%PDF")
+
+
+def test_without_a_script_everything_but_the_replay_is_there(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished, java_script_enabled=False)
+    assert page.page.locator("#browser").is_hidden() and page.page.locator("svg").first.is_visible()
+    assert "needs JavaScript" in page.page.locator("noscript").inner_text()
+
+
+def hostile_run(path: Path) -> Path:
+    """One episode a hostile text, which then stands wherever a model or an environment may write."""
+    episodes, turns, outputs, operations, written, events, found = [], [], [], [], [], [], []
+    for number, text in enumerate(HOSTILE):
+        name, made = f"r0001-room-g{number:04d}-m000", f"r1-d{number}"
+        episodes.append(
+            dataclasses.replace(
+                builder.episode(1, 0, guided=True, success=False),
+                episode_id=name, group=number, goal=text, experience=text, entry_id=text, stop_reason="error",
+                error=text, family=text,
+            )
+        )  # fmt: skip
+        turns.append(
+            Turn(
+                episode_id=name, turn=0, observation=text, output=text, action=text, valid=True, feedback=text,
+                first_token=0, last_token=1, stop_reason="length",
+            )
+        )  # fmt: skip
+        found.append(dataclasses.replace(builder.retrieval(0), episode_id=name, round=1, entry_id=text))
+        outputs.append(
+            dataclasses.replace(
+                builder.distillation(1, number, verdict="mixed"), episode_id=name, verdict=text, reason_code=text
+            )
+        )
+        operations.append(
+            dataclasses.replace(
+                builder.operation(1, "add", text, []), operation_id=f"{made}-o0", distillation_id=made, entry_id=text,
+                kind=text,
+            )
+        )  # fmt: skip
+        written.append(builder.generation(made, 1, prompt=text, output=text))
+        events.append(
+            dataclasses.replace(
+                builder.event(1, "rejected", None, text), event_id=f"r1-e{number}", operation_id=f"{made}-o0",
+                reason=text,
+            )
+        )  # fmt: skip
+    write_stage(path, 1, "plan", [found])
+    write_stage(path, 1, "collect", [episodes, turns])
+    write_stage(path, 1, "distill", [outputs, operations, written])
+    write_stage(path, 1, "consolidate", [events])
+    return path
+
+
+def test_what_others_wrote_stays_text(
+    show: Callable[..., Opened], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = tuple(Change("added", text, text, "o1", "add", None, text, None, (), None) for text in HOSTILE)
+    monkeypatch.setattr(History, "diff", lambda self, number: BankDiff(number, False, 1, 1, changes))
+    standings = [Standing(text, text, text, 1, 1, Rate(0, 3)) for text in HOSTILE]
+    monkeypatch.setattr("crl.report.page._usefulness", lambda history: _useful(standings))
+    page = show(hostile_run(tmp_path / "hostile"))
+    assert page.page.evaluate("[window.broken, document.images.length, document.scripts.length]") == [None, 0, 2]
+    assert page.page.evaluate("document.querySelectorAll('[onerror], [onmouseover], a:not([href^=\"#\"])').length") == 0
+    assert page.texts("#usefulness .text") == list(HOSTILE) and page.texts("#usefulness td a") == list(HOSTILE)
+    assert page.texts("#bank .change .text") == list(HOSTILE)
+    assert page.page.locator("#list li").count() == len(HOSTILE)
+    for number, text in enumerate(HOSTILE):
+        page.open(f"r0001-room-g{number:04d}-m000")
+        for place in ("#goal", "#observation", "#output", "#feedback", "#guide blockquote", "#distilled .text",
+                      "#distilled details pre", "#trail button", "#distilled > p > b"):  # fmt: skip
+            assert page.text(place) == text, place
+        assert page.text("#action") == f"Action: {text}"
+        assert f"rejected: {text.replace('_', ' ')}" in page.text("#distilled")
+        assert page.page.evaluate("[window.broken, document.images.length, document.scripts.length]") == [None, 0, 2]
+    # A link to an entry with such a name finds its games and nothing else happens.
+    for link in page.page.locator("#usefulness td a").all():
+        link.click()
+    assert page.page.evaluate("window.broken") is None
+
+
+def _useful(standings: list[Standing]) -> Usefulness:
+    from crl.report.charts import bar_chart
+
+    return Usefulness(1, 3, 3, 0, bar_chart("none", [], []), [], standings)
+
+
+def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:
+    """The second line of defence: a script that got into the page would not run and could send nothing."""
+    path = write_report(finished, tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    injected = "<script>window.broken = 1</script><img src='http://127.0.0.1:9/x'><p style='color:red' onclick='x()'>"
+    path.write_text(text.replace("<footer>", f"{injected}<footer>"), encoding="utf-8")
+    context = browser.new_context()
+    page = context.new_page()
+    stopped: dict[str, str] = {}
+    page.on("requestfailed", lambda request: stopped.update({request.url: request.failure or ""}))
+    page.goto(path.as_uri())
+    assert page.evaluate("window.broken") is None
+    refused = page.evaluate("fetch('http://127.0.0.1:9/y').then(() => 'sent', () => 'refused')")
+    # The browser stops them by the policy, before any is sent: nobody listens there, which would be another failure.
+    assert refused == "refused" and stopped.get("http://127.0.0.1:9/x") == "csp"
+    assert set(stopped.values()) == {"csp"}
+    assert (
+        page.locator("footer ~ *, p[style]").first.evaluate("(each) => getComputedStyle(each).color")
+        != "rgb(255, 0, 0)"
+    )
+    assert page.locator("#browser").is_visible(), "the page's own script runs"
+    context.close()
