@@ -199,10 +199,10 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
 
 def _an_entry(path: Path) -> str | None:
     """An entry worth looking at: the one that was used most."""
-    from crl.report.bank import snapshot
+    from crl.report.bank import Sort, snapshot
 
     try:
-        entries = snapshot(path).entries
+        entries = snapshot(path, sort=Sort.uses, limit=1).entries
     except BadInput:
         return None
-    return max(entries, key=lambda entry: entry.uses).entry_id if entries else None
+    return entries[0].entry_id if entries else None

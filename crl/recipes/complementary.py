@@ -25,6 +25,7 @@ from crl.records import (
     Episode,
     Evaluation,
     Generation,
+    ImportedEntry,
     Metric,
     Operation,
     Retrieval,
@@ -41,7 +42,7 @@ BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
 ACTOR = Read("update_actor", -1)
 EXTRACTOR = Read("update_extractor", -1)
 
-INITIALISE = Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES))
+INITIALISE = Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry))
 PLAN = Stage(
     name="plan",
     run=plan.plan,

@@ -35,13 +35,16 @@ def credit(ctx: StageContext) -> None:
     episodes = ctx.rows(Episode, "collect")
     distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
     credits = credits_of(episodes, ctx.rows(Retrieval, "plan"))
+    written = _written(ctx, credits)
+    # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
+    imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
     buffer = fill_buffer(
         ctx.rows(BufferItem, "credit", -1),
-        credits,
+        [row for row in credits if row.generation_id not in imported],
         [row for row in distillations if row.reason_code != UNTRAINABLE],
         round=ctx.round,
         config=ctx.method.extractor_objective,
-        origins=_origins(ctx, credits),
+        origins=_origins(ctx, written),
         free_means=free_means(episodes),
     )
     trains = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
@@ -65,11 +68,16 @@ def credit(ctx: StageContext) -> None:
     )
 
 
-def _origins(ctx: StageContext, credits: Iterable[Credit]) -> dict[str, tuple[int, str]]:
-    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
-    wanted = {row.generation_id for row in credits}
+def _written(ctx: StageContext, credits: Iterable[Credit]) -> pa.Table:
+    """Entries of the round's bank whose texts the credited outputs wrote."""
+    wanted = sorted({row.generation_id for row in credits})
     bank = ctx.bank(-1).table
-    written = bank.filter(pc.is_in(bank["generation_id"], value_set=pa.array(sorted(wanted), pa.string())))
+    return bank.filter(pc.is_in(bank["generation_id"], value_set=pa.array(wanted, pa.string())))
+
+
+def _origins(ctx: StageContext, written: pa.Table) -> dict[str, tuple[int, str]]:
+    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
+    wanted = set(written["generation_id"].to_pylist())
     rounds = sorted(set(written["updated_round"].to_pylist()))
     origins: dict[str, tuple[int, str]] = {}
     for round_number in rounds:

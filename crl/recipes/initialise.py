@@ -1,4 +1,4 @@
-"""Stage `initialise` of round 0: the models that are used, by digest, and an empty bank."""
+"""Stage `initialise` of round 0: the models that are used, by digest, and the bank that round 1 begins with."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import hashlib
 
 from crl.recipes.consolidate import publish
 from crl.recipes.context import StageContext
+from crl.recipes.imported import begin_with
 from crl.records import BankEntry, Weights, schema_of
+from crl.run.imports import load_import
 
 
 def initialise(ctx: StageContext) -> None:
-    """Write a weights row a role (the base model as it is) and the empty bank snapshot that round 1 reads.
+    """Write a weights row a role (the base model as it is) and the bank that round 1 reads: an empty one, or what was
+    imported (`crl bank import`).
 
     The embedder is a role that is never trained: its row lets a run refuse another model under the same name. A recipe
     without a bank has neither extractor nor embedder.
@@ -33,4 +36,8 @@ def initialise(ctx: StageContext) -> None:
             )
         )
     ctx.write(Weights, rows)
-    publish(ctx, schema_of(BankEntry).empty_table(), None, [], [])
+    taken = load_import(ctx.run_path)
+    if taken is None:
+        publish(ctx, schema_of(BankEntry).empty_table(), None, [], [])
+    else:
+        begin_with(ctx, taken)

@@ -1,21 +1,47 @@
-"""What the bank holds and why: snapshots as rows, the history of one experience as a tree."""
+"""What the bank held after a round: chosen rows of one snapshot, with their texts and what they came to so far.
+
+Only the round asked for is read (its base and the changes since), and texts of the rows shown only: it is as quick for
+a large bank as for a small one, and damage in another round does not show.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from crl.bank.snapshot import Snapshot
+from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput
-from crl.report.views import reading
+from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_embeddings, recorded_texts
+from crl.recipes.stage import Recipe
+from crl.records import EntryScore, RetrievalCount, Row, rows_of
+from crl.run.directory import RunDirectory
 
-if TYPE_CHECKING:
-    import duckdb
-    from rich.tree import Tree
+R = TypeVar("R", bound=Row)
 
-_ANCESTORS = 8
-"""Generations of merged parents that the tree follows; deeper ones are named only."""
+
+class Sort(StrEnum):
+    """In which order entries are listed."""
+
+    age = "age"
+    """The oldest first."""
+    newest = "newest"
+    """The text written last first."""
+    uses = "uses"
+    """The most used first."""
+    credit = "credit"
+    """The highest mean outcome first; what was never used last."""
+    harm = "harm"
+    """The lowest mean outcome first; what was never used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,197 +62,156 @@ class ShownEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The bank after a round."""
+class Shown:
+    """Some entries of the bank after a round."""
 
     round: int
     entries: list[ShownEntry]
+    total: int
+    """Entries the question is about, shown or not."""
 
 
-def snapshot(run_path: Path, round_number: int | None = None, family: str | None = None) -> Snapshot:
-    """The bank after a round (the newest committed one by default), oldest entries first.
+class BankAfter:
+    """The bank after a round, and what its entries came to up to then."""
 
-    Raises BadInput for a round without a bank and for a family the run does not have.
-    """
-    with reading(run_path) as connection:
-        rounds = _column(connection, "SELECT DISTINCT round FROM stages WHERE stage IN ('consolidate', 'initialise')")
-        if not rounds:
+    def __init__(self, run: RunDirectory, round_number: int | None = None) -> None:
+        """The newest published one where `round_number` is None. Raises BadInput where there is none."""
+        self.run, self.recipe = run, load_recipe(default_recipe(), run.method)
+        self.round = _chosen(run, self.recipe, round_number)
+        self.snapshot: Snapshot = recorded_bank(run, self.recipe, self.round)
+
+    def rows(self, family: str | None = None) -> NDArray[np.int64]:
+        """Rows of a family, all for None. Raises BadInput for a family that the run does not have."""
+        if family is None:
+            return np.arange(len(self.snapshot), dtype=np.int64)
+        held = self.snapshot.table["family"]
+        known = {*(each.name for each in self.run.method.families), *pc.unique(held).to_pylist()}
+        if family not in known:
             raise BadInput(
-                f"{run_path} has no bank yet",
-                expected="a committed `initialise` or `consolidate` stage",
-                next_step=f"`crl status {run_path}` says what is missing",
+                f"{self.run.path} has no task family {family!r}", expected=f"one of {', '.join(sorted(known))}"
             )
-        chosen = max(rounds) if round_number is None else round_number
-        if chosen not in rounds:
-            raise BadInput(
-                f"round {chosen} of {run_path} has no bank",
-                expected=f"a round from {min(rounds)} to {max(rounds)}",
-                next_step="leave --round out for the newest one",
-            )
-        families = _column(connection, "SELECT DISTINCT family FROM tasks UNION SELECT DISTINCT family FROM bank")
-        if family is not None and family not in families:
-            raise BadInput(
-                f"{run_path} has no task family {family!r}",
-                expected=f"one of {', '.join(sorted(families)) or '(none played yet)'}",
-            )
-        rows = connection.execute(_SNAPSHOT, {"round": chosen, "family": family}).fetchall()
-    return Snapshot(chosen, [ShownEntry(*row) for row in rows])
+        return np.flatnonzero(pc.equal(held, family).to_numpy()).astype(np.int64)
+
+    def sorted(self, rows: NDArray[np.int64], sort: Sort) -> NDArray[np.int64]:
+        """The rows in an order; ties keep the oldest first."""
+        if sort is Sort.age:
+            return rows
+        if sort is Sort.newest:
+            keys = -self.snapshot.table["updated_round"].to_numpy()[rows]
+            return rows[np.lexsort((-rows, keys))]
+        uses, mean = self.uses_N[rows], self.mean_outcome_N[rows]
+        if sort is Sort.uses:
+            return rows[np.argsort(-uses, kind="stable")]
+        sign = -1.0 if sort is Sort.credit else 1.0
+        return rows[np.lexsort((-uses, np.where(uses > 0, sign * mean, np.inf)))]
+
+    def table(self, rows: NDArray[np.int64]) -> pa.Table:
+        """The rows as columns of `BankEntry`."""
+        return self.snapshot.table.take(pa.array(rows))
+
+    def texts(self, rows: NDArray[np.int64]) -> list[str]:
+        """Texts of the rows. Raises RecordDamaged."""
+        table = self.table(rows)
+        by_digest = recorded_texts(self.run, self.recipe, table)
+        return [by_digest[digest] for digest in table["content_digest"].to_pylist()]
+
+    def embeddings(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Embeddings [N, D] of the rows. Raises RecordDamaged."""
+        return recorded_embeddings(self.run, self.recipe, self.table(rows))
+
+    def entries(self, rows: NDArray[np.int64]) -> list[ShownEntry]:
+        """The rows as people read them."""
+        names = ("entry_id", "family", "version", "created_round", "updated_round")
+        table = self.table(rows).select(names).to_pylist()
+        texts, retrieved = self.texts(rows), self.retrieved_N[rows].tolist()
+        uses, mean = self.uses_N[rows].tolist(), self.mean_outcome_N[rows].tolist()
+        return [
+            ShownEntry(**row, text=text, retrieved=count, uses=used, mean_outcome=outcome if used else None)
+            for row, text, count, used, outcome in zip(table, texts, retrieved, uses, mean, strict=True)
+        ]
+
+    @cached_property
+    def retrieved_N(self) -> NDArray[np.int64]:
+        """Times every entry was chosen to guide an episode."""
+        counts = self._newest(RetrievalCount, "plan")
+        return self._column({row.entry_id: row.count for row in counts}).astype(np.int64)
+
+    @cached_property
+    def uses_N(self) -> NDArray[np.int64]:
+        """Credited uses of every entry."""
+        return self._column({row.entry_id: row.uses for row in self._scores}).astype(np.int64)
+
+    @cached_property
+    def mean_outcome_N(self) -> NDArray[np.float64]:
+        """Mean outcome of every entry; 0 without uses."""
+        return self._column({row.entry_id: row.mean_outcome for row in self._scores})
+
+    @cached_property
+    def _scores(self) -> list[EntryScore]:
+        return self._newest(EntryScore, "credit")
+
+    def _newest(self, row_type: type[R], stage: str) -> list[R]:
+        """Cumulative rows of the newest round up to this one whose stage is complete: a round publishes its bank before
+        it is credited."""
+        for number in range(self.round, 0, -1):
+            if self.run.is_complete(number, stage):
+                return rows_of(row_type, self.run.read(number, stage, row_type))
+        return []
+
+    def _column(self, values: Mapping[str, float]) -> NDArray[np.float64]:
+        """A value a row from values by entry id; 0 where there is none."""
+        column_N = np.zeros(len(self.snapshot))
+        for row, value in zip(self.snapshot.rows_of(list(values)), values.values(), strict=True):
+            if row is not None:
+                column_N[row] = value
+        return column_N
 
 
-_SNAPSHOT = """
-SELECT
-    bank.entry_id, bank.family, bank.version, bank.created_round, bank.updated_round, coalesce(bank.text, ''),
-    coalesce(retrieved.count, 0), coalesce(score.uses, 0), score.mean_outcome
-FROM bank_text AS bank
-LEFT JOIN retrieval_counts AS retrieved ON retrieved.entry_id = bank.entry_id AND retrieved.round = $round
-LEFT JOIN entry_scores AS score ON score.entry_id = bank.entry_id AND score.round = $round
-WHERE bank.round = $round AND ($family IS NULL OR bank.family = $family)
-ORDER BY bank."order", bank.entry_id
-"""
+def snapshot(
+    run_path: Path,
+    round_number: int | None = None,
+    family: str | None = None,
+    *,
+    sort: Sort = Sort.age,
+    limit: int | None = None,
+) -> Shown:
+    """Entries of the bank after a round (the newest published one by default).
 
-
-def why(run_path: Path, entry_id: str) -> list[dict[str, Any]]:
-    """The rows of the view `lineage` for one experience: one a use, by version.
-
-    Raises BadInput for an entry that never was in the bank, naming close ones.
+    Raises BadInput for a round without a bank and for a family the run does not have, RecordDamaged.
     """
-    with reading(run_path) as connection:
-        rows = _lineage(connection, entry_id)
-        if not rows:
-            raise _unknown(connection, run_path, entry_id)
-    return rows
+    bank = BankAfter(RunDirectory.open(run_path), round_number)
+    rows = bank.rows(family)
+    return Shown(bank.round, bank.entries(bank.sorted(rows, sort)[:limit]), len(rows))
 
 
-def why_tree(run_path: Path, entry_id: str) -> Tree:
-    """The history of one experience for a terminal: text, origin, writer, parents, uses and their outcome.
-
-    Raises as :func:`why`.
-    """
-    from rich.tree import Tree
-
-    with reading(run_path) as connection:
-        rows = _lineage(connection, entry_id)
-        if not rows:
-            raise _unknown(connection, run_path, entry_id)
-        tree = Tree(_plain(f"experience {entry_id} (family {rows[0]['family']}): {_fate(connection, entry_id)}"))
-        _grow(tree, connection, rows, {entry_id}, depth=0)
-    return tree
+def banked_rounds(run: RunDirectory, recipe: Recipe) -> list[int]:
+    """Rounds whose bank is published, in order."""
+    found = []
+    for number in run.rounds():
+        place = publishing_stage(recipe, run.method, number)
+        if place is not None and place[0] == number and run.is_complete(*place):
+            found.append(number)
+    return found
 
 
-def _grow(
-    tree: Tree, connection: duckdb.DuckDBPyConnection, rows: list[dict[str, Any]], seen: set[str], depth: int
-) -> None:
-    for _, listed in groupby(rows, key=lambda row: row["version"]):
-        uses = list(listed)
-        first = uses[0]
-        branch = tree.add(
-            _plain(f"version {first['version']}, {first['kind']} in round {first['written_round']}: {first['text']}")
+def _chosen(run: RunDirectory, recipe: Recipe, round_number: int | None) -> int:
+    if not recipe.guided:
+        raise BadInput(
+            f"recipe {recipe.name} of {run.path} keeps no bank", expected=f"a recipe with the stage `{PUBLISHES}`"
         )
-        _origin(branch, first)
-        for parent in first["parents"] or []:
-            if parent in seen:  # an update names the entry itself: its earlier versions stand above
-                continue
-            ancestry = _lineage(connection, parent)
-            node = branch.add(_plain(f"from {parent}" + ("" if ancestry else ": nothing is known of it")))
-            if ancestry and depth < _ANCESTORS:
-                _grow(node, connection, ancestry, seen | {parent}, depth + 1)
-        _uses(branch, [use for use in uses if use["used_in"] is not None])
-
-
-def _origin(branch: Tree, row: dict[str, Any]) -> None:
-    sources = [f"{each['episode_id']} ({_outcome(each['success'])})" for each in row["source_episodes"] or []]
-    branch.add(_plain(f"made from {', '.join(sources) or 'no episode (a merge: see what it is from)'}"))
-    if row["generation_id"] is None:
-        return
-    updates = row["extractor_updates"]
-    writer = branch.add(
-        _plain(
-            f"written by extractor {row['extractor_checkpoint'] or 'of unknown weights'}"
-            + ("" if updates is None else f" ({updates} updates)")
-            + f", weights {str(row['extractor_digest'])[:12]}, output {row['generation_id']}"
+    rounds = banked_rounds(run, recipe)
+    if not rounds:
+        raise BadInput(
+            f"{run.path} has no bank yet",
+            expected="a committed `initialise` or `consolidate` stage",
+            next_step=f"`crl status {run.path}` says what is missing",
         )
-    )
-    if row["prompt"] is not None:
-        writer.add(_plain(f"prompt: {_short(row['prompt'])}"))
-        writer.add(_plain(f"output: {_short(row['output'])}"))
-
-
-def _uses(branch: Tree, uses: list[dict[str, Any]]) -> None:
-    if not uses:
-        branch.add("never used")
-        return
-    outcomes = [use["outcome"] for use in uses if use["outcome"] is not None]
-    differences = [use["guided_minus_free"] for use in uses if use["guided_minus_free"] is not None]
-    credit = f", credit {sum(outcomes) / len(outcomes):+.2f}" if outcomes else ", not credited yet"
-    if differences:
-        credit += f", guided minus free {sum(differences) / len(differences):+.2f}"
-    node = branch.add(_plain(f"used in {len(uses)} episodes{credit}"))
-    for use in uses:
-        parts = [f"{use['used_in']}: {_outcome(use['used_success'])}", f"similarity {use['used_similarity']:.2f}"]
-        if use["guided_minus_free"] is not None:
-            parts.append(f"guided minus free {use['guided_minus_free']:+.2f} (free mean {use['free_mean']:+.2f})")
-        node.add(_plain(", ".join(parts)))
-
-
-def _fate(connection: duckdb.DuckDBPyConnection, entry_id: str) -> str:
-    events = connection.execute(
-        "SELECT kind, round, reason FROM bank_events WHERE entry_id = $id AND kind IN ('drop', 'evict') ORDER BY round",
-        {"id": entry_id},
-    ).fetchall()
-    if events:
-        kind, number, reason = events[-1]
-        return f"left the bank in round {number} ({kind}{': ' + reason if reason else ''})"
-    newest = connection.execute("SELECT max(round) FROM stages WHERE stage = 'consolidate'").fetchall()[0][0]
-    present = connection.execute(
-        "SELECT count(*) FROM bank WHERE entry_id = $id AND round = $round", {"id": entry_id, "round": newest}
-    ).fetchall()[0][0]
-    return f"in the bank after round {newest}" if present else f"not in the bank after round {newest} (merged)"
-
-
-def _lineage(connection: duckdb.DuckDBPyConnection, entry_id: str) -> list[dict[str, Any]]:
-    result = connection.execute("SELECT * FROM lineage WHERE entry_id = $id", {"id": entry_id})
-    names = [column[0] for column in result.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
-
-
-def _unknown(connection: duckdb.DuckDBPyConnection, run_path: Path, entry_id: str) -> BadInput:
-    import difflib
-
-    refused = connection.execute(
-        "SELECT round, reason FROM bank_events WHERE entry_id = $id AND kind = 'rejected' ORDER BY round",
-        {"id": entry_id},
-    ).fetchall()
-    if refused:
-        return BadInput(
-            f"experience {entry_id} never came into the bank of {run_path}: {refused[0][1]} (round {refused[0][0]})",
-            next_step=f"`crl bank diff {run_path} {refused[0][0]}` shows what it would have been",
+    if round_number is None:
+        return rounds[-1]
+    if round_number not in rounds:
+        raise BadInput(
+            f"round {round_number} of {run.path} has no bank",
+            expected=f"a round from {rounds[0]} to {rounds[-1]}",
+            next_step="leave --round out for the newest one",
         )
-    known = sorted(
-        _column(connection, "SELECT entry_id FROM bank_events WHERE entry_id IS NOT NULL AND kind <> 'rejected'")
-    )
-    close = difflib.get_close_matches(entry_id, known, n=3) or known[:3]
-    return BadInput(
-        f"no experience {entry_id!r} was ever in the bank of {run_path}",
-        expected=f"an entry id, such as {', '.join(close)}" if close else "the bank has had no entry so far",
-        next_step=f"`crl bank show {run_path}` lists them",
-    )
-
-
-def _column(connection: duckdb.DuckDBPyConnection, sql: str) -> set[Any]:
-    return {row[0] for row in connection.execute(sql).fetchall()}
-
-
-def _outcome(success: bool | None) -> str:
-    return {True: "won", False: "lost", None: "outcome unknown"}[success]
-
-
-def _short(text: str, limit: int = 200) -> str:
-    joined = " ".join(text.split())
-    return joined if len(joined) <= limit else f"…{joined[-limit:]}"
-
-
-def _plain(text: str) -> Any:
-    """Text in which brackets are not markup: model outputs stand in it."""
-    from rich.text import Text
-
-    return Text(text)
+    return round_number

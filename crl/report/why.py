@@ -1,0 +1,338 @@
+"""Why an experience is in the bank: gathers its story from the rows of every round.
+
+Who asks about one entry asks about its ancestors too. They are resolved first, from the merges alone; then every table
+is read once, for all of them, in the rounds that can hold an answer. So a long run costs little more than a short one,
+and the stories of a whole bank (for an export) cost about as much as reading its tables.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from crl.bank.segments import load_texts
+from crl.errors import BadInput, RecordDamaged
+from crl.records import (
+    BankChange,
+    BankEvent,
+    Credit,
+    Episode,
+    Evaluation,
+    Generation,
+    ImportedEntry,
+    Operation,
+    Retrieval,
+    Weights,
+)
+from crl.report.story import (
+    Ending,
+    EvaluationUse,
+    Import,
+    Kept,
+    Life,
+    Refused,
+    SourceEpisode,
+    Story,
+    Use,
+    Version,
+    Writing,
+)
+from crl.report.tables import Tables
+
+BEGINS = ("add", "merge", "import")
+"""Events that bring an entry into the bank."""
+_INDEX = re.compile(r"(\d+)$")
+Moment = tuple[int, int]
+"""Round, and position among the events of the round."""
+Rows = list[dict[str, Any]]
+
+
+def why(run_path: Path, entry_id: str, *, until: int | None = None) -> Story:
+    """The story of one entry, as it stood after round `until` where that is given.
+
+    Raises BadInput for an entry that the bank had never heard of then, naming close ones; RecordDamaged.
+    """
+    story = stories(run_path, [entry_id], until=until)[entry_id]
+    if not story.lives and not story.refused:
+        raise _unknown(run_path, entry_id, until)
+    return story
+
+
+def stories(run_path: Path, entry_ids: Sequence[str], *, until: int | None = None) -> dict[str, Story]:
+    """The stories of many entries, by id; an empty one where nothing is known of an entry. Raises RecordDamaged."""
+    with Tables(run_path, until) as tables:
+        facts = _Facts(tables, entry_ids)
+    return {entry_id: facts.story(entry_id) for entry_id in entry_ids}
+
+
+class _Facts:
+    """The rows that speak of some entries and their ancestors."""
+
+    def __init__(self, tables: Tables, entry_ids: Sequence[str]) -> None:
+        self._known_until = max(tables.rounds(BankEvent), default=0)
+        merges = tables.select(
+            BankEvent, ["entry_id", "event_id", "round", "operation_id", "parents"], where="kind = 'merge'"
+        )
+        family = _with_ancestors(entry_ids, merges)
+        self._events = self._events_of(tables, family, merges)
+        self._read_writings(tables)
+        self._read_imports(tables)
+        self._read_uses(tables, family)
+
+    def story(self, entry_id: str, until: Moment | None = None) -> Story:
+        """What became of an entry, up to and including a moment (None: up to now)."""
+        lives: list[Life] = []
+        versions: list[Version] = []
+        refused: list[Refused] = []
+        outside: list[Refused] = []
+        alive, family = False, ""
+        listed = [event for event in self._events.get(entry_id, []) if until is None or event["moment"] <= until]
+        for event in listed:
+            family = family or event["family"] or ""
+            ending = _ending(event, entry_id)
+            if event["kind"] == "rejected":
+                (refused if alive else outside).append(self._refused(event))
+            elif ending is not None:
+                lives.append(Life(tuple(versions), tuple(refused), ending))
+                versions, refused, alive = [], [], False
+            elif event["kind"] in (*BEGINS, "update"):
+                alive = True
+                versions.append(self._version(event, 1 + len(versions), _next_moment(listed, event), until))
+        if alive:
+            lives.append(Life(tuple(versions), tuple(refused), None))
+        return Story(entry_id, family, tuple(lives), tuple(outside), self._known_until)
+
+    def _version(self, event: dict[str, Any], number: int, next_moment: Moment | None, until: Moment | None) -> Version:
+        entry_id, operation = event["entry_id"], self._operations.get(event["operation_id"] or "")
+        moment, digest = event["moment"], event["after_digest"]
+        # A bank holds this version from its round on, up to the round before the one that wrote the next.
+        first, last = moment[0], self._known_until + 1 if next_moment is None else next_moment[0] - 1
+        imported = self._imports.get(entry_id) if event["kind"] == "import" else None
+        text = operation["text"] if operation is not None else self._texts.get(digest)
+        if text is None or (imported is None and event["kind"] == "import"):
+            raise RecordDamaged(
+                f"nothing in the record holds the text or the origin of {event['event_id']} ({event['kind']})",
+                expected="the operation or the import behind every text",
+                where=f"round {moment[0]}, table bank_events",
+                next_step="run `crl verify` on the run",
+            )
+        parents = event["parents"] if event["kind"] == "merge" else []
+        episodes = operation["episode_ids"] if operation is not None else []
+        return Version(
+            version=number,
+            kind=event["kind"],
+            round=moment[0],
+            event_id=event["event_id"],
+            text=text,
+            content_digest=digest,
+            parents=tuple(self.story(parent, moment) for parent in parents if parent != entry_id),
+            episodes=tuple(self._sources.get(each, SourceEpisode(each, None, None, None)) for each in episodes),
+            writing=self._writing(operation),
+            imported=imported,
+            uses=tuple(
+                use for bank, shown, use in self._uses.get(entry_id, []) if first <= bank <= last and shown == digest
+            ),
+            evaluations=tuple(use for use in self._evaluations.get(entry_id, []) if first <= use.round <= last),
+            kept=tuple(
+                Kept(each["round"], each["event_id"], each["operation_id"])
+                for each in self._events[entry_id]
+                if each["kind"] == "keep" and moment < each["moment"] and (until is None or each["moment"] <= until)
+                if next_moment is None or each["moment"] < next_moment
+            ),
+        )
+
+    def _refused(self, event: dict[str, Any]) -> Refused:
+        operation = self._operations.get(event["operation_id"] or "")
+        return Refused(
+            round=event["round"],
+            event_id=event["event_id"],
+            asked=operation["kind"] if operation else "operation",
+            text=operation["text"] if operation else None,
+            reason=event["reason"] or "",
+            writing=self._writing(operation),
+        )
+
+    def _writing(self, operation: dict[str, Any] | None) -> Writing | None:
+        if operation is None:
+            return None
+        generation = self._generations.get(operation["generation_id"], {})
+        writer = self._writers.get(generation.get("weights_digest", ""), {})
+        return Writing(
+            operation_id=operation["operation_id"],
+            distillation_id=operation["distillation_id"],
+            generation_id=operation["generation_id"],
+            prompt=generation.get("prompt"),
+            output=generation.get("output"),
+            checkpoint=writer.get("checkpoint") or writer.get("source"),
+            updates=writer.get("updates"),
+            weights_digest=generation.get("weights_digest"),
+        )
+
+    def _events_of(self, tables: Tables, family: set[str], merges: Rows) -> dict[str, Rows]:
+        """Events by the entry they concern, in order; a merge concerns its parents too."""
+        columns = [
+            "event_id",
+            "round",
+            "kind",
+            "entry_id",
+            "family",
+            "operation_id",
+            "after_digest",
+            "parents",
+            "reason",
+        ]
+        found: dict[str, Rows] = defaultdict(list)
+        for event in tables.select(BankEvent, columns, among={"entry_id": family}):
+            found[event["entry_id"]].append({**event, "moment": _moment(event)})
+        for merge in merges:
+            for parent in merge["parents"]:
+                if parent in family:
+                    found[parent].append({**merge, "kind": "merge", "family": None, "moment": _moment(merge)})
+        return {entry_id: sorted(listed, key=lambda event: event["moment"]) for entry_id, listed in found.items()}
+
+    def _read_writings(self, tables: Tables) -> None:
+        """Operations behind the events, their outputs, the weights that wrote those, the games they were made from."""
+        listed = [event for events in self._events.values() for event in events if event["operation_id"]]
+        columns = ["operation_id", "distillation_id", "generation_id", "round", "kind", "episode_ids", "text"]
+        rounds = {event["round"] for event in listed}
+        operations = tables.select(
+            Operation, columns, among={"operation_id": [event["operation_id"] for event in listed]}, rounds=rounds
+        )
+        self._operations = {row["operation_id"]: row for row in operations}
+        wanted = [row["generation_id"] for row in operations]
+        columns = ["generation_id", "weights_digest", "role", "prompt", "output"]
+        generations = tables.select(Generation, columns, among={"generation_id": wanted}, rounds=rounds)
+        self._generations = {row["generation_id"]: row for row in generations}
+        digests = {row["weights_digest"] for row in generations}
+        columns = ["weights_digest", "checkpoint", "source", "updates"]
+        self._writers: dict[str, dict[str, Any]] = {}
+        for row in tables.select(Weights, columns, among={"weights_digest": digests}, where="role = 'extractor'"):
+            self._writers.setdefault(row["weights_digest"], row)  # where they first appeared
+        wanted = [episode_id for row in operations for episode_id in row["episode_ids"]]
+        columns = ["episode_id", "success", "goal", "entry_id"]
+        self._sources = {
+            row["episode_id"]: SourceEpisode(row["episode_id"], row["success"], row["goal"], row["entry_id"])
+            for row in tables.select(Episode, columns, among={"episode_id": wanted})
+        }
+
+    def _read_imports(self, tables: Tables) -> None:
+        wanted = [
+            event["entry_id"] for events in self._events.values() for event in events if event["kind"] == "import"
+        ]
+        names = {
+            "experiment": "source_experiment", "round": "source_round", "snapshot": "source_snapshot",
+            "entry_id": "source_entry_id", "family": "source_family", "version": "source_version", "uses": "uses",
+            "mean_outcome": "mean_outcome",
+        }  # fmt: skip
+        columns = ["entry_id", *names.values(), "story"]
+        self._imports = {
+            row["entry_id"]: Import(
+                **{name: row[column] for name, column in names.items()}, story=json.loads(row["story"])
+            )
+            for row in tables.select(ImportedEntry, columns, among={"entry_id": wanted})
+        }
+        columns = ["content_digest", "segment"]
+        rows = tables.select(BankChange, columns, among={"entry_id": wanted}, rounds=[0])
+        self._texts = load_texts(tables.run_path, pa.Table.from_pylist(rows)) if rows else {}
+
+    def _read_uses(self, tables: Tables, family: set[str]) -> None:
+        """Games and held-out games by the entry that guided them, in order."""
+        columns = ["episode_id", "entry_id", "round", "content_digest", "success"]
+        played = tables.select(Episode, columns, among={"entry_id": family}, where="guided")
+        rounds = {row["round"] for row in played}
+        episodes = {"episode_id": [row["episode_id"] for row in played]}
+        columns = ["episode_id", "bank_round", "similarity"]
+        chosen = _by_episode(tables.select(Retrieval, columns, among=episodes, where="chosen", rounds=rounds))
+        columns = ["episode_id", "outcome", "free_mean", "guided_minus_free"]
+        credits = _by_episode(tables.select(Credit, columns, among=episodes, rounds=rounds))
+        self._uses: dict[str, list[tuple[int, str, Use]]] = defaultdict(list)
+        for row in sorted(played, key=lambda row: (row["round"], row["episode_id"])):
+            retrieval, credit = chosen.get(row["episode_id"], {}), credits.get(row["episode_id"], {})
+            use = Use(
+                episode_id=row["episode_id"],
+                round=row["round"],
+                success=row["success"],
+                similarity=retrieval.get("similarity"),
+                outcome=credit.get("outcome"),
+                free_mean=credit.get("free_mean"),
+                guided_minus_free=credit.get("guided_minus_free"),
+            )
+            bank_round = retrieval.get("bank_round", row["round"] - 1)
+            self._uses[row["entry_id"]].append((bank_round, row["content_digest"], use))
+        self._evaluations: dict[str, list[EvaluationUse]] = defaultdict(list)
+        columns = ["evaluation_id", "entry_id", "round", "success"]
+        evaluated = tables.select(Evaluation, columns, among={"entry_id": family}, where="guided")
+        for row in sorted(evaluated, key=lambda row: (row["round"], row["evaluation_id"])):
+            self._evaluations[row["entry_id"]].append(EvaluationUse(row["evaluation_id"], row["round"], row["success"]))
+
+
+def _with_ancestors(entry_ids: Iterable[str], merges: Rows) -> set[str]:
+    parents: dict[str, list[str]] = defaultdict(list)
+    for merge in merges:
+        parents[merge["entry_id"]] += merge["parents"]
+    found: set[str] = set()
+    waiting = list(entry_ids)
+    while waiting:
+        entry_id = waiting.pop()
+        if entry_id not in found:
+            found.add(entry_id)
+            waiting += parents[entry_id]
+    return found
+
+
+def _ending(event: Mapping[str, Any], entry_id: str) -> Ending | None:
+    """How the event ends the entry's stay in the bank; None where it does not."""
+    merged_away = event["kind"] == "merge" and event["entry_id"] != entry_id
+    if not merged_away and event["kind"] not in ("drop", "evict"):
+        return None
+    return Ending(
+        round=event["round"],
+        event_id=event["event_id"],
+        kind=event["kind"],
+        into=event["entry_id"] if merged_away else None,
+        reason=event.get("reason"),
+        operation_id=event["operation_id"],
+    )
+
+
+def _next_moment(listed: Rows, event: Mapping[str, Any]) -> Moment | None:
+    """When the text of an event was replaced, or its entry left; None while it stands."""
+    for later in _after(listed, event):
+        if later["kind"] not in ("rejected", "keep"):
+            moment: Moment = later["moment"]
+            return moment
+    return None
+
+
+def _after(listed: Rows, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    return (later for later in listed if later["moment"] > event["moment"])
+
+
+def _moment(event: Mapping[str, Any]) -> Moment:
+    index = _INDEX.search(event["event_id"])
+    return event["round"], int(index[1]) if index else 0
+
+
+def _by_episode(rows: Rows) -> dict[str, dict[str, Any]]:
+    return {row["episode_id"]: row for row in rows}
+
+
+def _unknown(run_path: Path, entry_id: str, until: int | None) -> BadInput:
+    import difflib
+
+    with Tables(run_path, until) as tables:
+        rows = tables.select(BankEvent, ["entry_id"], where="entry_id IS NOT NULL AND kind <> 'rejected'")
+    known = sorted({row["entry_id"] for row in rows})
+    close = difflib.get_close_matches(entry_id, known, n=3) or known[:3]
+    return BadInput(
+        f"no experience {entry_id!r} was ever in the bank of {run_path}"
+        + ("" if until is None else f" up to round {until}"),
+        expected=f"an entry id, such as {', '.join(close)}" if close else "the bank has had no entry so far",
+        next_step=f"`crl bank show {run_path}` lists them",
+    )

@@ -1,0 +1,106 @@
+"""A bank that an experiment begins with: one file, `imports/bank/<sha256>.parquet`, written once, before round 0.
+
+It holds the entries that come in, their texts and vectors, and in its metadata where they come from. Stage `initialise`
+reads it and takes its digest into its manifest, so that the bank of round 0, and all that follows, vouches for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crl.errors import RecordDamaged
+from crl.run.files import disk_full_as_error, fsync, sha256_bytes, write_atomically
+from crl.run.lease import commit_guard
+
+IMPORTS = "imports/bank"
+_PROVENANCE = b"crl.provenance"
+
+
+@dataclass(frozen=True)
+class BankImport:
+    """What an experiment begins with."""
+
+    content: bytes
+    """The file."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        return sha256_bytes(self.content)
+
+    @property
+    def relative(self) -> str:
+        """Where it lies, from the run directory."""
+        return f"{IMPORTS}/{self.digest}.parquet"
+
+    def table(self) -> pa.Table:
+        """The entries, the oldest first."""
+        return pq.read_table(pa.BufferReader(self.content))
+
+    def provenance(self) -> dict[str, Any]:
+        """Where they come from, and what was left out."""
+        metadata = pq.read_schema(pa.BufferReader(self.content)).metadata or {}
+        found: dict[str, Any] = json.loads(metadata[_PROVENANCE])
+        return found
+
+
+def bank_import(table: pa.Table, provenance: Mapping[str, Any]) -> BankImport:
+    """The file for these entries. Equal entries and provenance give equal bytes."""
+    text = json.dumps(dict(provenance), sort_keys=True, ensure_ascii=False)
+    sink = pa.BufferOutputStream()
+    metadata = {**(table.schema.metadata or {}), _PROVENANCE: text.encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
+    return BankImport(bytes(sink.getvalue()))
+
+
+def imported_files(run_path: Path) -> list[Path]:
+    """Files of imports, readable or not; what a killed import left starts with a dot."""
+    directory = Path(run_path) / IMPORTS
+    entries = directory.iterdir() if directory.is_dir() else iter(())
+    return sorted(entry for entry in entries if not entry.name.startswith("."))
+
+
+def load_import(run_path: Path) -> BankImport | None:
+    """What the experiment begins with; None where it begins with an empty bank.
+
+    Raises RecordDamaged where there are several files, or one is not what was written.
+    """
+    files = imported_files(run_path)
+    if not files:
+        return None
+    if len(files) > 1:
+        raise _damaged(files[1], f"{len(files)} files", "one import, which the bank of round 0 is made from")
+    try:
+        found = BankImport(files[0].read_bytes())
+    except OSError as error:
+        raise _damaged(files[0], f"it cannot be read ({error.strerror})", "the file that was imported") from error
+    if found.digest != files[0].stem:
+        raise _damaged(files[0], f"its content has digest {found.digest}", f"digest {files[0].stem}")
+    return found
+
+
+def write_import(run_path: Path, content: BankImport, *, token: int) -> Path:
+    """Write an import under a lease's token, whole or not at all. Raises StaleAttempt, DiskFull."""
+    path = Path(run_path) / content.relative
+    with disk_full_as_error(path), commit_guard(run_path, token):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.content, token=token)
+        fsync(path.parent.parent)
+        fsync(Path(run_path))
+    return path
+
+
+def _damaged(path: Path, found: str, expected: str) -> RecordDamaged:
+    return RecordDamaged(
+        f"imported bank {path.name}: {found}",
+        expected=expected,
+        where=str(path),
+        next_step="`crl verify RUN` names the command that mends it",
+    )

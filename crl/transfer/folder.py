@@ -1,0 +1,166 @@
+"""An exported bank as a folder: written whole or not at all, and read back only if it is what was written.
+
+    parquet        entries.parquet, lineage.parquet, uses.parquet
+    jsonl          entries.jsonl, lineage.jsonl, uses.jsonl
+    huggingface    data/train-00000-of-00001.parquet, lineage/…, uses/…, README.md (a dataset card with one
+                   configuration a table, so that `datasets.load_dataset(folder)` reads the entries)
+
+and `provenance.json` in each: where the bank comes from, and the SHA-256 of every file.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crl.errors import BadInput, RecordDamaged
+from crl.records import schema_of
+from crl.run.files import disk_full_as_error, fsync, fsync_tree, sha256_file, temporary
+from crl.transfer.card import dataset_card
+from crl.transfer.gather import FORMAT, FORMAT_VERSION, Gathered
+from crl.transfer.rows import EMBEDDING, LineageRow, UseRow, entries_schema
+
+PROVENANCE = "provenance.json"
+TABLES = ("entries", "lineage", "uses")
+
+
+class Format(StrEnum):
+    """How the tables are written."""
+
+    parquet = "parquet"
+    jsonl = "jsonl"
+    huggingface = "huggingface"
+
+
+def file_of(table: str, format: Format) -> str:
+    """Where a table lies inside the folder."""
+    if format is Format.huggingface:
+        return f"{'data' if table == 'entries' else table}/train-00000-of-00001.parquet"
+    return f"{table}.{format.value}"
+
+
+def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]:
+    """Write an export; returns its provenance. Raises BadInput where the target exists, DiskFull."""
+    target = Path(target)
+    if target.exists() or target.is_symlink():
+        raise BadInput(
+            f"{target} is there already", expected="a folder that does not exist yet", next_step="name another folder"
+        )
+    if not target.absolute().parent.is_dir():
+        raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
+    _remove_abandoned(target)
+    scratch = temporary(target, 0)
+    with disk_full_as_error(target):
+        try:
+            files = {}
+            for name in TABLES:
+                path = scratch / file_of(name, format)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(bank.tables[name], path)
+                files[file_of(name, format)] = {"sha256": sha256_file(path), "rows": bank.tables[name].num_rows}
+            provenance = {**bank.provenance, "files": files}
+            text = json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False)
+            (scratch / PROVENANCE).write_text(text + "\n", encoding="utf-8")
+            if format is Format.huggingface:
+                card = dataset_card(bank.tables, provenance, {name: file_of(name, format) for name in TABLES})
+                (scratch / "README.md").write_text(card, encoding="utf-8")
+            fsync_tree(scratch)
+            scratch.rename(target)
+            fsync(target.absolute().parent)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return provenance
+
+
+def is_export(path: Path) -> bool:
+    """Whether a folder looks like an exported bank."""
+    return (path / PROVENANCE).is_file()
+
+
+def read_folder(path: Path) -> Gathered:
+    """An exported bank. Raises BadInput for something else, RecordDamaged where a file is not what was written."""
+    provenance = _provenance(path)
+    formats = [each for each in Format if set(provenance["files"]) == {file_of(name, each) for name in TABLES}]
+    if not formats:
+        raise _no_export(path, f"{PROVENANCE} names {', '.join(sorted(provenance['files']))}")
+    tables = {}
+    for name in TABLES:
+        relative = file_of(name, formats[0])
+        file, expected = path / relative, provenance["files"][relative]["sha256"]
+        found = sha256_file(file) if file.is_file() else "no such file"
+        if found != expected:
+            raise RecordDamaged(
+                f"{relative} of the exported bank is not what was written: {found}",
+                expected=expected,
+                where=str(file),
+                next_step="export the bank again",
+            )
+        tables[name] = _read(file, _schema(name, provenance))
+    return Gathered(tables, {name: value for name, value in provenance.items() if name != "files"})
+
+
+def _schema(name: str, provenance: Mapping[str, Any]) -> pa.Schema:
+    if name == "entries":
+        return entries_schema(provenance["embedder"]["dimension"])
+    return schema_of(LineageRow if name == "lineage" else UseRow)
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    if path.suffix == ".parquet":
+        # Vectors have no repeated values: a dictionary of them would only take room.
+        plain = [name for name in table.column_names if name != EMBEDDING]
+        pq.write_table(table, path, compression="zstd", use_dictionary=plain)
+        return
+    with path.open("w", encoding="utf-8") as file:
+        for batch in table.to_batches(max_chunksize=1024):
+            for row in batch.to_pylist():
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
+    if path.suffix == ".parquet":
+        return pq.read_table(path, schema=schema)
+    with path.open(encoding="utf-8") as file:
+        return pa.Table.from_pylist([json.loads(line) for line in file], schema=schema)
+
+
+def _provenance(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / PROVENANCE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _no_export(path, f"it has no {PROVENANCE}") from None
+    except (OSError, ValueError) as error:
+        raise _no_export(path, f"{PROVENANCE} cannot be read: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _no_export(path, f"{PROVENANCE} does not speak of a bank")
+    if content.get("format_version") != FORMAT_VERSION:
+        raise BadInput(
+            f"{path} was exported in format {content.get('format_version')}",
+            expected=f"format {FORMAT_VERSION}",
+            next_step="export it again with this version, or import it with the one that wrote it",
+        )
+    return content
+
+
+def _no_export(path: Path, found: str) -> BadInput:
+    return BadInput(
+        f"{path} is no exported bank: {found}",
+        expected="a folder that `crl bank export` wrote",
+        next_step="`crl bank export RUN --to FOLDER` writes one",
+    )
+
+
+def _remove_abandoned(target: Path) -> None:
+    """What an export to the same place left when it was killed."""
+    for entry in target.absolute().parent.glob(f".tmp-{target.name}-*-0"):
+        owner = entry.name.removeprefix(f".tmp-{target.name}-").removesuffix("-0")
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,113 @@
+"""Gathering a bank for others: the entries after a round with texts, vectors, usefulness and stories as of that round.
+
+Later rounds leave no trace in it, so the bank of a round is the same whenever it is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from crl.errors import BadInput, RecordDamaged
+from crl.recipes.banks import publishing_stage
+from crl.records import BankSnapshot, Weights, rows_of, table_of
+from crl.report.bank import BankAfter
+from crl.report.why import stories
+from crl.run.directory import RunDirectory
+from crl.run.manifest import key_of
+from crl.transfer.rows import ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
+
+FORMAT = "complementary-rl bank"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A bank, ready to be written or imported."""
+
+    tables: dict[str, pa.Table]
+    """`entries`, the oldest first; `lineage` and `uses`."""
+    provenance: dict[str, Any]
+    """Where it comes from; nothing in it is a time."""
+
+
+def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True) -> Gathered:
+    """The bank after a round of a run, the newest published one for None. Raises BadInput, RecordDamaged."""
+    bank = BankAfter(RunDirectory.open(run_path), round_number)
+    rows = bank.rows()
+    table, texts = bank.table(rows), bank.texts(rows)
+    told = stories(bank.run.path, table["entry_id"].to_pylist(), until=bank.round)
+    names = [field.name for field in dataclasses.fields(ExportedEntry)]
+    columns = {name: table[name].to_pylist() for name in names if name in table.column_names}
+    entries = [
+        ExportedEntry(
+            **{name: column[row] for name, column in columns.items()},
+            text=texts[row],
+            retrieved=int(bank.retrieved_N[row]),
+            uses=int(bank.uses_N[row]),
+            mean_outcome=float(bank.mean_outcome_N[row]) if bank.uses_N[row] else None,
+            story=story_json(told[columns["entry_id"][row]]),
+        )
+        for row in range(len(rows))
+    ]
+    exported = table_of(ExportedEntry, entries)
+    dimension = None
+    if embeddings and len(rows):
+        vectors_ND = np.ascontiguousarray(bank.embeddings(rows), dtype=np.float32)
+        dimension = vectors_ND.shape[1]
+        flat = pa.array(vectors_ND.ravel(), pa.float32())
+        exported = with_embeddings(exported, pa.FixedSizeListArray.from_arrays(flat, dimension))
+    versions, uses = lineage_of(told[entry_id] for entry_id in columns["entry_id"])
+    tables = {"entries": exported, "lineage": table_of(LineageRow, versions), "uses": table_of(UseRow, uses)}
+    return Gathered(tables, _provenance(bank, dimension))
+
+
+def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
+    run = bank.run
+    place = publishing_stage(bank.recipe, run.method, bank.round)
+    assert place is not None
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "experiment": run.experiment_name,
+        "round": bank.round,
+        "entries": len(bank.snapshot),
+        "method_digest": run.method_digest,
+        "stage": key_of(*place),
+        "stage_digest": run.manifest(*place).digest,
+        "snapshot_digest": _snapshot_digest(bank, place),
+        "embedder": {**_embedder(bank), "dimension": dimension},
+        "families": sorted(set(bank.snapshot.table["family"].to_pylist())),
+        "versions": {"complementary-rl": metadata.version("complementary-rl"), "pyarrow": pa.__version__},
+    }
+
+
+def _snapshot_digest(bank: BankAfter, place: tuple[int, str]) -> str:
+    """As the round recorded it; reckoned from the rows where it recorded none, and checked where it did."""
+    digest = bank.snapshot.digest()
+    recorded = rows_of(BankSnapshot, bank.run.read(*place, BankSnapshot))
+    if recorded and recorded[0].digest != digest:
+        raise RecordDamaged(
+            f"the bank after round {bank.round} has digest {digest}",
+            expected=f"{recorded[0].digest}, as the round recorded",
+            where=str(bank.run.path),
+            next_step="run `crl verify` on the run",
+        )
+    return digest
+
+
+def _embedder(bank: BankAfter) -> dict[str, str]:
+    for row in rows_of(Weights, bank.run.read(0, "initialise", Weights)):
+        if row.role == "embedder":
+            return {"name": row.source, "digest": row.base_digest}
+    raise BadInput(
+        f"{bank.run.path} does not say which embedder made its vectors",
+        expected="a row of role `embedder` in round 0",
+        next_step="run `crl verify` on the run",
+    )

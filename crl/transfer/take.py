@@ -1,0 +1,214 @@
+"""Taking a bank in: what of it fits the experiment becomes the one file that its round 0 begins with.
+
+Ids get the name of their experiment and round in front, so they differ from all that the new run will make. What is
+left out (a family that is full, a text that is too long or there twice) is said and stands in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from crl.bank.segments import text_digest
+from crl.config import Method
+from crl.errors import BadInput, RecordDamaged
+from crl.recipes.stage import Recipe
+from crl.records import ImportedEntry, schema_of
+from crl.run.directory import RunDirectory
+from crl.run.files import sha256_file
+from crl.run.imports import BankImport, bank_import, imported_files, load_import, write_import
+from crl.run.journal import Journal
+from crl.run.lease import Lease
+from crl.transfer.gather import Gathered
+from crl.transfer.rows import EMBEDDING
+
+_LEASE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What came of an import."""
+
+    path: Path
+    """The file, in the run directory."""
+    entries: dict[str, int]
+    """Entries by task family."""
+    left_out: dict[str, int]
+    """Entries that were left out, by reason."""
+    repeated: bool
+    """Whether the same bank had been imported before."""
+
+
+def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[str, str] | None = None) -> Taken:
+    """Import a bank into an experiment whose round 0 has not been made. `families` maps names there to names here.
+
+    The same bank may be imported again: that changes nothing, and puts back a file that was lost or damaged. Raises
+    BadInput where the experiment keeps no bank, has begun, begins with another one, or lacks a family; LeaseHeld.
+    """
+    if not recipe.guided:
+        raise BadInput(
+            f"recipe {recipe.name} keeps no bank",
+            expected="a recipe that does: complementary, static_online or experience_only",
+            where=str(run.path),
+        )
+    content = prepared(run.method, source, families or {})
+    with Lease.acquire(run.path, seconds=_LEASE_SECONDS) as lease:
+        repeated = _allowed(run, content)
+        path = write_import(run.path, content, token=lease.token)
+        provenance = content.provenance()
+        if not repeated:
+            told = {name: provenance["source"][name] for name in ("experiment", "round", "snapshot_digest")}
+            Journal(run.path).record("bank_imported", token=lease.token, digest=content.digest, **told)
+    left_out = Counter(each["reason"] for each in provenance["left_out"])
+    return Taken(path, dict(Counter(content.table()["family"].to_pylist())), dict(left_out), repeated)
+
+
+def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:
+    """The file for a method. Raises BadInput where a task family is missing."""
+    names = _families(method, source, families)
+    where = source.provenance
+    prefix = f"{where['experiment']}-r{where['round']:04d}-"
+    kept, left_out = _chosen(method, source.tables["entries"].to_pylist(), names)
+    columns: dict[str, list[Any]] = {name: [] for name in (*schema_of(ImportedEntry).names, *_MORE)}
+    for entry in kept:
+        own = {
+            "entry_id": prefix + entry["entry_id"],
+            "family": names[entry["family"]],
+            "content_digest": entry["content_digest"],
+            "generation_id": prefix + entry["generation_id"],
+            "source_experiment": where["experiment"],
+            "source_round": where["round"],
+            "source_snapshot": where["snapshot_digest"],
+            "source_entry_id": entry["entry_id"],
+            "source_family": entry["family"],
+            "source_version": entry["version"],
+            "uses": entry["uses"],
+            "mean_outcome": entry["mean_outcome"],
+            "story": entry["story"],
+            "text": entry["text"],
+            "operation_id": prefix + entry["operation_id"],
+            "distillation_id": prefix + entry["distillation_id"],
+            "episode_ids": [prefix + each for each in entry["episode_ids"]],
+            "parents": [prefix + each for each in entry["parents"]],
+        }
+        for name, column in columns.items():
+            column.append(own[name])
+    schema = pa.schema(
+        [*schema_of(ImportedEntry), *(pa.field(name, kind, nullable=False) for name, kind in _MORE.items())]
+    )
+    table = pa.table([pa.array(columns[name], schema.field(name).type) for name in schema.names], schema=schema)
+    if EMBEDDING in source.tables["entries"].column_names and kept:
+        dimension = where["embedder"]["dimension"]
+        flat = pa.array([value for entry in kept for value in entry[EMBEDDING]], pa.float32())
+        vectors = pa.FixedSizeListArray.from_arrays(flat, dimension)
+        table = table.append_column(pa.field(EMBEDDING, vectors.type, nullable=False), vectors)
+    # Which libraries wrote the export says nothing about what is imported.
+    plain = {name: value for name, value in where.items() if name != "versions"}
+    return bank_import(table, {"source": plain, "families": dict(sorted(names.items())), "left_out": left_out})
+
+
+_MORE = {
+    "text": pa.string(),
+    "operation_id": pa.string(),
+    "distillation_id": pa.string(),
+    "episode_ids": pa.list_(pa.string()),
+    "parents": pa.list_(pa.string()),
+}
+"""Columns of the file beside those of `ImportedEntry`."""
+
+
+def _families(method: Method, source: Gathered, asked: Mapping[str, str]) -> dict[str, str]:
+    """Family here by family there."""
+    here = [family.name for family in method.families]
+    there = source.provenance["families"]
+    for name in sorted(set(asked) - set(there)):
+        raise BadInput(
+            f"the bank has no task family {name!r}", expected=f"one of {', '.join(there) or '(it is empty)'}"
+        )
+    names = {name: asked.get(name, name) for name in there}
+    missing = {name: target for name, target in names.items() if target not in here}
+    if missing:
+        first = sorted(missing)[0]
+        raise BadInput(
+            f"the experiment has no task family {', '.join(repr(missing[name]) for name in sorted(missing))}",
+            expected=f"one of {', '.join(here)}",
+            next_step=f"say where those experiences belong: --family {first}={here[0]}",
+        )
+    return names
+
+
+def _chosen(
+    method: Method, entries: list[dict[str, Any]], names: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The entries that come in, the oldest first, and those that do not, with the reason."""
+    left_out: dict[str, str] = {}
+    held: set[tuple[str, str]] = set()
+    by_family: dict[str, list[dict[str, Any]]] = {}
+    for entry in sorted(entries, key=lambda entry: (entry["order"], entry["entry_id"])):
+        if text_digest(entry["text"]) != entry["content_digest"]:
+            raise RecordDamaged(
+                f"the text of {entry['entry_id']} has digest {text_digest(entry['text'])}",
+                expected=entry["content_digest"],
+                next_step="export the bank again",
+            )
+        place = (names[entry["family"]], entry["content_digest"])
+        if len(entry["text"]) > method.distill.max_characters:
+            left_out[entry["entry_id"]] = "text_too_long"
+        elif place in held:
+            left_out[entry["entry_id"]] = "duplicate"
+        else:
+            held.add(place)
+            by_family.setdefault(place[0], []).append(entry)
+    for listed in by_family.values():
+        # What a full family evicts first stays out: the least useful, or the oldest.
+        order = listed if method.bank.eviction == "fifo" else sorted(listed, key=_usefulness)
+        for entry in order[: max(0, len(listed) - method.bank.capacity)]:
+            left_out[entry["entry_id"]] = f"capacity_{method.bank.eviction}"
+    kept = [entry for entry in entries if entry["entry_id"] not in left_out]
+    told = [{"entry_id": name, "reason": reason} for name, reason in sorted(left_out.items())]
+    return sorted(kept, key=lambda entry: (entry["order"], entry["entry_id"])), told
+
+
+def _usefulness(entry: Mapping[str, Any]) -> tuple[float, int]:
+    """As the bank's eviction reckons it: the mean outcome, shrunk towards 0 by one use."""
+    uses = entry["uses"]
+    return (entry["mean_outcome"] or 0.0) * uses / (uses + 1), entry["order"]
+
+
+def _allowed(run: RunDirectory, content: BankImport) -> bool:
+    """Whether the import is there already; raises BadInput where it may not be made."""
+    if run.is_complete(0, "initialise"):
+        recorded = run.manifest(0, "initialise").digested.shared
+        if content.relative in recorded:
+            return True
+        raise BadInput(
+            f"experiment {run.experiment_name} has begun: its round 0 is made",
+            expected="an experiment without a round, or the import it began with",
+            where=str(run.path),
+            next_step="a bank is imported before round 0: give the experiment another name",
+        )
+    for path in imported_files(run.path):
+        if path.name == Path(content.relative).name:
+            return path.is_file() and sha256_file(path) == content.digest
+        raise BadInput(
+            f"experiment {run.experiment_name} begins with another bank: {_told(run.path)}",
+            expected="one import an experiment",
+            where=str(path),
+            next_step=f"to begin with this one instead, remove that file first: rm {path}",
+        )
+    return False
+
+
+def _told(run_path: Path) -> str:
+    try:
+        found = load_import(run_path)
+    except RecordDamaged as error:
+        return error.found
+    source: Mapping[str, Any] = {} if found is None else found.provenance()["source"]
+    return json.dumps({name: source.get(name) for name in ("experiment", "round")})
