@@ -198,6 +198,12 @@ class RetrievalConfig(Model):
         1, ge=0, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
     )
     threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
+    # Left out of the digest where nothing is asked for: experiments frozen before it existed keep theirs.
+    index: Literal["auto", "exact", "approximate"] = Field(
+        "auto",
+        exclude_if=lambda value: value == "auto",
+        description="Exact search, approximate, or by size and hardware: approximate above 30,000 entries on a CPU.",
+    )
 
 
 class DistillConfig(Model):

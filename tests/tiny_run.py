@@ -29,6 +29,8 @@ SETTINGS: dict[str, Any] = {
     "method.warm_start.learning_rate": 5.0e-3,
     "method.families.0.evaluation_seeds.count": 2,
     "method.rollout.wave_groups": 1,
+    # Small banks are searched exactly, and then nothing of an index is cached.
+    "method.retrieval.index": "approximate",
     "runtime.retry_delay_seconds": 0.1,
 }
 

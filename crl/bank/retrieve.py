@@ -15,109 +15,168 @@ What the paper leaves open, and how it is read here:
 - `per: group`: one retrieval a group. The caller retrieves for its first guided member and gives the others the same
   rows by `shared_with`; c advances once.
 
-Nothing here writes files, but for the disposable index cache.
+Nothing here writes files, but for what a large scope's index caches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from crl.bank.index import ExactIndex, cached_index, embeddings_digest
+from crl.bank.index import ApproximateIndex, Base, Cache, ExactIndex, Nearest, Scope, open_index
+from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
-from crl.records import BankEntry, Retrieval, RetrievalCount
+from crl.records import Retrieval, RetrievalCount
+
+_SHOWN = ("entry_id", "content_digest", "generation_id")
+"""Columns of an entry that a retrieval row repeats."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
+class EarlierBank:
+    """An earlier bank of the same record, which large scopes learn their quantizer from; read only if one does."""
+
+    entries: Callable[[], pa.Table]
+    """Its rows of `BankEntry`."""
+    embeddings: Callable[[pa.Table], NDArray[np.float32]]
+    """Unit vectors of some of these rows."""
+
+
+@dataclasses.dataclass(slots=True)
 class _Counter:
     count: int = 0
     last_round: int | None = None
 
 
 class BankRetriever:
-    """One bank snapshot, searched for the episodes of one round."""
+    """One bank snapshot, searched for the episodes of one round. It holds no object an entry: a bank may be large."""
 
     def __init__(
         self,
-        entries: Sequence[BankEntry],
+        bank: Snapshot,
         embeddings_ND: NDArray[np.float32],
         counts: Sequence[RetrievalCount],
         config: RetrievalConfig,
         *,
         round: int,
         bank_round: int,
-        cache_dir: Path | None = None,
+        base: EarlierBank | None = None,
+        cache: Cache | None = None,
     ) -> None:
-        """`embeddings_ND` holds the unit vectors of `entries`, row by row.
+        """`embeddings_ND` holds the unit vectors of the bank's entries, row by row.
 
         `counts` are the counters before this round; those of entries the snapshot no longer has are left out.
-        `cache_dir` is where indexes may be cached; None keeps them in memory.
+        `base` is the last base of the bank; None learns quantizers from the bank itself. `cache` is where what a
+        large scope needs is kept; None keeps it in memory.
         """
-        if len(embeddings_ND) != len(entries):
-            raise ValueError(f"{len(entries)} entries, but {len(embeddings_ND)} embeddings")
-        by_order = sorted(range(len(entries)), key=lambda row: (entries[row].order, entries[row].entry_id))
-        self._entries = [entries[row] for row in by_order]
-        self._embeddings_ND = np.ascontiguousarray(embeddings_ND, dtype=np.float32)[by_order]
-        self._config, self._round, self._bank_round, self._cache_dir = config, round, bank_round, cache_dir
-        self._counters = {entry.entry_id: _Counter() for entry in self._entries}
-        for row in counts:
-            if row.entry_id in self._counters:
-                self._counters[row.entry_id] = _Counter(row.count, row.last_round)
-        self._scopes: dict[str | None, tuple[list[int], ExactIndex]] = {}
+        if len(embeddings_ND) != len(bank):
+            raise ValueError(f"{len(bank)} entries, but {len(embeddings_ND)} embeddings")
+        self._bank, self._embeddings_ND = bank, np.ascontiguousarray(embeddings_ND, dtype=np.float32)
+        self._config, self._round, self._bank_round = config, round, bank_round
+        self._base, self._cache = base, cache
+        rows = bank.rows_of([row.entry_id for row in counts])
+        self._counters = {
+            row: _Counter(counter.count, counter.last_round)
+            for row, counter in zip(rows, counts, strict=True)
+            if row is not None
+        }
+        self._scopes: dict[str | None, tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]] = {}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Which index each scope searched so far has, by its family (`bank`: all)."""
+        return {family or "bank": index.kind for family, (_, index) in self._scopes.items()}
 
     def retrieve(
         self, episode_id: str, family: str, query_D: NDArray[np.float32], *, advance: bool = True
     ) -> list[Retrieval]:
-        """All candidates of one episode, the nearest first, with every term of eq. 6; at most one is `chosen`.
+        """All candidates of one episode: see :meth:`retrieve_many`."""
+        return self.retrieve_many([(episode_id, family)], query_D[None, :], advance=advance)[0]
 
-        `advance` False (evaluation) leaves the counters as they are. No row is chosen where none is eligible; no row
-        comes back where the scope is empty.
+    def retrieve_many(
+        self, episodes: Sequence[tuple[str, str]], queries_QD: NDArray[np.float32], *, advance: bool = True
+    ) -> list[list[Retrieval]]:
+        """All candidates of each episode (its id and family), the nearest first, with every term of eq. 6.
+
+        At most one of an episode is `chosen`: none where none is eligible. No row comes back where the scope is empty.
+        All are searched at once and then re-ranked in their order: counters advance from one to the next as if they
+        came one by one. `advance` False (evaluation) leaves the counters as they are.
         """
-        rows, index = self._scope(family if self._config.scope == "family" else None)
-        if not rows:
-            return []
-        found_N, cosines_N = index.nearest(query_D, self._config.candidates * self._config.top_k)
-        candidates = [
-            self._candidate(episode_id, family, self._entries[rows[found]], rank, float(cosine))
-            for rank, (found, cosine) in enumerate(zip(found_N, cosines_N, strict=True))
+        found = self._search([family for _, family in episodes], queries_QD)
+        rows = np.unique(np.concatenate([rows_K for rows_K, _ in found])) if found else np.empty(0, np.int64)
+        entries = self._bank.table.select(list(_SHOWN)).take(pa.array(rows)).to_pylist()
+        shown = dict(zip(rows.tolist(), entries, strict=True))
+        return [
+            self._reranked(episode_id, family, nearest, shown, advance=advance)
+            for (episode_id, family), nearest in zip(episodes, found, strict=True)
         ]
-        eligible = [row for row in candidates if row.similarity >= self._config.threshold]
-        if not eligible:
-            return candidates
-        # max keeps the first of equals: the better rank.
-        best = max(eligible, key=lambda row: row.score)
-        if advance:
-            counter = self._counters[best.entry_id]
-            counter.count += 1
-            counter.last_round = self._round
-        return [dataclasses.replace(row, chosen=True) if row is best else row for row in candidates]
 
     def counts(self) -> list[RetrievalCount]:
         """Counters of the snapshot's entries chosen at least once so far, in entry order."""
+        rows = sorted(row for row, counter in self._counters.items() if counter.last_round is not None)
+        entry_ids = self._bank.table["entry_id"].take(pa.array(rows, pa.int64())).to_pylist()
         return [
-            RetrievalCount(entry_id=entry_id, count=counter.count, last_round=counter.last_round)
-            for entry_id, counter in self._counters.items()
-            if counter.last_round is not None
+            RetrievalCount(entry_id=entry_id, count=self._counters[row].count, last_round=last_round)
+            for entry_id, row in zip(entry_ids, rows, strict=True)
+            if (last_round := self._counters[row].last_round) is not None
         ]
 
-    def _scope(self, family: str | None) -> tuple[list[int], ExactIndex]:
+    def _search(self, families: Sequence[str], queries_QD: NDArray[np.float32]) -> list[Nearest]:
+        """Rows of the bank and cosines of each query's candidates, one search a scope."""
+        wanted = self._config.candidates * self._config.top_k
+        scopes = [family if self._config.scope == "family" else None for family in families]
+        found: dict[int, Nearest] = {}
+        for family in dict.fromkeys(scopes):
+            rows_N, index = self._scope(family)
+            places = [place for place, each in enumerate(scopes) if each == family]
+            for place, (rows_K, cosines_K) in zip(places, index.nearest(queries_QD[places], wanted), strict=True):
+                found[place] = (rows_N[rows_K], cosines_K)
+        return [found[place] for place in range(len(scopes))]
+
+    def _scope(self, family: str | None) -> tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]:
         if family not in self._scopes:
-            rows = [row for row, entry in enumerate(self._entries) if family is None or entry.family == family]
-            embeddings_ND = self._embeddings_ND[rows]
-            if self._cache_dir is None or not rows:
-                index = ExactIndex(embeddings_ND)
-            else:
-                index = cached_index(self._cache_dir, embeddings_digest(embeddings_ND), embeddings_ND)
-            self._scopes[family] = (rows, index)
+            rows_N = _rows_in(self._bank.table, family)
+            scope = Scope(self._embeddings_ND, rows_N, _digests(self._bank.table, rows_N))
+            index = open_index(scope, self._config.index, base=lambda: self._base_of(family), cache=self._cache)
+            self._scopes[family] = (rows_N, index)
         return self._scopes[family]
 
-    def _candidate(self, episode_id: str, family: str, entry: BankEntry, rank: int, cosine: float) -> Retrieval:
-        config, counter = self._config, self._counters[entry.entry_id]
+    def _base_of(self, family: str | None) -> Base | None:
+        if self._base is None:
+            return None
+        entries, embeddings = self._base.entries(), self._base.embeddings
+        rows_N = _rows_in(entries, family)
+        return Base(_digests(entries, rows_N), lambda places: embeddings(entries.take(pa.array(rows_N[places]))))
+
+    def _reranked(
+        self, episode_id: str, family: str, nearest: Nearest, shown: dict[int, dict[str, str]], *, advance: bool
+    ) -> list[Retrieval]:
+        candidates = [
+            self._candidate(episode_id, family, row, shown[row], rank, cosine)
+            for rank, (row, cosine) in enumerate(zip(nearest[0].tolist(), nearest[1].tolist(), strict=True))
+        ]
+        eligible = [place for place, row in enumerate(candidates) if row.similarity >= self._config.threshold]
+        if not eligible:
+            return candidates
+        # max keeps the first of equals: the better rank.
+        best = max(eligible, key=lambda place: candidates[place].score)
+        if advance:
+            counter = self._counters.setdefault(int(nearest[0][best]), _Counter())
+            counter.count += 1
+            counter.last_round = self._round
+        candidates[best] = dataclasses.replace(candidates[best], chosen=True)
+        return candidates
+
+    def _candidate(
+        self, episode_id: str, family: str, row: int, entry: dict[str, str], rank: int, cosine: float
+    ) -> Retrieval:
+        config, counter = self._config, self._counters.get(row, _UNUSED)
         recent = counter.last_round is not None and 0 <= self._round - counter.last_round < config.recent_rounds
         rank_score = rank_score_of(rank, config)
         return Retrieval(
@@ -125,9 +184,7 @@ class BankRetriever:
             round=self._round,
             bank_round=self._bank_round,
             family=family,
-            entry_id=entry.entry_id,
-            content_digest=entry.content_digest,
-            generation_id=entry.generation_id,
+            **entry,
             rank=rank,
             similarity=cosine,
             rank_score=rank_score,
@@ -136,6 +193,20 @@ class BankRetriever:
             score=score_of(rank_score, counter.count, recent, config),
             chosen=False,
         )
+
+
+_UNUSED = _Counter()
+
+
+def _rows_in(entries: pa.Table, family: str | None) -> NDArray[np.int64]:
+    """Rows of a family, ascending; all for None."""
+    if family is None:
+        return np.arange(entries.num_rows)
+    return np.flatnonzero(pc.equal(entries["family"], family).to_numpy())
+
+
+def _digests(entries: pa.Table, rows_N: NDArray[np.int64]) -> pa.Array:
+    return entries["content_digest"].take(pa.array(rows_N)).combine_chunks()
 
 
 def rank_score_of(rank: int, config: RetrievalConfig) -> float:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from crl.bank.retrieve import BankRetriever, shared_with
+from crl.bank.changes import summary_of
+from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.recipes.context import StageContext
-from crl.records import Retrieval, RetrievalCount, Task
+from crl.records import BankEntry, Retrieval, RetrievalCount, Task
+from crl.run.cache import Shelf
 
 
 def open_retriever(
     ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, bank_round: int
 ) -> BankRetriever:
-    """A retriever over one snapshot; its index is cached beside the run and can be rebuilt."""
+    """A retriever over one snapshot; what its index caches lies beside the run and can be rebuilt."""
+    _, table_of = ctx.bank_tables(bank_round - ctx.round)
+
+    def base_entries() -> pa.Table:
+        return table_of(BankEntry, summary_of(bank_round, table_of).base_round)
+
     return BankRetriever(
-        bank.entries(),
+        bank,
         load_embeddings(ctx.run_path, bank.table),
         counts,
         ctx.method.retrieval,
         round=ctx.round,
         bank_round=bank_round,
-        cache_dir=ctx.run_path / "cache",
+        base=EarlierBank(base_entries, lambda entries: load_embeddings(ctx.run_path, entries)),
+        cache=Shelf(ctx.run_path),
     )
 
 
@@ -35,18 +41,15 @@ def retrieve_all(
     ctx: StageContext, retriever: BankRetriever, tasks: Sequence[Task], *, advance: bool = True
 ) -> list[Retrieval]:
     """Retrieve for tasks in order, a task or (`per: group`) a group at a time; rows of every candidate."""
-    vectors: NDArray[np.float32] = ctx.services.embedder().embed([task.query for task in tasks])
     per_group = ctx.method.retrieval.per == "group"
-    first_of_group: dict[int, list[Retrieval]] = {}
-    rows: list[Retrieval] = []
-    for task, vector in zip(tasks, vectors, strict=True):
-        if per_group and task.group in first_of_group:
-            rows += shared_with(first_of_group[task.group], task.episode_id)
-            continue
-        found = retriever.retrieve(task.episode_id, task.family, vector, advance=advance)
-        first_of_group[task.group] = found
-        rows += found
-    return rows
+    asking = list({task.group: task for task in reversed(tasks)}.values())[::-1] if per_group else list(tasks)
+    vectors_QD = ctx.services.embedder().embed([task.query for task in asking])
+    found = retriever.retrieve_many([(task.episode_id, task.family) for task in asking], vectors_QD, advance=advance)
+    ctx.notes["index"] = retriever.kinds
+    if not per_group:
+        return [row for rows in found for row in rows]
+    of_group = {task.group: rows for task, rows in zip(asking, found, strict=True)}
+    return [row for task in tasks for row in shared_with(of_group[task.group], task.episode_id)]
 
 
 def chosen_by_episode(retrievals: Sequence[Retrieval]) -> dict[str, Retrieval]:

@@ -1,16 +1,13 @@
 """What can be rebuilt: indexes under `cache/<key>/`, and single derived files such as the catalog.
 
 Everything here is checksummed, so that a damaged file is noticed and rebuilt rather than used, and disposable: deleting
-it loses time, nothing else. No lease is needed. A directory holds `sums.json` with the SHA-256 of its files; the bank,
-which does not know this room, writes its indexes with an `index.json` instead: `sha256` of `index.faiss`, and
-`embeddings_sha256`, which is also the directory's name.
+it loses time, nothing else. No lease is needed. A directory holds `sums.json` with the SHA-256 of its files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +26,6 @@ from crl.run.files import (
 CACHE = "cache"
 SUMS = "sums.json"
 _SEALS = "seals"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_INDEX = ("index.faiss", "index.json")
 CATALOG = "catalog.duckdb"
 
 
@@ -66,6 +61,34 @@ def cached(run_path: Path, key: str, build: Callable[[Path], None]) -> Path:
         finally:
             remove(scratch)
     return target
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The cache of a run as the bank's indexes use it (`crl.bank.index.Cache`)."""
+
+    run_path: Path
+
+    def made(self, key: str, build: Callable[[Path], None]) -> Path:
+        """See :func:`cached`."""
+        return cached(self.run_path, key, build)
+
+    def newest(self, prefix: str) -> Path | None:
+        """The youngest directory whose key begins so and whose checksums hold; None where there is none."""
+        whole = (each for each in self._by_age(prefix) if not _directory_faults(self.run_path, each))
+        return next(whole, None)
+
+    def keep(self, prefix: str, count: int) -> None:
+        """Remove all but the `count` youngest directories whose keys begin so."""
+        for directory in self._by_age(prefix)[count:]:
+            remove(directory)
+
+    def _by_age(self, prefix: str) -> list[Path]:
+        found = []
+        for directory in (self.run_path / CACHE).glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):  # another process removed it
+                found.append((directory.stat().st_mtime_ns, directory))
+        return [directory for _, directory in sorted(found, reverse=True)]
 
 
 def seal(run_path: Path, relative: str) -> None:
@@ -111,8 +134,6 @@ def clear(run_path: Path) -> None:
 
 def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
     place = directory.relative_to(run_path).as_posix()
-    if not (directory / SUMS).exists() and any((directory / name).exists() for name in _INDEX):
-        return _index_faults(run_path, directory)
     sums = _read(directory / SUMS)
     if sums is None:
         return [_unreadable(run_path, directory / SUMS)]
@@ -122,21 +143,6 @@ def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
         if actual != sums.get(name):
             found.append(CacheFault(f"{place}/{name}", sums.get(name, "no such file"), actual))
     return found
-
-
-def _index_faults(run_path: Path, directory: Path) -> list[CacheFault]:
-    data, beside = (directory / name for name in _INDEX)
-    actual = sha256_file(data) if data.is_file() else "no such file"
-    try:
-        content = beside.read_bytes()
-        expected = str(json.loads(content)["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return [_unreadable(run_path, beside)]
-    whole = {"embeddings_sha256": directory.name, "sha256": expected}
-    if content != json.dumps(whole, sort_keys=True).encode() or not _SHA256.fullmatch(expected):
-        return [_unreadable(run_path, beside)]
-    # A checksum changed into another well-formed one looks the same; a pair that does not match is rebuilt together.
-    return [] if actual == expected else [CacheFault(data.relative_to(run_path).as_posix(), expected, actual)]
 
 
 def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:

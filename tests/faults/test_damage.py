@@ -57,7 +57,7 @@ def test_there_is_one_of_everything(victim: Path) -> None:
         "update_actor/checkpoint/model.safetensors", "update_extractor/checkpoint/model.safetensors",
         "update_actor/checkpoint/deepspeed/optimizer-rank00000.safetensors", "update_actor/checkpoint/config.json",
         "warm_start_extractor/checkpoint/model.safetensors", "collect/turns.parquet", "collect/manifest.json",
-        "credit/credits.parquet", "merge/distillations.parquet", "index.faiss", "index.json",
+        "credit/credits.parquet", "merge/distillations.parquet", "codes.arrow", "centroids.npy",
     ):  # fmt: skip
         assert any(name.endswith(suffix) for name in files), suffix
     assert any(name.startswith("bank/segments/") for name in files)
@@ -118,7 +118,7 @@ def _check(run: RunDirectory, problem: Problem, before: bytes, after: bytes | No
     else:
         assert place in ("cache", "catalog.duckdb")
         assert words[1:] == ["catalog", str(run.path)] and problem.severity is Severity.derived
-        if problem.file.endswith(("index.faiss", ".duckdb")):
+        if problem.file.endswith((".arrow", ".npy", ".duckdb")):
             assert (problem.expected, problem.found) == (digest, found)
 
 
@@ -172,7 +172,7 @@ def test_the_mending_command_and_resume_bring_back_the_run(
         place = copied / next(each for each in later if each.startswith(f"{name}/") and each not in earlier)
     damage(place)
     # What is derived is damaged as well: whoever uses it must notice and build it anew.
-    for index in copied.glob("cache/*/index.faiss"):
+    for index in copied.glob("cache/*/*.arrow"):
         _corrupt(index)
     moved = _mend(copied)
     assert moved[0] == first and set(moved) <= set(digests(finished))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.bank.retrieve import BankRetriever
+from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.records import BankEntry, RetrievalCount
 
@@ -91,11 +92,10 @@ def test_every_term_and_choice(
         diversify=diversify,
     )
     rows_of_counts = [RetrievalCount(entry_id=f"x{n}", count=c, last_round=r) for n, (c, r) in counts.items()]
-    retriever = BankRetriever(
-        [entry(number) for number in range(size)], vectors, rows_of_counts, config, round=6, bank_round=5
-    )
-    for number, (rows, chosen) in enumerate(expected_plan(vectors, asked, counts, config, 6)):
-        found = retriever.retrieve(f"e{number}", "room", asked[number])
+    bank = Snapshot.of(5, [entry(number) for number in range(size)])
+    retriever = BankRetriever(bank, vectors, rows_of_counts, config, round=6, bank_round=5)
+    plan = retriever.retrieve_many([(f"e{number}", "room") for number in range(queries)], asked)
+    for found, (rows, chosen) in zip(plan, expected_plan(vectors, asked, counts, config, 6), strict=True):
         assert [row.entry_id for row in found] == [f"x{row[0]}" for row in rows]
         assert [row.rank for row in found] == list(range(len(rows)))
         for got, (_, cosine, s_rank, c, recent, s) in zip(found, rows, strict=True):
@@ -110,7 +110,8 @@ def test_a_worked_example():
     vectors = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]], dtype=np.float32)
     config = RetrievalConfig(candidates=16)
     counts = [RetrievalCount(entry_id="x0", count=3, last_round=7)]
-    retriever = BankRetriever([entry(n) for n in range(3)], vectors, counts, config, round=7, bank_round=6)
+    bank = Snapshot.of(6, [entry(n) for n in range(3)])
+    retriever = BankRetriever(bank, vectors, counts, config, round=7, bank_round=6)
     rows = retriever.retrieve("e", "room", np.array([1.0, 0.0], dtype=np.float32))
     assert [row.score for row in rows] == pytest.approx([-0.4 * math.log(4) - 1, -1.0, -2.0])
     assert [row.chosen for row in rows] == [False, True, False]

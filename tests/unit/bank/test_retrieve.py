@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from crl.bank.retrieve import BankRetriever, shared_with
+from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.records import BankEntry, RetrievalCount
 
@@ -36,8 +37,12 @@ def chosen_of(rows):
 
 
 def retriever(entries, vectors, counts=(), **options):
-    vectors_ND, config = np.asarray(vectors, dtype=np.float32), RetrievalConfig(**options)
-    return BankRetriever(entries, vectors_ND, counts, config, round=3, bank_round=2)
+    bank, config = Snapshot.of(2, entries), RetrievalConfig(**options)
+    given = {each.entry_id: row for row, each in enumerate(entries)}
+    vectors_ND = np.asarray(vectors, dtype=np.float32)
+    if len(vectors_ND) == len(entries):
+        vectors_ND = vectors_ND[[given[each.entry_id] for each in bank.entries()]]
+    return BankRetriever(bank, vectors_ND, counts, config, round=3, bank_round=2)
 
 
 def test_counters_advance_in_the_order_of_calls():
@@ -58,6 +63,22 @@ def test_counts_follow_from_the_rows():
         chosen = chosen_of(rows)
         before[chosen.entry_id] = before.get(chosen.entry_id, 0) + 1
     assert {row.entry_id: row.count for row in bank.counts()} == before
+
+
+def test_many_at_once_are_one_after_another():
+    vectors = np.random.default_rng(3).normal(size=(40, 6))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    entries = [entry(f"x{number:02}", number, "room" if number % 3 else "lake") for number in range(40)]
+    episodes = [(f"e{number}", "lake" if number % 2 else "room") for number in range(12)]
+    queries = np.repeat(vectors[:3], 4, axis=0).astype(np.float32)
+    for advance in (True, False):
+        together, apart = retriever(entries, vectors, candidates=5), retriever(entries, vectors, candidates=5)
+        rows = together.retrieve_many(episodes, queries, advance=advance)
+        assert rows == [
+            apart.retrieve(*episode, query, advance=advance) for episode, query in zip(episodes, queries, strict=True)
+        ]
+        assert together.counts() == apart.counts()
+        assert bool(together.counts()) == advance
 
 
 def test_evaluation_moves_no_counter():
@@ -123,24 +144,12 @@ def test_a_group_shares_one_retrieval_counted_once():
     assert [row.count for row in bank.counts()] == [1]
 
 
-def test_the_cache_changes_nothing(tmp_path):
-    rng = np.random.default_rng(1)
-    vectors = rng.normal(size=(50, 8))
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    vectors = vectors.astype(np.float32)
-    entries = [entry(f"x{number}", number) for number in range(50)]
-    results = []
-    for cache in (None, tmp_path, tmp_path):
-        bank = BankRetriever(entries, vectors, [], RetrievalConfig(), round=1, bank_round=0, cache_dir=cache)
-        results.append([bank.retrieve(f"e{n}", "room", vectors[n]) for n in range(5)])
-    assert results[0] == results[1] == results[2]
-
-
 def test_entries_and_embeddings_must_match():
     with pytest.raises(ValueError, match="1 entries, but 2 embeddings"):
         retriever([entry("a", 0)], [[1, 0], [0, 1]])
 
 
 def test_an_empty_bank_retrieves_nothing():
-    bank = BankRetriever([], np.empty((0, 0), np.float32), [], RetrievalConfig(), round=1, bank_round=0)
+    bank = retriever([], np.empty((0, 0)))
     assert bank.retrieve("e", "room", EAST) == [] and bank.counts() == []
+    assert bank.retrieve_many([], np.empty((0, 2), np.float32)) == []

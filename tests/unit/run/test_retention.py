@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from crl.bank.index import cached_index, embeddings_digest
 from crl.errors import NotEnoughDisk, StaleAttempt
 from crl.records import Weights, table_of
 from crl.run import cache
@@ -114,19 +113,17 @@ def test_the_cache_is_built_once_and_again_when_damaged(tmp_path: Path) -> None:
     assert cache.faults(tmp_path) == []
 
 
-def test_an_index_of_the_bank_is_checked_too(tmp_path: Path) -> None:
-    embeddings_ND = np.eye(4, 8, dtype=np.float32)
-    place = tmp_path / "cache" / embeddings_digest(embeddings_ND)
-    cached_index(tmp_path / "cache", place.name, embeddings_ND)
-    assert cache.faults(tmp_path) == []
-    for name in ("index.faiss", "index.json"):
-        content = (place / name).read_bytes()
-        for damaged in (content[:-9], content[:40] + b"?" + content[41:], None):
-            (place / name).unlink() if damaged is None else (place / name).write_bytes(damaged)
-            assert [fault.file for fault in cache.faults(tmp_path)] == [f"cache/{place.name}/{name}"]
-        assert cache.discard_damaged(tmp_path)
-        cached_index(tmp_path / "cache", place.name, embeddings_ND)
-        assert cache.faults(tmp_path) == []
+def test_the_shelf_finds_and_keeps_the_youngest(tmp_path: Path) -> None:
+    shelf = cache.Shelf(tmp_path)
+    for number in range(4):
+        place = shelf.made(f"codes-{number}", lambda place: (place / "codes").write_bytes(b"codes") and None)
+        os.utime(place, ns=(number, number))
+    shelf.made("other", lambda place: (place / "codes").write_bytes(b"codes") and None)
+    (tmp_path / "cache" / "codes-3" / "codes").write_bytes(b"damaged")
+    assert shelf.newest("codes-") == tmp_path / "cache" / "codes-2"
+    assert shelf.newest("nothing-") is None
+    shelf.keep("codes-", 2)
+    assert sorted(entry.name for entry in (tmp_path / "cache").iterdir()) == ["codes-2", "codes-3", "other"]
 
 
 def _break(place: Path) -> None:

@@ -7,10 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from crl.bank.index import cached_index, embeddings_digest
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.run import cache
 from crl.run.directory import RunDirectory
@@ -28,8 +26,6 @@ def _whole_run(root: Path) -> RunDirectory:
     with Lease.acquire(run.path, seconds=30) as lease:
         prune(run.path, {"actor": "update_actor"}, 2, 0, token=lease.token)
     cache.cached(run.path, "a" * 64, lambda place: (place / "anything").write_bytes(b"index" * 100) and None)
-    embeddings_ND = np.eye(4, 8, dtype=np.float32)
-    cached_index(run.path / cache.CACHE, embeddings_digest(embeddings_ND), embeddings_ND)
     (run.path / "catalog.duckdb").write_bytes(b"\0" * 8 + b"DUCK" + b"views" * 50)
     cache.seal(run.path, "catalog.duckdb")
     return run

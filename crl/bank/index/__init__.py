@@ -1,0 +1,24 @@
+"""Indexes over the experience embeddings of one scope: which rows are nearest to a query.
+
+`exact.py` compares a query with every row, `approximate.py` with the rows of the nearest lists; `choice.py` says which
+one a scope gets and what of it is cached. Whatever finds the candidates, they are ranked by the same float64 cosines,
+equal ones in row order.
+"""
+
+from crl.bank.index.approximate import ApproximateIndex, Quantizer
+from crl.bank.index.choice import Base, Cache, Scope, chosen_kind, open_index
+from crl.bank.index.exact import ExactIndex, Nearest, gpu_available, similarities
+
+__all__ = [
+    "ApproximateIndex",
+    "Base",
+    "Cache",
+    "ExactIndex",
+    "Nearest",
+    "Quantizer",
+    "Scope",
+    "chosen_kind",
+    "gpu_available",
+    "open_index",
+    "similarities",
+]
