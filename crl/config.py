@@ -222,6 +222,15 @@ class MergeConfig(Model):
 
     every: int = Field(5, ge=0, description="Merge after this many rounds; 0 never.")
     chunk: int = Field(5, ge=2, le=64, description="Entries shown at once.")
+    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
+    candidates: Literal["all", "near_duplicates"] = Field(
+        "all",
+        exclude_if=lambda value: value == "all",
+        description="all as the paper; near_duplicates shows only entries that resemble another of their family.",
+    )
+    similarity: float = Field(
+        0.9, gt=0, le=1, exclude_if=lambda value: value == 0.9, description="Cosine from which two entries resemble."
+    )
 
 
 class BankConfig(Model):

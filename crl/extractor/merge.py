@@ -9,12 +9,17 @@ Every output is a distillation of its own, and an entry it wrote is credited to 
 order of the rows, give the bank the merge worked on; a merge may name an entry that an earlier step made. Families
 advance side by side: one step of each is one batch.
 
+A family may also come in groups, of entries that resemble each other (`merge.candidates: near_duplicates`). Each group
+is walked through like a family, one after the other; nothing is carried from one into the next, and entries of no group
+are not shown.
+
 The bank handed in is the one after this round's distilled operations, before eviction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from crl.config import Method
@@ -41,22 +46,28 @@ from crl.records import BankEntry, Operation
 class SlidingChunks:
     """The plan of one family's merge: which entries are shown next."""
 
-    entry_ids: Sequence[str]
+    groups: Sequence[Sequence[str]]
+    """Entry ids: the whole family, or those that resemble each other."""
     chunk: int
+    _group: int = 0
     _position: int = 0
     _carried: list[str] = field(default_factory=list)
 
     def take(self) -> list[str] | None:
-        """Entries of the next step: what was carried, then unread ones; None when fewer than two would be shown.
+        """Entries of the next step: what was carried, then unread ones; None when nothing is left to decide.
 
-        Nothing carried is shown again on its own: a step without unread entries would decide nothing new.
+        Nothing carried is shown again on its own, and no entry alone: such a step would decide nothing new.
         """
-        room = self.chunk - len(self._carried)
-        unread = self.entry_ids[self._position : self._position + room]
-        shown = [*self._carried, *unread]
-        self._position += len(unread)
-        self._carried = []
-        return list(shown) if unread and len(shown) > 1 else None
+        while self._group < len(self.groups):
+            room = self.chunk - len(self._carried)
+            unread = self.groups[self._group][self._position : self._position + room]
+            shown = [*self._carried, *unread]
+            self._position += len(unread)
+            self._carried = []
+            if unread and len(shown) > 1:
+                return shown
+            self._group, self._position = self._group + 1, 0
+        return None
 
     def carry(self, entry_ids: Sequence[str]) -> None:
         """Entries newly merged in the step before."""
@@ -72,42 +83,50 @@ class _Family:
     texts: dict[str, str]
     """Text by entry id, of the entries still there."""
     episodes: dict[str, list[str]]
+    elsewhere: Set[str]
+    """Digests of texts that entries of the family hold which are not shown."""
     step: int = 0
 
 
-def merge_chunks(entries: Sequence[BankEntry], chunk: int) -> dict[str, SlidingChunks]:
-    """The plan by family, in the order of family names; entries from the oldest."""
-    by_family: dict[str, list[BankEntry]] = {}
+def whole_families(entries: Iterable[BankEntry]) -> dict[str, list[list[BankEntry]]]:
+    """A group a family, with all of its entries from the oldest, in the order of family names."""
+    families: dict[str, list[BankEntry]] = {}
     for entry in sorted(entries, key=lambda entry: (entry.order, entry.entry_id)):
-        by_family.setdefault(entry.family, []).append(entry)
-    return {
-        family: SlidingChunks([entry.entry_id for entry in by_family[family]], chunk) for family in sorted(by_family)
-    }
+        families.setdefault(entry.family, []).append(entry)
+    return {family: [families[family]] for family in sorted(families)}
 
 
 def run_merge(
     policy: Policy,
-    entries: Sequence[BankEntry],
+    groups: Mapping[str, Sequence[Sequence[BankEntry]]],
     texts: Mapping[str, str],
     *,
+    elsewhere: Mapping[str, Set[str]] | None = None,
     method: Method,
     seed_of: SeedOf,
     weights_digest: str,
     round: int,
 ) -> list[Distilled]:
-    """Merge every family of a bank; `texts` is by content digest. Rows in the order their operations apply."""
+    """Merge what each family's groups hold; rows in the order their operations apply.
+
+    `groups` are by family, the families in the order of their names, entries from the oldest; `texts` is by content
+    digest. `elsewhere` gives, by family, the digests of texts that entries in no group hold.
+    """
     role = method.extractor
     origin = Origin(round, "merge", weights_digest, method.distill.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
-    families = [
-        _Family(
-            name,
-            chunks,
-            {entry.entry_id: texts[entry.content_digest] for entry in entries if entry.family == name},
-            {entry.entry_id: entry.episode_ids for entry in entries if entry.family == name},
+    families = []
+    for name, listed in groups.items():
+        shown_ever = [entry for group in listed for entry in group]
+        families.append(
+            _Family(
+                name,
+                SlidingChunks([[entry.entry_id for entry in group] for group in listed], method.merge.chunk),
+                {entry.entry_id: texts[entry.content_digest] for entry in shown_ever},
+                {entry.entry_id: entry.episode_ids for entry in shown_ever},
+                (elsewhere or {}).get(name, frozenset()),
+            )
         )
-        for name, chunks in merge_chunks(entries, method.merge.chunk).items()
-    ]
     results: list[Distilled] = []
     while True:
         steps = [(family, shown) for family in families if (shown := family.chunks.take()) is not None]
@@ -190,10 +209,15 @@ def _follow(family: _Family, operation: Operation) -> str | None:
     if operation.kind != "merge" or operation.text is None:
         return None
     others = (text for other, text in family.texts.items() if other not in operation.parents)
-    if operation.text in others:
+    if operation.text in others or _digest(operation.text) in family.elsewhere:
         return None
     for parent in operation.parents:
         del family.texts[parent]
     family.texts[entry_id] = operation.text
     family.episodes[entry_id] = operation.episode_ids
     return entry_id
+
+
+def _digest(text: str) -> str:
+    # A text that cannot be written as UTF-8 is in no bank; consolidation rejects it.
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.bank.consolidate import consolidate
-from crl.bank.segments import load_texts
 from crl.config import Method
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.merge import run_merge
 from crl.extractor.outputs import BATCH, Distilled
+from crl.recipes.candidates import merge_candidates
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
 from crl.records import Distillation, Episode, Generation, Operation, Turn
@@ -42,9 +42,8 @@ def merge_due(method: Method, round_number: int) -> bool:
 
 def merge(ctx: StageContext) -> None:
     """Slide over the bank as it is with this round's distilled operations applied, before eviction."""
-    bank = ctx.bank(-1)
     preview = consolidate(
-        bank,
+        ctx.bank(-1),
         ctx.rows(Operation, "distill"),
         [],
         ctx.method.bank,
@@ -52,11 +51,13 @@ def merge(ctx: StageContext) -> None:
         max_characters=ctx.method.distill.max_characters,
         evict=False,
     )
+    candidates = merge_candidates(ctx, preview)
     weights = weights_of(ctx, "extractor", -1)
     results = run_merge(
         ctx.services.policy("extractor", weights),
-        preview.snapshot.entries(),
-        {**load_texts(ctx.run_path, bank.table), **preview.new_texts},
+        candidates.groups,
+        candidates.texts,
+        elsewhere=candidates.elsewhere,
         method=ctx.method,
         seed_of=lambda distillation_id: ctx.seed(distillation_id),
         weights_digest=weights.weights_digest,

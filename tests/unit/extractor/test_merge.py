@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from crl.bank.consolidate import consolidate
 from crl.bank.segments import text_digest
+from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from crl.extractor.merge import SlidingChunks, merge_chunks, run_merge
+from crl.extractor.merge import SlidingChunks, run_merge, whole_families
 
 
 def bank_of(kit, families):
@@ -25,19 +26,28 @@ def bank_of(kit, families):
 
 def merge(kit, answer, families, chunk=3, **options):
     entries, texts = bank_of(kit, families)
+    return merge_groups(kit, answer, entries, whole_families(entries), texts, {}, chunk, **options)
+
+
+def merge_groups(kit, answer, entries, groups, texts, elsewhere, chunk=3, **options):
     policy = kit.policy(answer)
     results = run_merge(
         policy,
-        entries,
+        groups,
         texts,
+        elsewhere=elsewhere,
         method=kit.method(chunk=chunk, **options),
         seed_of=kit.seed_of,
         weights_digest="w",
         round=6,
     )
     operations = [row for result in results for row in result.operations]
-    after = consolidate(entries, operations, [], BankConfig(), round=6, max_characters=60)
+    after = consolidate(Snapshot.of(5, entries), operations, [], BankConfig(), round=6, max_characters=60)
     return policy, results, after
+
+
+def held(after):
+    return after.snapshot.entries()
 
 
 def shown(result):
@@ -50,8 +60,8 @@ def test_what_was_merged_is_carried_into_the_next_chunk(kit):
     assert [shown(result) for result in results] == [["a", "b", "c"], ["ab", "d", "e"], ["abe", "f"]]
     assert [result.distillation.distillation_id for result in results] == ["m-r6-room-0", "m-r6-room-1", "m-r6-room-2"]
     # In the bank's age order: c and f were there before the merged entry.
-    assert [text_digest(text) for text in ("c", "f", "abe")] == [entry.content_digest for entry in after.entries]
-    merged = after.entries[-1]
+    assert [text_digest(text) for text in ("c", "f", "abe")] == [entry.content_digest for entry in held(after)]
+    merged = held(after)[-1]
     assert merged.generation_id == results[1].generation.generation_id == "g-m-r6-room-1"
     assert merged.parents == ["x-m-r6-room-0-o0", "room-e"]
     assert merged.episode_ids == ["e-room-a", "e-room-b", "e-room-e"]
@@ -78,14 +88,14 @@ def test_rows_name_what_was_shown(kit):
 def test_a_malformed_output_leaves_its_chunk(kit, answer):
     _, results, after = merge(kit, lambda *_: answer, {"room": ["a", "b", "c", "d"]})
     assert [shown(result) for result in results] == [["a", "b", "c"]]
-    assert [entry.entry_id for entry in after.entries] == ["room-a", "room-b", "room-c", "room-d"]
+    assert [entry.entry_id for entry in held(after)] == ["room-a", "room-b", "room-c", "room-d"]
     assert after.events == [] and results[0].distillation.verdict == "malformed"
 
 
 def test_a_prompt_that_does_not_fit_leaves_its_chunk(kit):
     _, results, after = merge(kit, lambda *_: "DROP 1", {"room": ["a" * 60, "b" * 60]}, context=60)
     assert [result.distillation.reason_code for result in results] == ["prompt_too_long"]
-    assert len(after.entries) == 2
+    assert len(held(after)) == 2
 
 
 def test_families_advance_side_by_side_and_never_mix(kit):
@@ -94,7 +104,7 @@ def test_families_advance_side_by_side_and_never_mix(kit):
     assert [len(session.prompts) for session in policy.sessions] == [2, 1]
     assert [result.distillation.family for result in results] == ["lake", "room", "room"]
     assert [shown(result) for result in results] == [["f", "g"], ["a", "b", "c"], ["same", "d", "e"]]
-    assert sorted(entry.family for entry in after.entries) == ["lake", "lone", "room", "room", "room"]
+    assert sorted(entry.family for entry in held(after)) == ["lake", "lone", "room", "room", "room"]
 
 
 def test_a_merge_into_the_text_of_an_entry_not_shown_changes_nothing_on_either_side(kit):
@@ -102,19 +112,41 @@ def test_a_merge_into_the_text_of_an_entry_not_shown_changes_nothing_on_either_s
     _, results, after = merge(kit, lambda *_: next(answers), {"room": ["a", "b", "c", "d", "e"]})
     assert [shown(result) for result in results] == [["a", "b", "c"], ["d", "e"]]
     assert [event.reason for event in after.events if event.kind == "rejected"] == ["duplicate"]
-    assert len(after.entries) == 5
+    assert len(held(after)) == 5
 
 
-def test_the_plan_starts_with_the_oldest(kit):
+def test_whole_families_start_with_the_oldest(kit):
     entries, _ = bank_of(kit, {"room": ["a", "b"], "lake": ["c"]})
-    plan = merge_chunks(entries[::-1], 5)
-    assert list(plan) == ["lake", "room"] and plan["room"].take() == ["room-a", "room-b"]
+    plan = whole_families(entries[::-1])
+    assert list(plan) == ["lake", "room"] and plan["room"] == [entries[:2]]
+
+
+def test_groups_are_walked_one_after_the_other_and_nothing_is_carried_across(kit):
+    entries, texts = bank_of(kit, {"room": ["a", "b", "c", "d", "e", "f", "g", "h"]})
+    groups = {"room": [[entries[n] for n in (0, 2, 3, 5)], [entries[n] for n in (1, 6)]]}
+    answers = iter(["MERGE 1,2: ac\nKEEP 3", "MERGE 1,2: acf", "MERGE 1,2: e"])
+    elsewhere = {"room": {entries[n].content_digest for n in (4, 7)}}
+    _, results, after = merge_groups(kit, lambda *_: next(answers), entries, groups, texts, elsewhere)
+    assert [shown(result) for result in results] == [["a", "c", "d"], ["ac", "f"], ["b", "g"]]
+    assert [result.distillation.distillation_id for result in results] == [f"m-r6-room-{step}" for step in range(3)]
+    # The last one asks for the text of an entry that was never shown: its parents stay.
+    assert [event.reason for event in after.events if event.kind == "rejected"] == ["duplicate"]
+    assert [text_digest(text) for text in "bdegh"] == [entry.content_digest for entry in held(after)[:-1]]
+
+
+def test_a_text_that_is_held_elsewhere_is_not_carried(kit):
+    entries, texts = bank_of(kit, {"room": ["a", "b", "c", "d"]})
+    elsewhere = {"room": {entries[3].content_digest}}
+    answers = iter(["MERGE 1,2: d", "KEEP 1"])
+    groups = {"room": [entries[:3]]}
+    _, results, after = merge_groups(kit, lambda *_: next(answers), entries, groups, texts, elsewhere, chunk=2)
+    assert [shown(result) for result in results] == [["a", "b"]] and len(held(after)) == 4
 
 
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(2, 8), st.data())
 def test_every_entry_is_read_once_and_the_walk_ends(count, chunk, data):
-    plan, read, steps = SlidingChunks([f"x{n}" for n in range(count)], chunk), [], 0
+    plan, read, steps = SlidingChunks([[f"x{n}" for n in range(count)]], chunk), [], 0
     while (step := plan.take()) is not None:
         steps += 1
         assert 2 <= len(step) <= chunk
@@ -147,9 +179,22 @@ def test_consolidation_repeats_the_merge(kit, seed, chunk, sizes):
     # Before each step, the bank as consolidated so far holds the very texts the step shows.
     entries, texts = bank_of(kit, families)
     for result in results:
-        held = {entry.entry_id: texts[entry.content_digest] for entry in entries}
-        assert shown(result) == [held[entry_id] for entry_id in result.distillation.source_entry_ids]
-        step = consolidate(entries, result.operations, [], BankConfig(), round=6, max_characters=60)
+        texts_now = {entry.entry_id: texts[entry.content_digest] for entry in entries}
+        assert shown(result) == [texts_now[entry_id] for entry_id in result.distillation.source_entry_ids]
+        step = consolidate(Snapshot.of(5, entries), result.operations, [], BankConfig(), round=6, max_characters=60)
         texts |= {text_digest(row.text): row.text for row in result.operations if row.text}
-        entries = kit.placed(step.entries)
-    assert [entry.entry_id for entry in entries] == [entry.entry_id for entry in after.entries]
+        entries = kit.placed(held(step))
+    assert [entry.entry_id for entry in entries] == [entry.entry_id for entry in held(after)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 9), max_size=5), st.integers(2, 8), st.data())
+def test_every_group_is_walked_through_on_its_own(sizes, chunk, data):
+    groups = [[f"{group}-{n}" for n in range(size)] for group, size in enumerate(sizes)]
+    plan, seen = SlidingChunks(groups, chunk), set()
+    while (step := plan.take()) is not None:
+        (group,) = {name.split("-")[0] for name in step}
+        seen |= set(step)
+        plan.carry([f"{group}-merged{len(seen)}{n}" for n in range(data.draw(st.integers(0, len(step) // 2)))])
+    for group in groups:  # but for one that would be shown alone
+        assert len(set(group) - seen) <= 1

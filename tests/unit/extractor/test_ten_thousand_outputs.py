@@ -15,7 +15,7 @@ from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ReasonCode
-from crl.extractor.merge import run_merge
+from crl.extractor.merge import run_merge, whole_families
 from crl.extractor.parse import parse_output
 from crl.protocols import StopReason
 from crl.records import BankEvent, Distillation, Generation, Operation, table_of
@@ -179,7 +179,7 @@ def test_ten_thousand_outputs(kit, form):
         preview = consolidate(bank, operations, [], config, round=round_number, max_characters=60, evict=False)
         policy = kit.policy(lambda *_: writer.output(form, merge=True))
         known = texts | preview.new_texts
-        merged = run_merge(policy, preview.snapshot.entries(), known, round=round_number, **options)
+        merged = run_merge(policy, whole_families(preview.snapshot.entries()), known, round=round_number, **options)
         operations += [row for result in merged for row in result.operations]
         after = consolidate(bank, operations, [], config, round=round_number, max_characters=60)
 
