@@ -73,20 +73,20 @@ class BankRun:
     def publish_first(self, rows: Rows) -> None:
         """Round 0: every row is a new entry."""
         services = GivenVectors(rows.texts, rows.vectors_ND)
-        with self._begin(0, "initialise") as writer:
-            context = self._context(0, "initialise", writer, services)
+        with self.begin(0, "initialise") as writer:
+            context = self.context(0, "initialise", writer, services)
             segments = new_segments(rows.texts, services)
             for relative, content in segments.files.items():
                 context.share(relative, content)
             changes = [Change(None, entry) for entry in _entries(rows)]
             publish(context, schema_of(BankEntry).empty_table(), None, place(changes, segments, {}), [])
-            self._commit(writer, context)
+            self.commit(writer, context)
 
     def propose(self, round_number: int, changes: Changes) -> None:
         """What the extractor leaves for a round: operations, and the rows that the stages before would have written."""
         operations = list(_operations(round_number, changes))
         for stage, row_type, listed in (("distill", Operation, operations), ("credit", EntryScore, [])):
-            with self._begin(round_number, stage) as writer:
+            with self.begin(round_number, stage) as writer:
                 writer.write(row_type, table_of(row_type, cast(Iterable[Row], listed)))
                 writer.commit(inputs=[], method_digest=self.run.method_digest, seed=0, provenance={})
 
@@ -95,11 +95,11 @@ class BankRun:
         texts = [*changes.updated.texts, *changes.added.texts]
         vectors = GivenVectors(texts, np.concatenate([changes.updated.vectors_ND, changes.added.vectors_ND]))
         stage = self.recipe.stage(self.run.method, round_number, "consolidate")
-        with self._begin(round_number, "consolidate") as writer:
-            context = self._context(round_number, "consolidate", writer, vectors)
+        with self.begin(round_number, "consolidate") as writer:
+            context = self.context(round_number, "consolidate", writer, vectors)
             assert stage.run is not None
             stage.run(context)
-            self._commit(writer, context)
+            self.commit(writer, context)
 
     def bank(self, round_number: int) -> Snapshot:
         """The bank after a round."""
@@ -125,12 +125,16 @@ class BankRun:
             self._lease.release()
             self._lease = None
 
-    def _begin(self, round_number: int, stage: str) -> StageWriter:
+    def begin(self, round_number: int, stage: str) -> StageWriter:
+        """A writer of a stage."""
         if self._lease is None:
             self._lease = Lease.acquire(self.path, seconds=600)
         return self.run.begin(round_number, stage, token=self._lease.token)
 
-    def _context(self, round_number: int, stage: str, writer: StageWriter, vectors: GivenVectors) -> StageContext:
+    def context(
+        self, round_number: int, stage: str, writer: StageWriter, vectors: GivenVectors | None
+    ) -> StageContext:
+        """What that stage sees; the vectors of its new texts are given."""
         return StageContext(
             method=self.run.method,
             recipe=self.recipe,
@@ -142,7 +146,8 @@ class BankRun:
             progress=lambda figures: None,
         )
 
-    def _commit(self, writer: StageWriter, context: StageContext) -> None:
+    def commit(self, writer: StageWriter, context: StageContext) -> None:
+        """Make the stage part of the record."""
         writer.commit(
             inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=0, provenance=context.notes
         )
