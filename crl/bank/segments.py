@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from crl.bank.changes import Change
 from crl.errors import RecordDamaged
 from crl.protocols import Embedder
-from crl.records import BankText, schema_of, table_of
+from crl.records import BankText, table_of
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
@@ -97,7 +97,7 @@ def load_texts(run_path: Path, entries: pa.Table, recover: Recover | None = None
     differs from its name, or a text from its digest.
     """
     texts: dict[str, str] = {}
-    for path, table, rows in _read(run_path, entries, "segment", schema_of(BankText), recover):
+    for path, table, rows in _read(run_path, entries, "segment", recover):
         found = table.take(rows)
         for digest, text in zip(found["content_digest"].to_pylist(), found["text"].to_pylist(), strict=True):
             if text_digest(text) != digest:
@@ -116,7 +116,7 @@ def load_embeddings(run_path: Path, entries: pa.Table, recover: Recover | None =
     vectors_ND: NDArray[np.float32] | None = None
     files = entries["embedding_file"].combine_chunks().dictionary_encode()
     names, codes_N = files.dictionary.to_pylist(), files.indices.to_numpy()
-    for path, table, rows in _read(run_path, entries, "embedding_file", None, recover):
+    for path, table, rows in _read(run_path, entries, "embedding_file", recover):
         column = table["embedding"].combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
         if vectors_ND is None:
@@ -150,7 +150,7 @@ def _name(folder: str, content: bytes) -> str:
 
 
 def _read(
-    run_path: Path, entries: pa.Table, column: str, schema: pa.Schema | None, recover: Recover | None
+    run_path: Path, entries: pa.Table, column: str, recover: Recover | None
 ) -> Iterator[tuple[Path, pa.Table, pa.Array]]:
     """Every file that `column` names, checked: its path, its table, and the row of each entry's text in it."""
     names = entries[column].combine_chunks().dictionary_encode()
@@ -165,7 +165,7 @@ def _read(
             if recover is None:
                 raise
             content = recover(relative, damage)
-        table = pq.read_table(pa.BufferReader(content), schema=schema)
+        table = pq.ParquetFile(pa.BufferReader(content)).read()
         start = 0 if code == 0 else ends[code - 1]
         wanted = digests.take(pa.array(by_file[start : ends[code]]))
         rows = pc.index_in(wanted, value_set=table["content_digest"].combine_chunks())
