@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,8 +97,7 @@ def import_bank(
     for reason, count in sorted(taken.left_out.items()):
         out.print(f"left out: {count} ({_REASONS[reason]})")
     out.print("uses, outcomes and retrieval counts start at zero; those of the source stand in `imported_entries`")
-    again = target if Path(target).suffix in (".yaml", ".yml") else shown(directory.path)
-    out.print(f"next: crl {'train' if again == target else 'resume'} {again}", soft_wrap=True)
+    out.print(f"next: {_next(target, directory, runs, set or [])}", soft_wrap=True)
 
 
 _REASONS = {
@@ -117,6 +117,18 @@ def parse_families(pairs: list[str]) -> dict[str, str]:
             raise BadInput(f"--family {pair!r} maps nothing", expected="FROM=TO, such as --family lake=pond")
         found[source] = target
     return found
+
+
+def _next(target: str, directory: RunDirectory, runs: Path | None, pairs: list[str]) -> str:
+    """The command that trains the experiment."""
+    if not _is_config(target):
+        return f"crl train CONFIG with the configuration of {shown(directory.path)}"
+    words = ["crl", "train", target, *(["--runs", str(runs)] if runs is not None else [])]
+    return shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
+
+
+def _is_config(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
 
 
 def _source(name: str, round_number: int | None) -> Gathered:
@@ -140,7 +152,7 @@ def _target(name: str, runs: Path | None, pairs: list[str]) -> RunDirectory:
     from crl.experiment import load_experiment, runs_root
     from crl.run.directory import RunDirectory
 
-    if Path(name).suffix not in (".yaml", ".yml"):
+    if not _is_config(name):
         if runs is not None or pairs:
             raise BadInput(f"--runs and --set with the run {name}", expected="them with a YAML file only")
         return RunDirectory.open(find_run(name))

@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from crl.bank.changes import Change
-from crl.bank.segments import new_segments, place
-from crl.errors import BadInput
+from crl.bank.segments import load_embeddings, load_texts, new_segments, place
+from crl.errors import BadInput, RecordDamaged
 from crl.protocols import Embedder
 from crl.recipes.consolidate import publish
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, BankEvent, ImportedEntry, schema_of
-from crl.run.imports import BankImport
+from crl.records import BankEntry, BankEvent, ImportedEntry, Weights, rows_of, schema_of
+from crl.run.directory import RunDirectory
+from crl.run.imports import BankImport, bank_import
 
+INITIALISE = "initialise"
 IMPORT_NOTE = "import"
 """Where the manifest's provenance tells of the import."""
 
@@ -35,11 +36,11 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
             where=str(ctx.run_path / taken.relative),
             next_step="remove that file, or train another recipe under another name",
         )
-    table, provenance = taken.table(), taken.provenance()
+    rows, provenance = taken.rows(), taken.provenance()
     ctx.share(taken.relative, taken.content)
-    ctx.notes[IMPORT_NOTE] = {name: value for name, value in provenance.items() if name != "left_out"}
-    rows = table.drop_columns([name for name in ("embedding",) if name in table.column_names]).to_pylist()
-    segments = new_segments([row["text"] for row in rows], _embedder(ctx, table, provenance["source"]["embedder"]))
+    ctx.notes[IMPORT_NOTE] = provenance
+    texts = [row["text"] for row in rows]
+    segments = new_segments(texts, _embedder(ctx, texts, taken.vectors(), provenance["source"]["embedder"]))
     for relative, content in segments.files.items():
         ctx.share(relative, content)
     changes = [Change(None, _entry(row, order)) for order, row in enumerate(rows)]
@@ -85,13 +86,40 @@ def _event(row: dict[str, Any], index: int) -> BankEvent:
     )
 
 
-def _embedder(ctx: StageContext, table: pa.Table, source: dict[str, Any]) -> Embedder:
+def import_again(run: RunDirectory) -> BankImport:
+    """The import that an experiment began with, from what round 0 made of it.
+
+    Raises RecordDamaged where that is damaged, or the vectors it had were another embedder's.
+    """
+    manifest = run.manifest(0, INITIALISE)
+    provenance: dict[str, Any] = manifest.provenance[IMPORT_NOTE]
+    entries = run.read(0, INITIALISE, BankEntry)
+    texts = load_texts(run.path, entries)
+    own = {row["entry_id"]: row for row in entries.to_pylist()}
+    imported = run.read(0, INITIALISE, ImportedEntry).to_pylist()
+    rows = [{**own[row["entry_id"]], "text": texts[row["content_digest"]], **row} for row in imported]
+    vectors_ND = None
+    embedder = provenance["source"]["embedder"]
+    if embedder["dimension"] is not None:
+        weights = rows_of(Weights, run.read(0, INITIALISE, Weights))
+        if embedder["digest"] not in [row.base_digest for row in weights if row.role == "embedder"]:
+            raise RecordDamaged(
+                "the vectors of the imported bank are lost: this experiment's embedder is another one",
+                expected=f"{embedder['name']} ({embedder['digest']})",
+                where=str(run.path),
+                next_step="import the same bank again: `crl bank import` puts the file back",
+            )
+        vectors_ND = load_embeddings(run.path, entries)  # sorted by age, as the import was
+    return bank_import(rows, vectors_ND, provenance)
+
+
+def _embedder(
+    ctx: StageContext, texts: Sequence[str], vectors_ND: NDArray[np.float32] | None, source: dict[str, Any]
+) -> Embedder:
     """The import's own vectors where the experiment's embedder made them, else that embedder."""
-    if "embedding" not in table.column_names or source["digest"] != ctx.services.model_digest("embedder"):
+    if vectors_ND is None or source["digest"] != ctx.services.model_digest("embedder"):
         return ctx.services.embedder()
-    column = table["embedding"].combine_chunks()
-    vectors_ND = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-    return _Recorded(source["name"], dict(zip(table["text"].to_pylist(), vectors_ND, strict=True)), vectors_ND.shape[1])
+    return _Recorded(source["name"], dict(zip(texts, vectors_ND, strict=True)), vectors_ND.shape[1])
 
 
 class _Recorded:

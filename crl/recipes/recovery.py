@@ -31,6 +31,7 @@ from crl.recipes.stage import Recipe
 from crl.records import Row, Weights, rows_of
 from crl.run.directory import RunDirectory, complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
+from crl.run.imports import IMPORTS
 from crl.run.manifest import Digested, FileDigest, key_of, parse_key
 from crl.run.seeds import stage_seed_words
 from crl.run.writer import conforming, parquet_bytes
@@ -80,6 +81,8 @@ class Recovery:
 
         Raises RecordDamaged where it does not follow from the rest of the record, or what it follows from is damaged.
         """
+        if relative.startswith(f"{IMPORTS}/"):
+            return self._import(relative)
         places = self._places(relative)
         for place in places:
             remade = self.remade(*place)
@@ -100,6 +103,19 @@ class Recovery:
         if place not in self._remade:
             self._remade[place] = self._proven(*place, self._run_again(*place))
         return self._remade[place]
+
+    def _import(self, relative: str) -> bytes:
+        """The bank that the experiment began with: no stage wrote it, but round 0 holds all of it."""
+        from crl.recipes.imported import import_again
+
+        made = import_again(self.run)
+        if made.relative != relative:
+            raise RecordDamaged(
+                f"{relative}, made again, has digest {made.digest}",
+                expected=Path(relative).stem,
+                next_step="import the same bank again: `crl bank import` puts the file back",
+            )
+        return made.content
 
     def _run_again(self, round_number: int, name: str) -> Remade:
         stage = self.recipe.stage(self.run.method, round_number, name)

@@ -7,19 +7,32 @@ reads it and takes its digest into its manifest, so that the bank of round 0, an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from crl.errors import RecordDamaged
+from crl.records import ImportedEntry, schema_of
 from crl.run.files import disk_full_as_error, fsync, sha256_bytes, write_atomically
 from crl.run.lease import commit_guard
 
 IMPORTS = "imports/bank"
+EMBEDDING = "embedding"
+"""Column with the unit vectors, where the import has them."""
+MORE = {
+    "text": pa.string(),
+    "operation_id": pa.string(),
+    "distillation_id": pa.string(),
+    "episode_ids": pa.list_(pa.string()),
+    "parents": pa.list_(pa.string()),
+}
+"""Columns of the file beside those of `ImportedEntry`: what the bank's own rows need."""
 _PROVENANCE = b"crl.provenance"
 
 
@@ -40,9 +53,19 @@ class BankImport:
         """Where it lies, from the run directory."""
         return f"{IMPORTS}/{self.digest}.parquet"
 
-    def table(self) -> pa.Table:
-        """The entries, the oldest first."""
-        return pq.read_table(pa.BufferReader(self.content))
+    def rows(self) -> list[dict[str, Any]]:
+        """The entries, the oldest first, without their vectors."""
+        names = [*schema_of(ImportedEntry).names, *MORE]
+        found: list[dict[str, Any]] = pq.read_table(pa.BufferReader(self.content), columns=names).to_pylist()
+        return found
+
+    def vectors(self) -> NDArray[np.float32] | None:
+        """Their unit vectors [N, D]; None where the import has none."""
+        if EMBEDDING not in pq.read_schema(pa.BufferReader(self.content)).names:
+            return None
+        column = pq.read_table(pa.BufferReader(self.content), columns=[EMBEDDING])[EMBEDDING].combine_chunks()
+        vectors_ND: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+        return vectors_ND
 
     def provenance(self) -> dict[str, Any]:
         """Where they come from, and what was left out."""
@@ -51,12 +74,22 @@ class BankImport:
         return found
 
 
-def bank_import(table: pa.Table, provenance: Mapping[str, Any]) -> BankImport:
-    """The file for these entries. Equal entries and provenance give equal bytes."""
+def bank_import(
+    rows: Sequence[Mapping[str, Any]], vectors_ND: NDArray[np.float32] | None, provenance: Mapping[str, Any]
+) -> BankImport:
+    """The file for these entries: columns of `ImportedEntry` and :data:`MORE`, and the vectors [N, D] where there are
+    some. Equal arguments give equal bytes."""
+    more = (pa.field(name, kind, nullable=False) for name, kind in MORE.items())
+    schema = pa.schema([*schema_of(ImportedEntry), *more])
+    columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+    table = pa.table(columns, schema=schema)
+    if vectors_ND is not None:
+        flat = pa.array(np.ascontiguousarray(vectors_ND, dtype=np.float32).ravel())
+        vectors = pa.FixedSizeListArray.from_arrays(flat, vectors_ND.shape[1])
+        table = table.append_column(pa.field(EMBEDDING, vectors.type, nullable=False), vectors)
     text = json.dumps(dict(provenance), sort_keys=True, ensure_ascii=False)
     sink = pa.BufferOutputStream()
-    metadata = {**(table.schema.metadata or {}), _PROVENANCE: text.encode()}
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
+    pq.write_table(table.replace_schema_metadata({_PROVENANCE: text.encode()}), sink, compression="zstd")
     return BankImport(bytes(sink.getvalue()))
 
 

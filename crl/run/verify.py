@@ -21,6 +21,7 @@ from crl.run import cache, experiment_file
 from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
+from crl.run.imports import imported_files
 from crl.run.journal import JOURNAL, Journal
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.linelog import LineLog
@@ -110,7 +111,8 @@ def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown)
             except RecordDamaged as error:
                 record.unreadable[round_number, stage] = error
     problems = [*_experiment(record), *_manifests(record), *_stages(record), *_chain(record), *_shared(record)]
-    return [*problems, *_foreign(record), *_decisions(record), *_derived(record), *_housekeeping(record)]
+    problems += [*_foreign(record), *_decisions(record), *_imports(record)]
+    return [*problems, *_derived(record), *_housekeeping(record)]
 
 
 def require_intact(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown) -> None:
@@ -245,6 +247,24 @@ def _decisions(record: _Record) -> Iterator[Problem]:
         severity = Severity.housekeeping if applied else Severity.damaged
         file = path.relative_to(record.run_path).as_posix()
         yield Problem(file, None, number, expected, found, _move_away(record, path), severity)
+
+
+def _imports(record: _Record) -> Iterator[Problem]:
+    """A bank to begin with that round 0 does not know of: it has not begun yet, or began without it."""
+    if (0, "initialise") in record.unreadable:
+        return  # what it began with stood in there
+    shared = {name for manifest in record.manifests.values() for name in manifest.digested.shared}
+    begun = record.run_path.joinpath("rounds", key_of(0, "initialise")).is_dir()
+    for path in imported_files(record.run_path):
+        file = path.relative_to(record.run_path).as_posix()
+        if file in shared:
+            continue  # looked at with all shared files
+        if begun:
+            yield _unexpected(record, path, None, None)
+            continue
+        found = sha256_file(path) if path.is_file() else "no file"
+        if found != path.stem:
+            yield Problem(file, None, None, path.stem, found, _move_away(record, path))
 
 
 def _derived(record: _Record) -> Iterator[Problem]:

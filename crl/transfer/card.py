@@ -9,7 +9,8 @@ import pyarrow as pa
 import yaml
 
 from crl.records.base import Row, schema_of
-from crl.transfer.rows import EMBEDDING, ExportedEntry, LineageRow, UseRow
+from crl.run.imports import EMBEDDING
+from crl.transfer.rows import ExportedEntry, LineageRow, UseRow
 
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 _TABLES: dict[str, type[Row]] = {"entries": ExportedEntry, "lineage": LineageRow, "uses": UseRow}

@@ -24,9 +24,10 @@ import pyarrow.parquet as pq
 from crl.errors import BadInput, RecordDamaged
 from crl.records import schema_of
 from crl.run.files import disk_full_as_error, fsync, fsync_tree, sha256_file, temporary
+from crl.run.imports import EMBEDDING
 from crl.transfer.card import dataset_card
 from crl.transfer.gather import FORMAT, FORMAT_VERSION, Gathered
-from crl.transfer.rows import EMBEDDING, LineageRow, UseRow, entries_schema
+from crl.transfer.rows import LineageRow, UseRow, entries_schema
 
 PROVENANCE = "provenance.json"
 TABLES = ("entries", "lineage", "uses")

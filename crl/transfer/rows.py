@@ -15,9 +15,7 @@ import pyarrow as pa
 
 from crl.records.base import Row, schema_of
 from crl.report.story import Story, Version
-
-EMBEDDING = "embedding"
-"""Column of `entries` with the unit vectors, where the export has them."""
+from crl.run.imports import EMBEDDING
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
 from crl.bank.segments import text_digest
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.stage import Recipe
-from crl.records import ImportedEntry, schema_of
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file
-from crl.run.imports import BankImport, bank_import, imported_files, load_import, write_import
+from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
 from crl.run.journal import Journal
 from crl.run.lease import Lease
 from crl.transfer.gather import Gathered
-from crl.transfer.rows import EMBEDDING
 
 _LEASE_SECONDS = 60.0
 
@@ -65,8 +63,7 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
         if not repeated:
             told = {name: provenance["source"][name] for name in ("experiment", "round", "snapshot_digest")}
             Journal(run.path).record("bank_imported", token=lease.token, digest=content.digest, **told)
-    left_out = Counter(each["reason"] for each in provenance["left_out"])
-    return Taken(path, dict(Counter(content.table()["family"].to_pylist())), dict(left_out), repeated)
+    return Taken(path, dict(Counter(row["family"] for row in content.rows())), provenance["left_out"], repeated)
 
 
 def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:
@@ -75,9 +72,14 @@ def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> B
     where = source.provenance
     prefix = f"{where['experiment']}-r{where['round']:04d}-"
     kept, left_out = _chosen(method, source.tables["entries"].to_pylist(), names)
-    columns: dict[str, list[Any]] = {name: [] for name in (*schema_of(ImportedEntry).names, *_MORE)}
-    for entry in kept:
-        own = {
+    if not kept:
+        raise BadInput(
+            f"the bank of {where['experiment']} after round {where['round']} has no entry that can come in",
+            expected="a bank with entries",
+            next_step=f"left out: {dict(Counter(left_out.values()))}" if left_out else "name another round",
+        )
+    rows = [
+        {
             "entry_id": prefix + entry["entry_id"],
             "family": names[entry["family"]],
             "content_digest": entry["content_digest"],
@@ -97,30 +99,15 @@ def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> B
             "episode_ids": [prefix + each for each in entry["episode_ids"]],
             "parents": [prefix + each for each in entry["parents"]],
         }
-        for name, column in columns.items():
-            column.append(own[name])
-    schema = pa.schema(
-        [*schema_of(ImportedEntry), *(pa.field(name, kind, nullable=False) for name, kind in _MORE.items())]
-    )
-    table = pa.table([pa.array(columns[name], schema.field(name).type) for name in schema.names], schema=schema)
-    if EMBEDDING in source.tables["entries"].column_names and kept:
-        dimension = where["embedder"]["dimension"]
-        flat = pa.array([value for entry in kept for value in entry[EMBEDDING]], pa.float32())
-        vectors = pa.FixedSizeListArray.from_arrays(flat, dimension)
-        table = table.append_column(pa.field(EMBEDDING, vectors.type, nullable=False), vectors)
+        for entry in kept
+    ]
+    vectors_ND = None
+    if EMBEDDING in source.tables["entries"].column_names:
+        vectors_ND = np.array([entry[EMBEDDING] for entry in kept], dtype=np.float32)
     # Which libraries wrote the export says nothing about what is imported.
     plain = {name: value for name, value in where.items() if name != "versions"}
-    return bank_import(table, {"source": plain, "families": dict(sorted(names.items())), "left_out": left_out})
-
-
-_MORE = {
-    "text": pa.string(),
-    "operation_id": pa.string(),
-    "distillation_id": pa.string(),
-    "episode_ids": pa.list_(pa.string()),
-    "parents": pa.list_(pa.string()),
-}
-"""Columns of the file beside those of `ImportedEntry`."""
+    counts = dict(sorted(Counter(left_out.values()).items()))
+    return bank_import(rows, vectors_ND, {"source": plain, "families": dict(sorted(names.items())), "left_out": counts})
 
 
 def _families(method: Method, source: Gathered, asked: Mapping[str, str]) -> dict[str, str]:
@@ -145,8 +132,8 @@ def _families(method: Method, source: Gathered, asked: Mapping[str, str]) -> dic
 
 def _chosen(
     method: Method, entries: list[dict[str, Any]], names: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """The entries that come in, the oldest first, and those that do not, with the reason."""
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The entries that come in, the oldest first, and those that do not: the reason by id."""
     left_out: dict[str, str] = {}
     held: set[tuple[str, str]] = set()
     by_family: dict[str, list[dict[str, Any]]] = {}
@@ -171,8 +158,7 @@ def _chosen(
         for entry in order[: max(0, len(listed) - method.bank.capacity)]:
             left_out[entry["entry_id"]] = f"capacity_{method.bank.eviction}"
     kept = [entry for entry in entries if entry["entry_id"] not in left_out]
-    told = [{"entry_id": name, "reason": reason} for name, reason in sorted(left_out.items())]
-    return sorted(kept, key=lambda entry: (entry["order"], entry["entry_id"])), told
+    return sorted(kept, key=lambda entry: (entry["order"], entry["entry_id"])), left_out
 
 
 def _usefulness(entry: Mapping[str, Any]) -> tuple[float, int]:
