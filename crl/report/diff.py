@@ -19,7 +19,7 @@ from crl.bank.segments import load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
-from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, tables_of
+from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_texts, tables_of
 from crl.recipes.proposal import Proposal, proposal_of
 from crl.recipes.reading import recorded_rows
 from crl.records import BankEvent, Operation, rows_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _KINDS = {
+    "import": "imported",
     "add": "added",
     "update": "updated",
     "merge": "merged",
@@ -119,7 +120,9 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     proposal = load_proposal(run, round_number)
     events = rows_of(BankEvent, run.read(*place, BankEvent))
     size = summary_of(round_number, tables_of(recipe, run.method, run.read)).entries
-    return _diff(run_path, proposal, events, size_after=size, proposed=False)
+    # No operation holds the texts that an experiment began with: its first bank does.
+    first = {} if round_number else recorded_texts(run, recipe, recorded_bank(run, recipe, 0).table)
+    return _diff(run_path, proposal, events, size_after=size, proposed=False, known=first)
 
 
 def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] | None = None) -> BankDiff:
@@ -183,10 +186,16 @@ def told(change: Change) -> str:
 
 
 def _diff(
-    run_path: Path, proposal: Proposal, events: Sequence[BankEvent], *, size_after: int, proposed: bool
+    run_path: Path,
+    proposal: Proposal,
+    events: Sequence[BankEvent],
+    *,
+    size_after: int,
+    proposed: bool,
+    known: Mapping[str, str] | None = None,
 ) -> BankDiff:
     operations = {operation.operation_id: operation for operation in proposal.operations}
-    texts = _texts(run_path, proposal, events)
+    texts = {**(known or {}), **_texts(run_path, proposal, events)}
     previous = proposal.previous.table
     state = dict(zip(*(previous[name].to_pylist() for name in ("entry_id", "content_digest")), strict=True))
     changes = []

@@ -8,16 +8,22 @@ with what outcome and which guided-minus-free difference. A version that was nev
 from __future__ import annotations
 
 LINEAGE = r"""
-WITH versions AS (      -- every text an entry ever had, in order
+WITH written AS (       -- events that wrote a text
+    SELECT *, CAST(regexp_extract(event_id, '(\d+)$', 1) AS BIGINT) AS position
+    FROM bank_events WHERE kind IN ('import', 'add', 'update', 'merge')
+),
+stays AS (              -- an entry whose id came back begins anew; a text stands until the next one is written
+    SELECT *,
+        count(*) FILTER (kind <> 'update') OVER (PARTITION BY entry_id ORDER BY round, position) AS stay,
+        lead(round) OVER (PARTITION BY entry_id ORDER BY round, position) AS until_round
+    FROM written
+),
+versions AS (           -- every text an entry ever had, in order, numbered as in the bank
     SELECT
-        event.entry_id, event.family, event.round AS written_round, event.kind,
-        event.operation_id, event.after_digest AS content_digest,
-        row_number() OVER (
-            PARTITION BY event.entry_id
-            ORDER BY event.round, CAST(regexp_extract(event.event_id, '(\d+)$', 1) AS BIGINT)
-        ) AS version
-    FROM bank_events AS event
-    WHERE event.kind IN ('add', 'update', 'merge') AND event.entry_id IS NOT NULL AND event.after_digest IS NOT NULL
+        entry_id, family, round AS written_round, position, until_round, kind, operation_id,
+        after_digest AS content_digest,
+        row_number() OVER (PARTITION BY entry_id, stay ORDER BY round, position) AS version
+    FROM stays
 ),
 writers AS (            -- the checkpoint behind a weights digest: where it first appeared
     SELECT role, weights_digest, min(round) AS round, arg_min(updates, round) AS updates,
@@ -31,9 +37,9 @@ sources AS (            -- the episodes an operation was distilled from, with th
     LEFT JOIN episodes AS episode USING (episode_id)
     GROUP BY made.operation_id
 ),
-uses AS (               -- guided episodes, by the text and the output that guided them
+uses AS (               -- guided episodes, by the text that guided them and the bank it was taken from
     SELECT
-        retrieval.entry_id, retrieval.content_digest, retrieval.generation_id,
+        retrieval.entry_id, retrieval.content_digest, retrieval.bank_round,
         episode.episode_id, episode.round, episode.success, retrieval.similarity, retrieval.score,
         credit.outcome, credit.free_mean, credit.guided_minus_free
     FROM retrievals AS retrieval
@@ -46,7 +52,8 @@ SELECT
     version.entry_id, version.family, version.version, version.kind, version.written_round, version.content_digest,
     coalesce(written.text, operation.text) AS text,
     operation.parents, source.episodes AS source_episodes,
-    version.operation_id, operation.distillation_id, operation.generation_id,
+    version.operation_id, operation.distillation_id,
+    coalesce(operation.generation_id, imported.generation_id) AS generation_id,
     generation.prompt, generation.output,
     writer.checkpoint AS extractor_checkpoint, writer.updates AS extractor_updates,
     generation.weights_digest AS extractor_digest,
@@ -54,11 +61,13 @@ SELECT
     used.similarity AS used_similarity, used.outcome, used.free_mean, used.guided_minus_free
 FROM versions AS version
 LEFT JOIN operations AS operation ON operation.operation_id = version.operation_id
+LEFT JOIN imported_entries AS imported ON version.kind = 'import' AND imported.entry_id = version.entry_id
 LEFT JOIN sources AS source ON source.operation_id = version.operation_id
 LEFT JOIN bank_texts AS written ON written.content_digest = version.content_digest
 LEFT JOIN generations AS generation ON generation.generation_id = operation.generation_id
 LEFT JOIN writers AS writer ON writer.role = generation.role AND writer.weights_digest = generation.weights_digest
 LEFT JOIN uses AS used ON used.entry_id = version.entry_id AND used.content_digest = version.content_digest
-    AND used.generation_id = operation.generation_id
-ORDER BY version.entry_id, version.version, used.round, used.episode_id
+    AND used.bank_round >= version.written_round
+    AND (version.until_round IS NULL OR used.bank_round < version.until_round)
+ORDER BY version.entry_id, version.written_round, version.position, used.round, used.episode_id
 """
