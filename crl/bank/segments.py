@@ -26,6 +26,8 @@ from crl.records import BankText, table_of
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
+_BLOCK = 65_536
+"""Vectors put in place at a time."""
 
 Recover = Callable[[str, RecordDamaged], bytes]
 """Content of a damaged file by its run-relative path, proven against its name; raises the damage it is given where it
@@ -115,17 +117,19 @@ def load_embeddings(run_path: Path, entries: pa.Table, recover: Recover | None =
         return np.empty((0, 0), dtype=np.float32)
     vectors_ND: NDArray[np.float32] | None = None
     files = entries["embedding_file"].combine_chunks().dictionary_encode()
-    names, codes_N = files.dictionary.to_pylist(), files.indices.to_numpy()
+    codes = {run_path / relative: code for code, relative in enumerate(files.dictionary.to_pylist())}
+    codes_N = files.indices.to_numpy()
     for path, table, rows in _read(run_path, entries, "embedding_file", recover):
         column = table["embedding"].combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
         if vectors_ND is None:
             vectors_ND = np.empty((entries.num_rows, values.shape[1]), dtype=np.float32)
         if values.shape[1] != vectors_ND.shape[1]:
-            found = sorted({values.shape[1], vectors_ND.shape[1]})
-            raise RecordDamaged(f"embeddings of different dimensions: {found}", where=str(run_path))
-        code = names.index(path.relative_to(run_path).as_posix())
-        vectors_ND[np.flatnonzero(codes_N == code)] = values[rows.to_numpy()]
+            dimensions = sorted({values.shape[1], vectors_ND.shape[1]})
+            raise RecordDamaged(f"embeddings of different dimensions: {dimensions}", where=str(run_path))
+        places, found = np.flatnonzero(codes_N == codes[path]), rows.to_numpy()
+        for at in range(0, len(places), _BLOCK):  # a file may hold the whole bank: no second copy of it
+            vectors_ND[places[at : at + _BLOCK]] = values[found[at : at + _BLOCK]]
     assert vectors_ND is not None
     return vectors_ND
 
@@ -166,6 +170,7 @@ def _read(
                 raise
             content = recover(relative, damage)
         table = pq.ParquetFile(pa.BufferReader(content)).read()
+        del content
         start = 0 if code == 0 else ends[code - 1]
         wanted = digests.take(pa.array(by_file[start : ends[code]]))
         rows = pc.index_in(wanted, value_set=table["content_digest"].combine_chunks())

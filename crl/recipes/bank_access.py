@@ -42,7 +42,10 @@ def retrieve_all(
 ) -> list[Retrieval]:
     """Retrieve for tasks in order, a task or (`per: group`) a group at a time; rows of every candidate."""
     per_group = ctx.method.retrieval.per == "group"
-    asking = list({task.group: task for task in reversed(tasks)}.values())[::-1] if per_group else list(tasks)
+    first_of_group: dict[int, Task] = {}
+    for task in tasks:
+        first_of_group.setdefault(task.group, task)
+    asking = list(first_of_group.values()) if per_group else list(tasks)
     vectors_QD = ctx.services.embedder().embed([task.query for task in asking])
     found = retriever.retrieve_many([(task.episode_id, task.family) for task in asking], vectors_QD, advance=advance)
     ctx.notes["index"] = retriever.kinds
