@@ -17,7 +17,7 @@ LIMIT = 120
 OUTCOMES = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4), ("keep", 5), ("rejected", 7),
             ("malformed", 6))  # fmt: skip
 """What becomes of what the extractor asks for, with a colour each; a malformed output asks for nothing."""
-AGES = ((0, "this round"), (1, "1–3 rounds"), (4, "4–15"), (16, "16–63"), (64, "64 and more"))
+AGES = ((0, "this round"), (1, "1–3"), (4, "4–15"), (16, "16–63"), (64, "64+"))
 """Classes of age in rounds: smallest age, name."""
 _RAMP = 10
 """First of the colours that grow stronger."""
@@ -153,6 +153,9 @@ class _Ages:
             born.subtract(each.left)
             ages = [(max(0, each.round - made), count) for made, count in born.items() if count]
             entries = sum(count for _, count in ages)
+            if each.bank is None:  # a round that has not published its bank yet
+                self._found[each.round] = None, [0] * len(AGES)
+                continue
             self._found[each.round] = (
                 sum(age * count for age, count in ages) / entries if entries else None,
                 [sum(count for age, count in ages if start <= age < end)

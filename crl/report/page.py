@@ -108,7 +108,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             useful=_usefulness(history),
             malformed_by=_reasons(trained),
             run=_run_facts(history, trained),
-            newest=trained[-1] if trained else None,
+            newest=next((each for each in reversed(trained) if each.bank is not None), None),
             evaluated=_newest_evaluated(trained),
             success_charts=success_charts(trained),
             bank_charts=bank_charts(trained),

@@ -27,7 +27,7 @@ _OUTCOMES = ("0 %", "1–39 %", "40–60 %", "61–99 %", "100 %")
 """Classes of the share of episodes won."""
 _HALF = (0.4, 0.6)
 """Bounds of the middle class, which holds both."""
-_USES = ((1, "1 use"), (2, "2–4"), (5, "5–15"), (16, "16 and more"))
+_USES = ((1, "1"), (2, "2–4"), (5, "5–15"), (16, "16+"))
 """Classes of uses: smallest number, name."""
 _RAMP = 11
 
@@ -66,7 +66,7 @@ class Usefulness:
     """Of them, those that have guided an episode."""
     gone: int
     """Entries that guided an episode and have left the bank."""
-    chart: Chart
+    charts: Sequence[Chart]
     helpful: Sequence[Standing]
     """Those whose mean outcome is surely high come first: by the lower end of the interval."""
     harmful: Sequence[Standing]
@@ -112,24 +112,36 @@ def judge(run_path: Path, bank: Snapshot, scores: Iterable[EntryScore]) -> Usefu
         len(bank),
         len(names),
         len(every) - len(names),
-        _chart(rates.values()),
+        [_by_outcome(rates.values()), _by_uses(rates.values(), len(bank) - len(names))],
         [standing[name] for name in best],
         [standing[name] for name in worst],
     )
 
 
-def _chart(rates: Iterable[Rate]) -> Chart:
+def _by_uses(rates: Iterable[Rate], unused: int) -> Chart:
+    counts = [unused, *(0 for _ in _USES)]
+    for rate in rates:
+        counts[1 + _uses(rate)] += 1
+    names = ["none", *(name for _, name in _USES)]
+    bars = [Bar(place, [float(count)], name) for place, (count, name) in enumerate(zip(counts, names, strict=True))]
+    return bar_chart("entries by how often they were used", [("entries", 2)], bars, axis="episodes guided", named=True)
+
+
+def _by_outcome(rates: Iterable[Rate]) -> Chart:
     heights = [[0.0] * len(_USES) for _ in _OUTCOMES]
     for rate in rates:
-        uses = max(place for place, (least, _) in enumerate(_USES) if rate.episodes >= least)
-        heights[_outcome(rate)][uses] += 1
+        heights[_outcome(rate)][_uses(rate)] += 1
     return bar_chart(
         "entries by the share of their episodes won",
-        [(name, _RAMP + place) for place, (_, name) in enumerate(_USES)],
+        [(f"used {name}×" if place == 0 else name, _RAMP + place) for place, (_, name) in enumerate(_USES)],
         [Bar(place, heights[place], name) for place, name in enumerate(_OUTCOMES)],
         axis="won",
         named=True,
     )
+
+
+def _uses(rate: Rate) -> int:
+    return max(place for place, (least, _) in enumerate(_USES) if rate.episodes >= least)
 
 
 def _outcome(rate: Rate) -> int:

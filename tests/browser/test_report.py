@@ -4,11 +4,14 @@ what models wrote stays text, a phone and a keyboard are enough."""
 from __future__ import annotations
 
 import dataclasses
+import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page
 
 from crl.records import Turn
@@ -21,6 +24,7 @@ from crl.report.views import query
 from tests.unit.report import builder
 from tests.unit.report.builder import write_stage
 
+LARGEST_PICTURE = 300_000
 PHONE = {"width": 390, "height": 844}
 HOSTILE = (
     "<script>window.broken = 1</script>", "</script><script>window.broken = 1</script>", "<!-- <script>", "]]>",
@@ -156,6 +160,9 @@ def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finishe
     assert scores
     heads, *found = page.table("entries by the share of their episodes won")
     assert sum(float(cell) for row in found for cell in row[1:]) == len(scores) and heads[0] == "won"
+    uses = {row[0]: float(row[1]) for row in page.table("entries by how often they were used")[1:]}
+    size = rows(finished, f"SELECT count(*) FROM bank WHERE round = {last}")[0][0]
+    assert uses["none"] == size - len(scores) and uses["1"] == sum(count == 1 for _, _, count, _ in scores)
     listed = page.table("Most helpful")[1:] + page.table("Most harmful")[1:]
     ranked = [score for score in scores if score[3] != 0]
     assert len(listed) == min(10, sum(score[3] > 0 for score in ranked)) + min(10, sum(s[3] < 0 for s in ranked))
@@ -392,7 +399,7 @@ def test_what_others_wrote_stays_text(
 def _useful(standings: list[Standing]) -> Usefulness:
     from crl.report.charts import bar_chart
 
-    return Usefulness(1, 3, 3, 0, bar_chart("none", [], []), [], standings)
+    return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], standings)
 
 
 def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:
@@ -417,3 +424,42 @@ def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished
     )
     assert page.locator("#browser").is_visible(), "the page's own script runs"
     context.close()
+
+
+def test_pictures(show: Callable[..., Opened], finished: Path, pictures: Path) -> None:
+    """The pictures of docs/report.md: `CRL_PICTURES=docs/pictures`, and the run they show in `CRL_PICTURES_RUN`."""
+    run = Path(os.environ.get("CRL_PICTURES_RUN", finished))
+    page = show(run, viewport={"width": 1280, "height": 1000}).page
+    page.locator("#play").scroll_into_view_if_needed()
+    _keep(page.screenshot(full_page=True, clip=_down_to(page, "#bank h3")), pictures / "report.png")
+    _keep(page.locator("#usefulness").screenshot(), pictures / "report-usefulness.png")
+    page.locator("#next").click()
+    page.mouse.move(0, 0)
+    _keep(page.locator("#episodes").screenshot(), pictures / "report-episodes.png")
+    phone = show(run, viewport=PHONE, device_scale_factor=2).page
+    shots = [phone.screenshot()]
+    for place in ("#bank", "#replay"):
+        phone.locator(place).evaluate("(each) => each.scrollIntoView()")
+        shots.append(phone.screenshot())
+    beside = Image.new("RGB", (3 * 2 * PHONE["width"] + 2 * 40, 2 * PHONE["height"]), "white")
+    for number, shot in enumerate(shots):
+        beside.paste(Image.open(io.BytesIO(shot)), (number * (2 * PHONE["width"] + 40), 0))
+    beside.thumbnail((1280, 1280))
+    buffer = io.BytesIO()
+    beside.save(buffer, "PNG")
+    _keep(buffer.getvalue(), pictures / "report-phone.png")
+
+
+def _down_to(page: Page, selector: str) -> dict[str, float]:
+    """The page from its top to where an element begins."""
+    top = page.locator(selector).first.evaluate("(each) => each.getBoundingClientRect().top + scrollY")
+    return {"x": 0, "y": 0, "width": 1280, "height": top - 10}
+
+
+def _keep(picture: bytes, path: Path) -> None:
+    """Save it with few colours: it lies in the repository."""
+    few = (
+        Image.open(io.BytesIO(picture)).convert("RGB").quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    )
+    few.save(path, optimize=True)
+    assert path.stat().st_size <= LARGEST_PICTURE

@@ -83,7 +83,7 @@
       if (episode && button.dataset.episode === episode.id) {
         button.setAttribute("aria-current", "true");
         const box = at("list"), row = button.parentElement;
-        const top = row.offsetTop - box.offsetTop;
+        const top = row.offsetTop; // the list is positioned, so this counts from its top
         if (top < box.scrollTop || top + row.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = top;
       } else button.removeAttribute("aria-current");
     }
@@ -149,6 +149,7 @@
       }
       if (known(output.text)) {
         const raw = element("details"), pre = element("pre", text(output.text), "wrap");
+        raw.open = !output.operations.length;
         raw.append(element("summary", "What the extractor wrote"), pre);
         parts.push(raw);
       }

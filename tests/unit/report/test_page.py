@@ -37,7 +37,7 @@ class Page(HTMLParser):
         self.tables: list[tuple[str, list[list[str]]]] = []
         self.words: list[str] = []
         self.data = ""
-        self._quiet, self._data = 0, False
+        self._quiet, self._data, self._cell = 0, False, False
         self.feed(text)
         self.text = " ".join("".join(self.words).split())
 
@@ -53,16 +53,18 @@ class Page(HTMLParser):
             self.tables[-1][1].append([])
         elif tag in ("td", "th"):
             self.tables[-1][1][-1].append("")
+            self._cell = True
 
     def handle_endtag(self, tag: str) -> None:
         self._quiet -= tag in ("style", "script")
+        self._cell = self._cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
         if self._data and self._quiet:
             self.data += data
         if not self._quiet:
             self.words.append(data)
-            if self.tables and self.tables[-1][1] and self.tables[-1][1][-1]:
+            if self._cell:
                 self.tables[-1][1][-1][-1] += " ".join(data.split()) + (" " if data.endswith(" ") else "")
 
     def table(self, name: str) -> list[list[str]]:
@@ -108,6 +110,44 @@ def test_numbers_equal_those_of_sql(finished: Path) -> None:
     assert cells[8] == str(one("SELECT count_if(status = 'waiting') FROM buffer WHERE round = $round")[0])
     alarms = one("SELECT count(*) FROM metrics WHERE alarm IS NOT NULL AND round = $round")[0]
     assert cells[11] == str(alarms or "–")
+
+
+def test_charts_have_their_numbers_beside_them(finished: Path) -> None:
+    page = Page(render(finished))
+
+    def by_round(sql: str) -> dict[str, str]:
+        return {str(number): f"{value:.4g}" for number, value in query(finished, sql)[1]}
+
+    def shown(chart: str, heading: str) -> dict[str, str]:
+        return {number: row[heading] for number, row in page.numbers(chart).items() if row[heading] not in ("–", "0")}
+
+    assert shown("entries in the bank", "entries") == by_round("SELECT round, count(*) FROM bank GROUP BY round")
+    for kind in ("add", "update"):
+        events = by_round(f"SELECT round, count(*) FROM bank_events WHERE kind = '{kind}' GROUP BY round")
+        assert events and shown("what became of operations", kind) == events
+    born = "SELECT created_round, count(DISTINCT entry_id) FROM bank WHERE created_round > 0 GROUP BY 1"
+    assert shown("entries that changed", "added") == by_round(born)
+    kept = "SELECT round, count(*) FROM bank WHERE updated_round = round AND created_round < round GROUP BY round"
+    assert shown("entries that changed", "rewritten") == by_round(kept)
+    ages = "SELECT round, avg(round - created_round) AS age FROM bank GROUP BY round HAVING age > 0"
+    assert shown("mean age of texts, in rounds", "whole bank") == by_round(ages)
+    used = "SELECT c.round, avg(c.round - g.round) FROM credits c JOIN generations g USING (generation_id) GROUP BY 1"
+    assert by_round(used) and shown("mean age of texts, in rounds", "used") == by_round(used)
+    for heading, status in (("waiting", "waiting"), ("trained now", "selected")):
+        buffered = by_round(f"SELECT round, count(*) FROM buffer WHERE status = '{status}' GROUP BY round")
+        assert shown("outputs in the training buffer", heading) == buffered
+    reasons = query(finished, "SELECT reason_code, count(*) FROM distillations WHERE verdict = 'malformed' "
+                              "AND stage IN ('distill', 'merge') GROUP BY 1")[1]  # fmt: skip
+    assert reasons and all(f"{reason.replace('_', ' ')} {count}" in page.text for reason, count in reasons)
+
+
+def test_a_round_on_its_way_has_no_bank_yet(copied: Path) -> None:
+    from tests.tiny_run import ROUNDS, cut_back
+
+    cut_back(copied, ROUNDS, "consolidate")
+    page = Page(render(copied))
+    assert str(ROUNDS) not in page.numbers("mean age of texts, in rounds")
+    assert set(page.numbers("age of the entries")[str(ROUNDS)].values()) == {"0"}
 
 
 def test_every_change_of_the_bank_is_told_with_its_text(finished: Path) -> None:
@@ -230,7 +270,7 @@ def test_a_thousand_rounds_make_a_small_page(tmp_path: Path, monkeypatch: pytest
     many = [dataclasses.replace(last, round=number, label=str(number)) for number in range(1, 1001)]
     monkeypatch.setattr(History, "summaries", lambda self: many)
     text = render(run)
-    assert len(text) < 400_000
+    assert len(text) < 500_000
     page = Page(text)
     assert "Each point pools 9 consecutive rounds" in page.text and "The 900 oldest" in page.text
     assert page.row("Rounds", "1000") and "900" not in [row[0] for row in page.table("Rounds")]

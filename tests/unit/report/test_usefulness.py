@@ -1,0 +1,61 @@
+"""Usefulness of a bank's entries from their scores: order, intervals and classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from crl.bank.snapshot import Snapshot
+from crl.records import EntryScore
+from crl.report import usefulness as module
+from crl.report.summary import Rate
+from crl.report.usefulness import Standing, judge
+from tests.unit.report.builder import bank_entry
+
+RECORD = {"sure": (40, 36), "lucky": (1, 1), "even": (10, 5), "unlucky": (1, 0), "bad": (40, 4), "gone": (3, 3)}
+"""Episodes guided and won, by entry."""
+
+
+def scores() -> list[EntryScore]:
+    return [
+        EntryScore(entry_id=name, uses=uses, mean_outcome=2 * won / uses - 1, last_used_round=4)
+        for name, (uses, won) in RECORD.items()
+    ]
+
+
+def bank() -> Snapshot:
+    names = [name for name in RECORD if name != "gone"] + ["unused"]
+    entries = [
+        dataclasses.replace(bank_entry(1, f"text of {name}", 1), entry_id=name, order=number)
+        for number, name in enumerate(names)
+    ]
+    return Snapshot.of(4, entries)
+
+
+def test_what_is_sure_comes_before_what_was_lucky(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {each.content_digest: f"text of {each.entry_id}" for each in bank().entries()}
+    monkeypatch.setattr(module, "load_texts", lambda path, rows: texts)
+    found = judge(Path(), bank(), scores())
+    assert [each.entry_id for each in found.helpful] == ["sure", "lucky"]
+    assert [each.entry_id for each in found.harmful] == ["bad", "unlucky"]
+    assert found.helpful[0].text == "text of sure" and found.helpful[0].mean == pytest.approx(0.8)
+    assert (found.entries, found.used, found.gone) == (6, 5, 1)
+    outcome, uses = found.charts
+    assert {row[0]: sum(map(float, row[1:])) for row in outcome.rows} == {
+        "0 %": 1, "1–39 %": 1, "40–60 %": 1, "61–99 %": 1, "100 %": 1,
+    }  # fmt: skip
+    assert {row[0]: float(row[1]) for row in uses.rows} == {"none": 1, "1": 2, "2–4": 0, "5–15": 1, "16+": 2}
+
+
+@pytest.mark.parametrize(("uses", "won"), [(1, 0), (1, 1), (7, 3), (40, 36), (1000, 500)])
+def test_the_interval_is_that_of_wilson(uses: int, won: int) -> None:
+    standing = Standing("e", "f", "t", 1, 1, Rate(won, uses))
+    low, high = ((end + 1) / 2 for end in standing.interval)
+    # Its ends are the rates from which the one observed is 1.96 standard deviations away.
+    for end in {low, high} - {0.0, 1.0}:
+        deviation = math.sqrt(end * (1 - end) / uses)
+        assert abs(won / uses - end) == pytest.approx(1.96 * deviation, abs=1e-9)
+    assert low <= won / uses <= high
