@@ -10,17 +10,18 @@ from typing import Any
 import lancedb
 import numpy as np
 import pyarrow as pa
+from lancedb.index import IvfFlat
 from numpy.typing import NDArray
 
 from bank_systems.base import Changes, Rows, bytes_below
 
 
 class Lance:
-    """One table. Approximate search: IVF_PQ, its default; an effort is (partitions probed, factor of re-ranking)."""
+    """One table. Approximate search: IVF_FLAT; an effort is the number of partitions probed."""
 
     name = "LanceDB"
     exact, approximate = True, True
-    efforts: tuple[Any, ...] = tuple((probes, refine) for probes in (10, 20, 40, 80, 160, 320) for refine in (2, 4))
+    efforts: tuple[Any, ...] = (5, 10, 20, 40, 80, 160, 320)
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -32,7 +33,7 @@ class Lance:
         self._keep(0)
 
     def build(self) -> None:
-        self._table.create_index(metric="dot", vector_column_name="vector", index_type="IVF_PQ")
+        self._table.create_index("vector", config=IvfFlat(distance_type="dot"))
         self._table.wait_for_index(["vector_idx"], timeout=datetime.timedelta(minutes=10))
         self._keep(0)
 
@@ -41,8 +42,7 @@ class Lance:
         if effort is None:
             query = query.bypass_vector_index()
         else:
-            probes, refine = effort
-            query = query.nprobes(probes).refine_factor(refine)
+            query = query.nprobes(effort)
         found = query.to_arrow()
         answers: list[list[str]] = [[] for _ in queries_BD]
         for which, entry_id in zip(found["query_index"].to_pylist(), found["id"].to_pylist(), strict=True):

@@ -83,7 +83,7 @@ def _fill(found: Measured, names: Sequence[str], rows: Rows, repetitions: int, r
             systems[name] = new_system(name, root / f"{name}-{repetition:02d}")
             _timed(found, "add", name, partial(systems[name].add, rows))
             print(f"  {found.size:,} add {name}: {taken[-1]:.2f} s", flush=True)
-    return systems
+    return {name: systems[name] for name in names}
 
 
 def _search(
@@ -153,21 +153,25 @@ def _reopen(
     context = multiprocessing.get_context("spawn")
     for _ in range(repetitions):
         for name in names:
-            work = (name, _places(root, name)[-1], repetitions - 1, queries_QD[:BATCH], found.efforts.get(name))
-            with context.Pool(1) as pool:
-                for step, seconds in pool.apply(_reopened, work).items():
+            for step, effort in (("reopen, exact", None), ("reopen, approximate", found.efforts.get(name))):
+                if (step, effort) == ("reopen, approximate", None):
+                    continue
+                with context.Pool(1) as pool:
+                    work = (name, _places(root, name)[-1], repetitions - 1, queries_QD[:BATCH], effort)
+                    seconds = pool.apply(_reopened, work)
+                if seconds is not None:
                     found.seconds[step, name].append(seconds)
 
 
-def _reopened(
-    name: str, place: Path, round_number: int, queries_BD: NDArray[np.float32], effort: Any
-) -> dict[str, float]:
+def _reopened(name: str, place: Path, round_number: int, queries_BD: NDArray[np.float32], effort: Any) -> float | None:
     """Seconds from nothing to the first answered batch."""
     system = new_system(name, place)
+    if effort is None and not system.exact:
+        return None
     began = time.perf_counter()
     system.open(round_number)
-    system.search(queries_BD, COUNT, None if system.exact else effort)
-    return {"reopen": time.perf_counter() - began}
+    system.search(queries_BD, COUNT, effort)
+    return time.perf_counter() - began
 
 
 def _places(root: Path, name: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The project's bank behind the protocol of `base.py`: what is searched is the index that retrieval uses."""
+"""The project's bank behind the protocol of `base.py`: what is searched are the indexes that retrieval uses."""
 
 from __future__ import annotations
 
@@ -11,36 +11,40 @@ from numpy.typing import NDArray
 
 from bank_systems.base import Changes, Rows
 from bank_systems.record import BankRun
-from crl.bank.index import ExactIndex, build_flat
+from crl.bank.index import ApproximateIndex, ExactIndex, Scope, open_index
+from crl.run.cache import Shelf
 
 
 class Ours:
-    """A run directory."""
+    """A run directory. The approximate index has no setting: it is made for a recall of 0.95."""
 
     name = "crl"
-    exact, approximate = True, False
-    efforts: tuple[Any, ...] = ()
+    exact, approximate = True, True
+    efforts: tuple[Any, ...] = ("its own",)
 
     def __init__(self, directory: Path) -> None:
         self._run = BankRun(directory, capacity=10_000_000)
         self._rounds = 0
         self._ids: list[str] = []
-        self._exact: ExactIndex | None = None
+        self._scope: Scope | None = None
+        self._indexes: dict[str, ExactIndex | ApproximateIndex] = {}
 
     def add(self, rows: Rows) -> None:
         self._run.publish_first(rows)
 
+    def build(self) -> None:
+        self._index("approximate")
+
     def open(self, round_number: int) -> None:
         bank = self._run.bank(round_number)
-        vectors_ND = self._run.embeddings(bank)
         self._ids = bank.table["entry_id"].to_pylist()
-        self._exact = ExactIndex(vectors_ND, build_flat(vectors_ND))
+        rows_N = np.arange(len(bank), dtype=np.int64)
+        self._scope = Scope(self._run.embeddings(bank), rows_N, bank.table["content_digest"].combine_chunks())
+        self._indexes = {}
 
     def search(self, queries_BD: NDArray[np.float32], count: int, effort: Any | None) -> list[list[str]]:
-        if self._exact is None:
-            self.open(self._rounds)
-        assert self._exact is not None
-        return [[self._ids[row] for row in self._exact.nearest(query_D, count)[0]] for query_D in queries_BD]
+        index = self._index("exact" if effort is None else "approximate")
+        return [[self._ids[row] for row in rows_K.tolist()] for rows_K, _ in index.nearest(queries_BD, count)]
 
     def prepare(self, round_number: int, changes: Changes) -> None:
         self._run.propose(round_number, changes)
@@ -54,4 +58,12 @@ class Ours:
 
     def close(self) -> None:
         self._run.close()
-        self._ids, self._exact = [], None
+        self._ids, self._scope, self._indexes = [], None, {}
+
+    def _index(self, kind: str) -> ExactIndex | ApproximateIndex:
+        if self._scope is None:
+            self.open(self._rounds)
+        assert self._scope is not None
+        if kind not in self._indexes:
+            self._indexes[kind] = open_index(self._scope, kind, cache=Shelf(self._run.path))
+        return self._indexes[kind]

@@ -131,9 +131,7 @@ class BankRun:
             self._lease = Lease.acquire(self.path, seconds=600)
         return self.run.begin(round_number, stage, token=self._lease.token)
 
-    def context(
-        self, round_number: int, stage: str, writer: StageWriter, vectors: GivenVectors | None
-    ) -> StageContext:
+    def context(self, round_number: int, stage: str, writer: StageWriter, vectors: GivenVectors | None) -> StageContext:
         """What that stage sees; the vectors of its new texts are given."""
         return StageContext(
             method=self.run.method,
