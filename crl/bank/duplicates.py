@@ -27,6 +27,8 @@ HEAD = 64
 _CELL = 200
 """Vectors a cell holds on average; fewer mean fewer comparisons and more visits to work out."""
 _MOST_CELLS = 1024
+_TOO_MANY_VISITS = 0.25
+"""Share of cells visited from which cells are given up: without them half of all is compared, and nothing gathered."""
 _SAMPLE = 20_000
 """Vectors that centres and components are worked out from."""
 _ROWS, _COLUMNS = 1024, 8192
@@ -124,26 +126,44 @@ def _candidates(
     largest = max(1.0, float(np.einsum("nd,nd->n", embeddings_ND, embeddings_ND, dtype=np.float64).max()))
     margin = (dimension + 8) * 2.0**-23 * largest
     """More than the rounding of a float32 product of two of the vectors, in whatever order it is summed."""
-    bound_NH = _heads(embeddings_ND)
     home_N, visits = _cells(embeddings_ND, radius=float(np.sqrt(max(0.0, 2 * largest - 2 * threshold))), margin=margin)
-    by_home_N = np.argsort(home_N, kind="stable")
+    # Vectors stand in the order of their cells from here on, so that those of a cell are a slice.
+    row_N = np.argsort(home_N, kind="stable")
+    place_N = np.empty(total, dtype=np.int64)
+    place_N[row_N] = np.arange(total)
+    bound_NH = _heads(embeddings_ND)[row_N]
     ends = np.cumsum(np.bincount(home_N, minlength=len(visits)))
     for cell, visitors in enumerate(visits):
-        members = by_home_N[ends[cell - 1] if cell else 0 : ends[cell]]
-        for at in range(0, len(members), _ROWS):
-            rows = members[at : at + _ROWS]
-            others = np.concatenate([members[at:], visitors])
-            for start in range(0, len(others), _COLUMNS):
-                columns = others[start : start + _COLUMNS]
-                found = np.flatnonzero(bound_NH[rows] @ bound_NH[columns].T >= threshold - margin)
-                if len(found) > _DENSE * len(rows) * len(columns):
-                    found = np.flatnonzero(embeddings_ND[rows] @ embeddings_ND[columns].T >= threshold - margin)
+        first, end = int(ends[cell - 1]) if cell else 0, int(ends[cell])
+        visiting = np.sort(place_N[visitors])
+        for at in range(first, end, _ROWS):
+            rows = np.arange(at, min(at + _ROWS, end))
+            for columns in _blocks(at, end, visiting):
+                bounds = bound_NH[at : rows[-1] + 1] @ _taken(bound_NH, columns).T
+                found = np.flatnonzero(bounds >= threshold - margin)
+                if len(found) > _DENSE * bounds.size:
+                    products = embeddings_ND[row_N[rows]] @ embeddings_ND[row_N[columns]].T
+                    found = np.flatnonzero(products >= threshold - margin)
                 in_rows, in_columns = np.divmod(found, len(columns))
-                # `others` begins with the rows themselves: of those each pair once, and none with itself.
-                once = in_columns + start > in_rows
-                in_rows, in_columns = in_rows[once], in_columns[once]
-                if len(in_rows):
-                    yield rows[in_rows], columns[in_columns]
+                first_P, second_P = rows[in_rows], columns[in_columns]
+                # Of a cell's own pairs each once, and none of a vector with itself; visitors are from elsewhere.
+                once = (second_P > first_P) | (second_P < first)
+                if once.any():
+                    yield row_N[first_P[once]], row_N[second_P[once]]
+
+
+def _blocks(start: int, end: int, visiting: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Places from `start` to `end`, then those of the visitors, in blocks."""
+    for at in range(start, end, _COLUMNS):
+        yield np.arange(at, min(at + _COLUMNS, end))
+    for at in range(0, len(visiting), _COLUMNS):
+        yield visiting[at : at + _COLUMNS]
+
+
+def _taken(values_NH: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Rows in rising places, without a copy where they are a slice."""
+    first, last = int(places[0]), int(places[-1])
+    return values_NH[first : last + 1] if last - first + 1 == len(places) else values_NH[places]
 
 
 def _heads(embeddings_ND: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -171,7 +191,7 @@ def _cells(
     if len(centres_CD) > 1:
         sample = embeddings_ND[:: -(-total // 2000)]
         _, visiting_SC = _visiting(sample, centres_CD, radius, margin)
-        if visiting_SC.mean() > 0.4:  # all pairs once are half of all rows with all cells
+        if visiting_SC.mean() > _TOO_MANY_VISITS:
             centres_CD = centres_CD[:1]
     home_N = np.empty(total, dtype=np.int64)
     rows, cells = [], []
