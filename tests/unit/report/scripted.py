@@ -15,14 +15,12 @@ from typing import Any
 
 from crl.config import Experiment
 from crl.experiment import load_experiment
-from crl.learn.credit import credits_of, entry_scores
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
 from crl.recipes.banks import recorded_bank
 from crl.recipes.context import StageContext
 from crl.records import (
     Distillation,
-    EntryScore,
     Episode,
     Evaluation,
     Generation,
@@ -58,8 +56,9 @@ def sha(text: str) -> str:
 
 
 def experiment(name: str = "scripted", families: Sequence[str] = ("lake", "pond"), **overrides: Any) -> Experiment:
-    """conf/tiny.yaml with these families and a merge in every round."""
-    merged = {"method.merge.every": 1, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    """conf/tiny.yaml with these families and a merge in every round; nothing is trained."""
+    settings = {"method.merge.every": 1, "method.warm_up_rounds": 1000, "method.warm_start": None}
+    merged = {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}}
     loaded = load_experiment(ROOT / "conf/tiny.yaml", merged)
     listed = [loaded.method.families[0].model_copy(update={"name": each}) for each in families]
     return loaded.model_copy(update={"name": name, "method": loaded.method.model_copy(update={"families": listed})})
@@ -89,7 +88,6 @@ class ScriptedRun:
         self.services = services or Services()
         self.newest = -1
         self._counts: dict[str, RetrievalCount] = {}
-        self._scores: list[EntryScore] = []
 
     def __enter__(self) -> ScriptedRun:
         self._lease = Lease.acquire(self.path, seconds=60).__enter__()
@@ -148,8 +146,6 @@ class ScriptedRun:
                 self._counts[entry.entry_id] = RetrievalCount(
                     entry_id=entry.entry_id, count=count + 1, last_round=number
                 )
-        credits = credits_of(episodes, retrievals)
-        self._scores = entry_scores(self._scores, credits)
         distilled = self._outputs(number, "distill", asks, episodes)
         merged = self._outputs(number, "merge", merges, episodes)
         self._write(number, "plan", retrievals, list(self._counts.values()))
@@ -157,7 +153,7 @@ class ScriptedRun:
         self._write(number, "distill", *distilled)
         self._write(number, "merge", *merged)
         self._stage(number, "consolidate")
-        self._write(number, "credit", credits, self._scores)
+        self._stage(number, "credit")
         self._write(number, "update_extractor", [self._weights("extractor", number)])
         if evaluated:
             self._write(number, "evaluate", [self._evaluation(number, *each) for each in enumerate(evaluated)])

@@ -1,0 +1,256 @@
+"""The story of one experience, against what a run that was told step by step is known to have done."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from crl.errors import BadInput
+from crl.report.entry_history import history, history_table, word_diff
+from crl.report.story import Story, story_of
+from crl.report.views import query
+from crl.report.why import stories, why
+from crl.report.why_tree import why_tree
+from tests.unit.report.scripted import Ask, ScriptedRun, experiment
+
+
+class Told:
+    """A run in which `merged` is made by two merges one after the other and updated three times."""
+
+    def __init__(self, root: Path) -> None:
+        with ScriptedRun(root) as run:
+            run.initialise()
+            self.a, self.b, self.c, self.twin = run.play(
+                Ask("add", "go left", episodes=(0, 1)), Ask("add", "go right", episodes=(1,)), Ask("add", "wait"),
+                Ask("add", "go left", family="pond"),
+            )  # fmt: skip
+            run.play(
+                Ask("update", "go far left", entry=self.a, episodes=(0,)),
+                Ask("update", "go far right", entry=self.b, episodes=(1,)),
+                guided=[(self.a, True), (self.b, False)],
+            )
+            (self.inner,) = run.play(merges=[Ask("merge", "left or right", parents=(self.a, self.b))])
+            run.play(Ask("update", "left, then right", entry=self.inner), guided=[(self.inner, True)])
+            run.play(
+                Ask("update", "wait", entry=self.inner),  # c says so already
+                Ask("update", "left, then right", entry=self.inner),  # it says so itself
+                Ask("update", "right, then left", entry=self.inner),
+                guided=[(self.inner, False)],
+            )
+            (self.merged,) = run.play(merges=[Ask("merge", "first text", parents=(self.inner, self.c))])
+            run.play(Ask("update", "second text", entry=self.merged), guided=[(self.merged, True)])
+            run.play(Ask("update", "first text", entry=self.merged), guided=[(self.merged, False)])
+            run.play(Ask("update", "fourth text", entry=self.merged), guided=[(self.merged, True)])
+            run.play(
+                merges=[Ask("keep", entry=self.merged, text="fourth text")],
+                guided=[(self.merged, True), (self.merged, False)],
+                evaluated=[(self.merged, True), (self.merged, False)],
+            )
+            run.play(guided=[(self.merged, True)], evaluated=[(self.merged, True)])
+            self.path = run.path
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return Told(tmp_path_factory.mktemp("runs"))
+
+
+def printed(story: Story, *, full: bool = False) -> str:
+    out = Console(file=io.StringIO(), width=240)
+    out.print(why_tree(story, full=full))
+    return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def every(story: Story) -> Iterator[Story]:
+    """The story and those of all its ancestors."""
+    yield story
+    for version in story.versions:
+        for parent in version.parents:
+            yield from every(parent)
+
+
+def test_an_entry_merged_twice_and_updated_three_times_tells_the_whole_story(told: Told) -> None:
+    story = why(told.path, told.merged)
+    assert story.fate == "in the bank after round 11"
+    assert [(v.version, v.kind, v.round, v.text) for v in story.versions] == [
+        (1, "merge", 6, "first text"),
+        (2, "update", 7, "second text"),
+        (3, "update", 8, "first text"),
+        (4, "update", 9, "fourth text"),
+    ]
+    # A text that came back is not credited with the games of the first time, and the other way round.
+    assert [[(use.round, use.success) for use in v.uses] for v in story.versions] == [
+        [(7, True)],
+        [(8, False)],
+        [(9, True)],
+        [(10, True), (10, False), (11, True)],
+    ]
+    assert [v.mean_outcome for v in story.versions] == [1.0, -1.0, 1.0, pytest.approx(1 / 3)]
+    assert [v.guided_minus_free for v in story.versions] == [1.0, -1.0, 1.0, pytest.approx(1 / 3)]
+    assert [[(use.round, use.success) for use in v.evaluations] for v in story.versions] == [
+        [], [], [], [(10, True), (10, False), (11, True)],
+    ]  # fmt: skip
+    assert [[kept.round for kept in v.kept] for v in story.versions] == [[], [], [], [10]]
+    inner, waiting = story.versions[0].parents
+    assert (inner.entry_id, waiting.entry_id) == (told.inner, told.c)
+    assert inner.fate == f"left the bank in round 6: merged into {told.merged}"
+    assert [v.text for v in inner.versions] == ["left or right", "left, then right", "right, then left"]
+    assert [(r.round, r.asked, r.text, r.reason) for r in inner.lives[0].refused] == [
+        (5, "update", "wait", "duplicate"),
+        (5, "update", "left, then right", "unchanged"),
+    ]
+    left, right = inner.versions[0].parents
+    assert [[v.text for v in each.versions] for each in (left, right)] == [
+        ["go left", "go far left"],
+        ["go right", "go far right"],
+    ]
+    assert [(use.round, use.success) for use in left.versions[0].uses] == [(2, True)] and not left.versions[1].uses
+    sources = left.versions[0].episodes
+    assert [(each.episode_id, each.success, each.goal) for each in sources] == [
+        ("r0001-lake-g0000-m000", True, "reach the goal"),
+        ("r0001-lake-g0000-m001", False, "reach the goal"),
+    ]
+    assert left.versions[1].episodes[0].guided_by == told.a
+    # Written by the extractor as trained up to the round before.
+    for each in every(story):
+        for version in each.versions:
+            assert version.writing is not None and version.writing.updates == version.round - 1
+            assert version.writing.prompt == f"prompt of {version.writing.generation_id}"
+    assert {each.entry_id for each in every(story)} == {told.merged, told.inner, told.a, told.b, told.c}
+
+
+def test_the_tree_says_all_of_it(told: Told) -> None:
+    story = why(told.path, told.merged)
+    text = printed(story)
+    for each in every(story):
+        assert each.entry_id in text and each.fate in text
+        for version in each.versions:
+            assert f"version {version.version}, {version.kind} in round {version.round}: {version.text}" in text
+            assert version.writing is not None and f"prompt: {version.writing.prompt}" in text
+            for source in version.episodes:
+                assert f"{source.episode_id} ({'won' if source.success else 'lost'})" in text
+            for use in version.uses:
+                assert f"{use.episode_id}: {'won' if use.success else 'lost'}, similarity 0.50" in text
+        for refused in each.lives[0].refused:
+            assert f"refused in round {refused.round}: {refused.asked} ({refused.reason})" in text
+            assert f"wanted: {refused.text}" in text
+    assert "used in 3 episodes, credit +0.33, guided minus free +0.33" in text
+    assert "shown in 3 held-out games after round 10, 11: 2 won (no credit)" in text
+    assert "all versions: used in 6 episodes, credit +0.33" in text
+    assert "a merge looked at it and kept it in round 10" in text
+
+
+def test_json_holds_the_same_and_comes_back(told: Told) -> None:
+    story = why(told.path, told.merged)
+    plain = json.loads(json.dumps(story.plain()))
+    assert story_of(plain) == story
+    assert (plain["uses"], plain["mean_outcome"], plain["fate"]) == (6, pytest.approx(1 / 3), story.fate)
+
+
+def test_it_agrees_with_the_lineage_view(told: Told) -> None:
+    sql = "SELECT entry_id, version, kind, written_round, text, extractor_updates, used_in, outcome FROM lineage"
+    expected = [
+        (each.entry_id, version.version, version.kind, version.round, version.text, version.round - 1,
+         use.episode_id if use else None, use.outcome if use else None)
+        for each in stories(told.path, [told.merged, told.inner, told.a, told.b, told.c, told.twin]).values()
+        for version in each.versions
+        for use in version.uses or (None,)
+    ]  # fmt: skip
+    assert sorted(query(told.path, sql)[1], key=str) == sorted(expected, key=str)
+
+
+def test_the_same_text_in_two_families_is_two_stories(told: Told) -> None:
+    twin, first = why(told.path, told.twin), why(told.path, told.a)
+    assert (twin.family, first.family) == ("pond", "lake")
+    assert twin.versions[0].content_digest == first.versions[0].content_digest
+    assert not twin.uses and len(first.uses) == 1
+
+
+def test_as_it_stood_after_an_earlier_round(told: Told) -> None:
+    then = why(told.path, told.merged, until=8)
+    assert [v.text for v in then.versions] == ["first text", "second text", "first text"]
+    assert then.fate == "in the bank after round 8" and len(then.uses) == 2
+    assert why(told.path, told.a, until=2).fate == "in the bank after round 2"
+    with pytest.raises(BadInput, match="up to round 5"):
+        why(told.path, told.merged, until=5)
+
+
+def test_history_tells_one_line_an_event(told: Told) -> None:
+    happenings = history(why(told.path, told.inner))
+    assert [(each.round, each.kind, each.version) for each in happenings] == [
+        (3, "merge", 1), (4, "update", 2), (5, "rejected", 2), (5, "rejected", 2), (5, "update", 3), (6, "merged", 3),
+    ]  # fmt: skip
+    assert happenings[1].before == "left or right" and happenings[1].after == "left, then right"
+    assert happenings[1].output == "UPDATE: left, then right" and happenings[1].operation_id == "d-r0004-0-o0"
+    assert (happenings[0].uses, happenings[0].mean_outcome) == (1, 1.0)
+    assert happenings[2].note == "update: duplicate" and happenings[2].after == "wait"
+    assert happenings[-1].note == f"into {told.merged}"
+    kinds = [each.kind for each in history(why(told.path, told.merged))]
+    assert kinds == ["merge", "update", "update", "update", "keep"]
+    out = Console(file=io.StringIO(), width=240)
+    out.print(history_table(happenings))
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "[-left-]{+right+}, then [-right-]{+left+}" in text.replace("[-left,-]{+right,+}", "[-left-]{+right+},")
+
+
+def test_a_word_diff_gives_both_texts_back() -> None:
+    before, after = "go  left, then wait", "go right, then wait here"
+    pieces = list(word_diff(before, after))
+    assert "".join(piece for kind, piece in pieces if kind != "new") == before
+    assert "".join(piece for kind, piece in pieces if kind != "gone") == after
+
+
+def test_an_id_that_came_back_has_two_lives(tmp_path: Path) -> None:
+    with ScriptedRun(tmp_path, experiment(method__bank__capacity=2)) as run:
+        run.initialise()
+        first, second = run.play(Ask("add", "one"), Ask("add", "two"))
+        run.play(Ask("update", "one more", entry=first), guided=[(first, True)])
+        run.play(Ask("add", "three"), guided=[(first, False)])  # capacity: `first` is the oldest
+        run.play(Ask("update", "gone", entry=first))  # refused: it is not there
+        run.play(Ask("drop", entry=second))
+        run.play(Ask("add", "one", entry=first))
+        run.play(guided=[(first, True)])
+        path = run.path
+    story = why(path, first)
+    assert [[(v.version, v.kind, v.round, v.text) for v in life.versions] for life in story.lives] == [
+        [(1, "add", 1, "one"), (2, "update", 2, "one more")],
+        [(1, "add", 6, "one")],
+    ]
+    assert [[use.round for use in v.uses] for v in story.versions] == [[2], [3], [7]]
+    assert story.lives[0].ending is not None and story.lives[0].ending.reason == "capacity_fifo"
+    assert [(each.round, each.reason) for each in story.refused] == [(4, "unknown_entry")]
+    text = printed(story)
+    assert "left the bank in round 3: evicted (capacity_fifo)" in text and "came back in round 6" in text
+    assert why(path, second).fate == "left the bank in round 5: dropped"
+    kinds = [each.kind for each in history(story)]
+    assert kinds == ["add", "update", "evict", "rejected", "add"]
+    versions = query(path, f"SELECT version, written_round, used_round FROM lineage WHERE entry_id = '{first}'")[1]
+    assert versions == [(1, 1, 2), (2, 2, 3), (1, 6, 7)]
+
+
+def test_what_never_came_in_says_why_and_an_unknown_id_names_close_ones(tmp_path: Path) -> None:
+    with ScriptedRun(tmp_path) as run:
+        run.initialise()
+        first, refused = run.play(Ask("add", "one"), Ask("add", "one"))
+        path = run.path
+    story = why(path, refused)
+    assert story.fate == "it never came into the bank"
+    assert "refused in round 1: add (duplicate)" in printed(story)
+    with pytest.raises(BadInput) as caught:
+        why(path, f"{first}x")
+    assert first in str(caught.value.expected)
+
+
+def test_model_text_is_never_markup_and_prompts_are_shortened(tmp_path: Path) -> None:
+    text = "[red]go[/red] [/] :smile: <script>"
+    with ScriptedRun(tmp_path) as run:
+        run.initialise()
+        (entry,) = run.play(Ask("add", text + " on" * 120))
+        path = run.path
+    assert text in printed(why(path, entry)) and "output: …" in printed(why(path, entry))
+    assert f"output: ADD: {text}"[:60] in printed(why(path, entry), full=True)
