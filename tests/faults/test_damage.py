@@ -13,7 +13,6 @@ import pytest
 
 from crl.errors import RecordDamaged
 from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.report.page import REPORT
 from crl.run.directory import RunDirectory
 from crl.run.manifest import Manifest
@@ -72,7 +71,7 @@ def test_there_is_one_of_everything(victim: Path) -> None:
 @pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
 def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path, damage: Damage) -> None:
     run = RunDirectory.open(victim)
-    recipe = recipe_of(run.method)
+    from_rows = partial(recipe_of(run.method).from_rows, run.method)
     for number, name in enumerate(_all_files(victim)):
         path = victim / name
         before = path.read_bytes()
@@ -81,12 +80,12 @@ def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path
         damage(path)
         after = path.read_bytes() if path.exists() else None
         try:
-            problems = problems_of(run, recipe)
+            problems = verify(victim, from_rows=from_rows)
             assert [problem.file for problem in problems] == [name]
             _check(run, problems[0], before, after)
             if problems[0].severity is Severity.damaged and number % 7 == 0:
                 with pytest.raises(RecordDamaged) as raised:
-                    require_intact(victim, from_rows=partial(recipe.from_rows, run.method))
+                    require_intact(victim, from_rows=from_rows)
                 assert (raised.value.exit_code, raised.value.next_step) == (4, problems[0].mend)
         finally:
             path.write_bytes(before)
