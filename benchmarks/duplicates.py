@@ -3,10 +3,10 @@
     python benchmarks/duplicates.py DIRECTORY [--texts 100000] [--planted 5000] [--repeats 3] [--threshold 0.9]
 
 DIRECTORY is one that `bank_data.py` fills with real texts and their MiniLM embeddings. Pairs are planted: as many
-vectors are replaced by others' turned away from them, to a cosine between the threshold and 0.99. Both ways decide by the
-same float64 cosine; all with all finds its candidates with float32 products of whole vectors, half of them, in blocks.
-Printed is a Markdown table: seconds (median and range of the repeats, which alternate), pairs, and the share of the
-planted pairs and of all pairs that the search found.
+vectors are replaced by others, turned to a cosine between the threshold and 0.99. Both ways decide by the same float64
+cosine; all with all finds its candidates with float32 products of whole vectors, each pair once, in blocks. Printed is
+a Markdown table: seconds (median and range of the repeats, which alternate), pairs, and the share of the planted pairs
+and of all pairs that the search found.
 """
 
 from __future__ import annotations
