@@ -25,11 +25,15 @@ def sql(
     run: RunArgument,
     query: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT; `SHOW TABLES` lists the views.")],
     format: Annotated[Format, typer.Option(help="How to print the rows.")] = Format.table,
+    round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
 ) -> None:
-    """Query a run in SQL. Read-only; nothing outside the run can be read. docs/sql.md has examples."""
+    """Query a run in SQL. Read-only; nothing outside the run can be read. docs/queries.md has examples.
+
+    The whole query sees one state of the run, whatever is published meanwhile; latest_round() is its newest bank.
+    """
     from crl.report.views import query as run_query
 
-    names, rows = run_query(find_run(run), query)
+    names, rows = run_query(find_run(run), query, until=round)
     if format is Format.csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(names)

@@ -50,6 +50,16 @@ def test_sql_in_three_formats(crl: Crl, room: Path) -> None:
     assert [line["success"] for line in lines] == [True, False]
 
 
+def test_sql_as_it_was_after_a_round(crl: Crl, room: Path) -> None:
+    query = (
+        "SELECT max(round) AS newest, latest_round() AS latest, (SELECT text FROM bank_at(latest_round())) FROM stages"
+    )
+    assert crl("sql", "room", query, "--format", "csv").out.splitlines()[1:] == [f'2,2,"{NEW}"']
+    assert crl("sql", "room", query, "--round", "1", "--format", "csv").out.splitlines()[1:] == [f"1,1,{OLD}"]
+    outcome = crl("sql", "room", query, "--round", "7")
+    assert outcome.code == 2 and "no round 7" in outcome.err and "from 0 to 2" in outcome.err
+
+
 def test_csv_and_json_keep_every_digit(crl: Crl, room: Path) -> None:
     query = "SELECT 0.1234567890123::DOUBLE AS x, [1.123456789::DOUBLE] AS y"
     assert "0.1234567890123" in crl("sql", "room", query, "--format", "csv").out

@@ -10,15 +10,16 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from crl.bank.changes import Change, stored
+from crl.bank.segments import new_segments
 from crl.records import (
     BankChange,
     BankEntry,
     BankEvent,
     BankSnapshot,
-    BankText,
     BufferItem,
     Credit,
     Distillation,
@@ -88,19 +89,30 @@ def event(number: int, kind: str, before: str | None, after: str) -> BankEvent:
     )  # fmt: skip
 
 
+class Embedder:
+    dimension = 2
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return np.array([[1.0, len(text)] for text in texts], np.float32)
+
+
 def bank_entry(number: int, text: str, version: int) -> BankEntry:
+    segments = new_segments([text], Embedder())
     return BankEntry(
-        entry_id="e1", family="room", content_digest=digest(text), segment=f"bank/segments/{number}.parquet",
-        embedding_file="", version=version, created_round=1, updated_round=number, order=0,
+        entry_id="e1", family="room", content_digest=digest(text), segment=segments.segment,
+        embedding_file=segments.embedding_file, version=version, created_round=1, updated_round=number, order=0,
         operation_id=f"r{number}-d0-o0", distillation_id=f"r{number}-d0", generation_id=f"r{number}-d0",
         episode_ids=[], parents=[],
     )  # fmt: skip
 
 
-def bank_rows(number: int, before: BankSnapshot | None, *changes: Change) -> list[list[Row]]:
-    """What a round stores of its bank, after the summary of the one before it."""
+def bank_rows(
+    number: int, before: BankSnapshot | None, changes: Sequence[Change], after: Sequence[BankEntry]
+) -> list[list[Row]]:
+    """What a round stores of its bank, which holds `after`, given the summary of the one before it."""
     storage = stored(before, changes, round=number)
-    return [[*rows_of(BankChange, storage.changes)], [storage.summary]]
+    tables: list[list[Row]] = [[*rows_of(BankChange, storage.changes)], [storage.summary]]
+    return [*tables, [*after]] if storage.base else tables
 
 
 def weights(role: str, number: int, updates: int) -> Weights:
@@ -156,7 +168,7 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
             [operation(1, "add", OLD, [])],
             [generation("r1-d0", 1, prompt="What was learned?", output=f"ADD: {OLD}")],
         ],
-        (1, "consolidate"): [*bank_rows(1, empty, Change(None, added)), [event(1, "add", None, OLD)]],
+        (1, "consolidate"): [*bank_rows(1, empty, [Change(None, added)], [added]), [event(1, "add", None, OLD)]],
         (1, "update_actor"): [[weights("actor", 1, 1)]],
         (1, "update_extractor"): [[weights("extractor", 1, 1)]],
         (2, "plan"): [[retrieval(0), retrieval(1), retrieval(3, chosen=False)]],
@@ -169,7 +181,7 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
             [operation(2, "update", NEW, ["e1"])],
             [generation("r2-d0", 2, prompt="And now?", output=f"UPDATE: {NEW}")],
         ],
-        (2, "consolidate"): [*bank_rows(2, first, Change(added, updated)), [event(2, "update", OLD, NEW)]],
+        (2, "consolidate"): [*bank_rows(2, first, [Change(added, updated)], [updated]), [event(2, "update", OLD, NEW)]],
         (2, "credit"): [
             [credit(0, 1.0), credit(1, -1.0)],
             [buffer_item("r1-d0", "waiting"), buffer_item("r0-x", "selected")],
@@ -187,10 +199,11 @@ def build_run(path: Path) -> Path:
     """Write the run directory."""
     for (number, stage), tables in stages().items():
         write_stage(path, number, stage, tables)
-    for number, text in ((1, OLD), (2, NEW), (3, OLD)):
-        segment = path / "bank" / "segments" / f"{number}.parquet"
-        segment.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table_of(BankText, [BankText(content_digest=digest(text), text=text)]), segment)
+    # A text may lie in more than one segment.
+    for texts in ([OLD], [NEW], ["Both."], [OLD, "Both."]):
+        for name, content in new_segments(texts, Embedder()).files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
     return path
 
 

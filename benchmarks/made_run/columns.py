@@ -1,0 +1,24 @@
+"""Arrow tables of row types from columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from crl.records import Row, schema_of
+
+
+def columns(row_type: type[Row], count: int, /, **values: Any) -> pa.Table:
+    """A table of `count` rows; a value that is no column stands in every row."""
+    schema = schema_of(row_type)
+    if sorted(values) != sorted(schema.names):
+        raise ValueError(f"{row_type.table}: {sorted(set(values) ^ set(schema.names))}")
+    arrays = []
+    for field in schema:
+        value = values[field.name]
+        if isinstance(value, str | int | float | bool | None):
+            arrays.append(pa.repeat(pa.scalar(value, field.type), count))
+        else:
+            arrays.append(value.cast(field.type) if isinstance(value, pa.Array) else pa.array(value, field.type))
+    return pa.table(arrays, schema=schema)

@@ -1,0 +1,119 @@
+"""A session in which SQL from anywhere can be run: it sees a run's views and nothing else, and changes nothing.
+
+Three walls. Only one SELECT is taken. It is looked through before it runs: nothing in it but queries (to DuckDB what
+begins with `WITH x AS (COPY … TO …)` is a SELECT), table functions of a short list only (DuckDB has some that read
+files, write logs or take memory addresses), no scalar function with an effect outside the query. And DuckDB itself may
+open the files that the views stand on, by their paths, and no other: no directory, no link, no extension, no variable
+of the Python program, no temporary file; none of this can be switched back on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import duckdb
+
+from crl.errors import BadInput
+from crl.report.view_sql import MACROS
+
+R = TypeVar("R")
+
+TABLE_FUNCTIONS = frozenset(
+    {
+        *(signature.partition("(")[0] for signature in MACROS),
+        "range", "generate_series", "unnest", "repeat", "json_each", "json_tree", "histogram", "histogram_values",
+        "duckdb_columns", "duckdb_functions", "duckdb_keywords", "duckdb_tables", "duckdb_types", "duckdb_views",
+        "pragma_table_info",
+    }
+)  # fmt: skip
+"""What may stand in FROM with brackets: none reads a file or changes anything."""
+_QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_EFFECTS = frozenset({"nextval", "currval", "setval", "write_log", "sleep_ms", "getenv", "getvariable"})
+
+
+def lock(connection: duckdb.DuckDBPyConnection, paths: Iterable[str]) -> None:
+    """From now on the session opens these files only, and this cannot be undone."""
+    connection.execute("SET allowed_paths = $paths", {"paths": list(paths)})
+    for statement in (
+        "SET temp_directory = ''",
+        "SET autoinstall_known_extensions = false",
+        "SET autoload_known_extensions = false",
+        "SET python_enable_replacements = false",
+        "SET enable_external_access = false",
+        "SET lock_configuration = true",
+    ):
+        connection.execute(statement)
+
+
+def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raise BadInput unless this is one SELECT that only reads the views."""
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as error:
+        raise bad_sql(sql, error) from None
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        raise BadInput(
+            f"only one SELECT can be run on a run directory, found {kinds}",
+            expected="SELECT …, FROM …, WITH … SELECT …, SHOW TABLES, DESCRIBE view or SUMMARIZE view",
+            next_step="send one SELECT at a time; to keep its result: --format csv > file",
+        )
+    parsed = connection.execute("SELECT json_serialize_sql($sql)", {"sql": statements[0].query}).fetchall()[0][0]
+    content = json.loads(parsed)
+    if content["error"]:
+        raise BadInput(f"the query cannot be looked through: {content['error_message']}", where=sql.strip()[:200])
+    for node in _walk(content["statements"]):
+        kind = str(node.get("type", ""))
+        # WITH x AS (COPY …) is a SELECT to DuckDB.
+        if kind.endswith("_NODE") and kind not in _QUERIES:
+            raise _refused(f"{kind.partition('_')[0]} inside a SELECT", "WITH name AS (SELECT …)", sql)
+        if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
+            raise _refused(f"{name}() in FROM", f"views, and {', '.join(sorted(TABLE_FUNCTIONS))}", sql)
+        if (name := str(node.get("function_name", "")).lower()) in _EFFECTS:
+            raise _refused(f"the function {name}()", "functions that only reckon", sql)
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], R]) -> R:
+    """What `work` does on the connection, in a thread of its own: Ctrl-C then ends a query in the middle."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(work)
+        try:
+            return running.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+
+
+def bad_sql(sql: str, error: duckdb.Error) -> BadInput:
+    """What to tell whoever typed SQL that fails."""
+    if isinstance(error, duckdb.PermissionException):
+        return _refused("files", "the views of the run; `SHOW TABLES` lists them", sql)
+    return BadInput(
+        f"the query failed: {error}",
+        where=sql.strip()[:200],
+        next_step='`SHOW TABLES` lists views, `DESCRIBE episodes` the columns of one; "group" and "order" need quotes',
+    )
+
+
+def _walk(parsed: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a parsed query."""
+    pending = [parsed]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            yield node
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+
+
+def _refused(what: str, expected: str, sql: str) -> BadInput:
+    return BadInput(
+        f"a query on a run cannot use {what}",
+        expected=expected,
+        where=sql.strip()[:200],
+        next_step="a program of your own can: docs/sql.md shows how to open a run from Python or another client",
+    )

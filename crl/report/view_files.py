@@ -1,0 +1,174 @@
+"""Which files the views of a run stand on: those that are there now, each by its path, or patterns that find them.
+
+:class:`Pinned` lists the run once. What a query then sees is one state, whatever is published meanwhile: the newest
+round is listed first, so whatever a listed stage was made from is listed as well. :class:`Patterns` is for the catalog,
+whose views find later rounds too; they look anew at every query.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from crl.errors import RecordDamaged
+from crl.records import BankEntry, BankSnapshot
+
+MANIFEST = "manifest.json"
+_SEGMENTS = "bank/segments"
+_BANK, _SNAPSHOTS = f"{BankEntry.table}.parquet", f"{BankSnapshot.table}.parquet"
+# A committed stage starts with a letter; what is being written starts with a dot.
+_ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
+_FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
+_ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
+
+
+class Source(Protocol):
+    """Files by name, as SQL."""
+
+    root: Path
+    patterns: bool
+    """Whether there may be none of a kind, now or later."""
+
+    def files(self, name: str, *, every_round: bool = False) -> str | None:
+        """The SQL list of the files of this name; None where there is none and never will be.
+
+        `every_round`: also of rounds that are not shown but come before: a bank is put together from these.
+        """
+        ...
+
+    def segments(self) -> str | None:
+        """The SQL list of the bank's texts."""
+        ...
+
+    def whole_banks(self, *, every_round: bool = False) -> list[tuple[int, str]]:
+        """(round, SQL path) of banks from before changes were stored: whole, and without a row of `bank_snapshots`."""
+        ...
+
+
+class Pinned:
+    """The files of a run as they are when this is made."""
+
+    patterns = False
+
+    def __init__(self, run_path: Path, rounds: Sequence[int] | None = None, until: int | None = None) -> None:
+        """`rounds` shows these only, `until` no later one. Raises RecordDamaged for a link out of the run."""
+        self.root = absolute(run_path)
+        last = max(rounds, default=-1) if rounds is not None else until
+        shown = None if rounds is None else frozenset(rounds)
+        self._shown: dict[str, list[str]] = {}
+        self._every: dict[str, list[str]] = {}
+        for name in sorted(self._names("rounds", _ROUND), key=int, reverse=True):
+            if last is not None and int(name) > last:
+                continue
+            for stage in self._names(f"rounds/{name}", _STAGE):
+                for file in self._names(f"rounds/{name}/{stage}", _FILE):
+                    path = f"rounds/{name}/{stage}/{file}"
+                    self._every.setdefault(file, []).append(path)
+                    if shown is None or int(name) in shown:
+                        self._shown.setdefault(file, []).append(path)
+        # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
+        self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
+
+    def files(self, name: str, *, every_round: bool = False) -> str | None:
+        """See :class:`Source`."""
+        return self._listed((self._every if every_round else self._shown).get(name, []))
+
+    def segments(self) -> str | None:
+        """See :class:`Source`."""
+        return self._listed(self._texts)
+
+    def whole_banks(self, *, every_round: bool = False) -> list[tuple[int, str]]:
+        """See :class:`Source`."""
+        listed = self._every if every_round else self._shown
+        summed_up = {path.removesuffix(_SNAPSHOTS) for path in listed.get(_SNAPSHOTS, [])}
+        banks = [path for path in listed.get(_BANK, []) if path.removesuffix(_BANK) not in summed_up]
+        return sorted((_round_of(path), quoted(f"{self.root}/{path}")) for path in banks)
+
+    @cached_property
+    def latest(self) -> int | None:
+        """The newest round whose bank is published; None before the first."""
+        return max(
+            (_round_of(path) for name in (_SNAPSHOTS, _BANK) for path in self._shown.get(name, [])), default=None
+        )
+
+    def paths(self, names: Iterable[str], *, segments: bool) -> list[str]:
+        """The files of these names, and the bank's texts: each as it is opened and as it is named in SQL."""
+        listed = [path for name in names for path in self._every.get(name, [])] + (self._texts if segments else [])
+        roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
+        return [f"{root}/{path}" for root in roots for path in listed]
+
+    def _listed(self, paths: Sequence[str]) -> str | None:
+        # Names inside a run need no escaping: others are not listed.
+        root = quoted(str(self.root))[:-1]
+        return "[" + ", ".join([f"{root}/{path}'" for path in paths]) + "]" if paths else None
+
+    def _names(self, directory: str, wanted: re.Pattern[str]) -> list[str]:
+        """Names in a directory of the run that are what they should be."""
+        found = []
+        try:
+            with os.scandir(self.root / directory) as entries:
+                for entry in entries:
+                    if wanted.fullmatch(entry.name):
+                        found.append(entry.name)
+                        if entry.is_symlink():
+                            self._check_inside(Path(entry.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return found
+
+    def _check_inside(self, link: Path) -> None:
+        if not link.resolve().is_relative_to(self.root.resolve()):
+            raise RecordDamaged(
+                f"{link} is a link that leads out of the run",
+                expected="files of the run itself",
+                where=str(self.root),
+                next_step="put what the link stands for in its place, or remove it",
+            )
+
+
+class Patterns:
+    """Patterns that find the files of a run, those of later rounds too."""
+
+    patterns = True
+
+    def __init__(self, run_path: Path) -> None:
+        self.root = absolute(run_path)
+        self._whole_banks = Pinned(run_path).whole_banks()
+
+    def files(self, name: str, *, every_round: bool = False) -> str | None:
+        """See :class:`Source`."""
+        return f"[{self._pattern(f'rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/{name}')}]"
+
+    def segments(self) -> str | None:
+        """See :class:`Source`."""
+        return f"[{self._pattern(f'{_SEGMENTS}/*.parquet')}]"
+
+    def whole_banks(self, *, every_round: bool = False) -> list[tuple[int, str]]:
+        """See :class:`Source`; they are of the past, so they are named one by one."""
+        return self._whole_banks
+
+    def _pattern(self, relative: str) -> str:
+        return f"{quoted(str(self.root))[:-1]}/{relative}'"
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root directory, with its symbolic links as they are."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow them
+
+
+def quoted(path: str) -> str:
+    """A path as an SQL string that DuckDB takes literally."""
+    return "'" + _literal(path).replace("'", "''") + "'"
+
+
+def _literal(path: str) -> str:
+    """A path that DuckDB does not expand."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
+
+
+def _round_of(path: str) -> int:
+    return int(path.split("/")[1])

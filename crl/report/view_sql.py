@@ -1,0 +1,280 @@
+"""The SELECT behind every view of a run, and the macros: SQL text over a :class:`~crl.report.view_files.Source`.
+
+A view a row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the one
+of the directory it lies in. A table that nobody has written yet is an empty view with the right columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
+from crl.report.lineage import LINEAGE
+from crl.report.view_files import MANIFEST, Source, quoted
+
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.int32(): "INTEGER",
+    pa.int8(): "TINYINT",
+    pa.float64(): "DOUBLE",
+    pa.float32(): "FLOAT",
+    pa.bool_(): "BOOLEAN",
+}
+_PLACE = (
+    ("round", "BIGINT", "CAST(parse_path(filename)[-3] AS BIGINT)"),
+    ("stage", "VARCHAR", "parse_path(filename)[-2]"),
+)
+# Columns that a view takes from the manifest of the stage, because rows hold no clock times: name, place, description.
+_NOTED: dict[type[Row], tuple[tuple[str, str, str], ...]] = {
+    Approval: (("decided_at", "$.provenance.decision.decided_at", "when the person decided: ISO 8601, UTC"),),
+}
+
+# The bank of every round: the rows of its base, and since then those of its changes, each until the entry's next one.
+_BANK = """
+WITH summed_up AS ({summed_up}),
+versions AS (
+    SELECT base.round AS base_round, base.round AS since, {columns}, false AS removed
+    FROM ({bases}) AS base {where_base}
+    UNION ALL
+    SELECT summed_up.base_round, change.round AS since, {columns}, change.removed
+    FROM ({changes}) AS change JOIN summed_up ON summed_up.round = change.round
+    WHERE summed_up.base_round < change.round
+),
+dated AS (
+    SELECT *, lead(since, 1, 9223372036854775807) OVER (PARTITION BY base_round, entry_id ORDER BY since) AS until
+    FROM versions
+)
+SELECT shown.round, shown.stage, {columns}
+FROM ({shown}) AS shown JOIN dated
+    ON dated.base_round = shown.base_round AND dated.since <= shown.round AND shown.round < dated.until
+WHERE NOT dated.removed
+"""
+
+_BANK_TEXT = """
+SELECT bank.*, bank_texts.text
+FROM bank LEFT JOIN bank_texts USING (content_digest)
+"""
+
+# Segments hold the texts of every round: of an earlier state, those that some bank up to then held.
+_TEXTS_THEN = """
+SELECT content_digest, text FROM ({texts})
+WHERE content_digest IN (SELECT content_digest FROM ({changes}) UNION ALL SELECT content_digest FROM ({bases}))
+"""
+
+_STAGES = """
+SELECT
+    CAST(parse_path(filename)[-3] AS BIGINT) AS round,
+    parse_path(filename)[-2] AS stage,
+    {columns},
+    TRY_CAST(content AS JSON) AS manifest
+FROM {files}
+"""
+STAGE_COLUMNS = (
+    ("digest", "VARCHAR", "$.digest", "SHA-256 that vouches for the stage's files and all it was made from"),
+    ("seconds", "DOUBLE", "$.provenance.seconds", "seconds it took"),
+    ("started", "VARCHAR", "$.provenance.started", "when it began: ISO 8601, UTC"),
+    ("attempt", "BIGINT", "$.provenance.attempt", "attempt that made it"),
+    ("host", "VARCHAR", "$.provenance.host", "machine that made it"),
+    ("sequence", "BIGINT", "$.provenance.sequence", "its place in the order of commits of the round, from 1"),
+)
+"""Columns of `stages` from a manifest: name, SQL type, place in the manifest, description."""
+
+_ROUNDS = """
+SELECT
+    round,
+    count(*) AS stages,
+    list(stage ORDER BY stage) AS complete
+FROM stages
+GROUP BY round
+"""
+
+MACROS = {
+    "bank_at(number)": "TABLE SELECT * FROM bank_text WHERE round = number",
+    "bank_diff(earlier, later)": """TABLE
+SELECT
+    entry_id, coalesce(after.family, before.family) AS family,
+    CASE WHEN before.round IS NULL THEN 'added' WHEN after.round IS NULL THEN 'removed' ELSE 'changed' END AS change,
+    before.version AS version_before, after.version AS version_after,
+    old.text AS text_before, new.text AS text_after
+FROM (SELECT * FROM bank WHERE round = earlier) AS before
+FULL JOIN (SELECT * FROM bank WHERE round = later) AS after USING (entry_id)
+LEFT JOIN bank_texts AS old ON old.content_digest = before.content_digest
+LEFT JOIN bank_texts AS new ON new.content_digest = after.content_digest
+WHERE before.content_digest IS DISTINCT FROM after.content_digest OR before.version IS DISTINCT FROM after.version
+""",
+}
+"""Table macros by signature: `FROM bank_at(7)` is the bank after round 7, `FROM bank_diff(2, 7)` what changed."""
+
+_STORED_BANK = "bank bank_changes bank_snapshots"
+_MADE_OF = {
+    "bank": _STORED_BANK,
+    "bank_snapshots": _STORED_BANK,
+    "bank_texts": _STORED_BANK,
+    "bank_text": _BANK_TEXT,
+    "rounds": _ROUNDS,
+    "approvals": "stages",
+    "lineage": LINEAGE,
+    **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
+}
+
+
+def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
+    """Name, SQL type and description of every column of a row type's view, in order."""
+    schema = schema_of(row_type)
+    fields = [
+        (field.name, sql_type(field.type), field.metadata[b"description"].decode())
+        for field in (schema.field(name) for name in schema.names)
+    ]
+    if row_type is BankText:
+        return fields
+    place = {"round": "round of the directory it lies in", "stage": "stage that wrote it"}
+    added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
+    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
+
+
+def sql_type(arrow: pa.DataType) -> str:
+    """The DuckDB type of an Arrow type that the records use."""
+    if pa.types.is_list(arrow):
+        return f"{_SQL_TYPES[arrow.value_type]}[]"
+    return _SQL_TYPES[arrow]
+
+
+def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
+    """The SELECT behind every view, by view name; a later one may refer to earlier ones.
+
+    `earlier`: the source shows the run as it was after a round that is not its last.
+    """
+    bodies = {
+        row_type.table: _stored(source, row_type)
+        for row_type in ROW_TYPES
+        if row_type not in _NOTED and row_type not in (BankEntry, BankSnapshot, BankText)
+    }
+    bodies[BankSnapshot.table] = _snapshots(source)
+    bodies[BankEntry.table] = _bank(source)
+    bodies[BankText.table] = _texts(source, earlier)
+    bodies["stages"] = _stages(source)
+    bodies |= {row_type.table: _with_notes(source, row_type) for row_type in _NOTED}  # they refer to `stages`
+    bodies["rounds"] = _ROUNDS
+    bodies["bank_text"] = _BANK_TEXT
+    bodies["lineage"] = LINEAGE
+    return bodies
+
+
+def views_behind(sql: str) -> set[str]:
+    """Every view that a query may read: those it names, and those that they stand on."""
+    found: set[str] = set()
+    pending = [sql]
+    while pending:
+        for word in set(re.findall(r"\w+", pending.pop().lower())) - found:
+            found.add(word)
+            pending.append(_MADE_OF.get(word, ""))
+    return found & {*(row_type.table for row_type in ROW_TYPES), "stages"}
+
+
+def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
+    """Rows of a type as the stages wrote them, with round and stage."""
+    noted = {name for name, _, _ in _NOTED.get(row_type, ())}
+    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in noted]
+    files = source.files(f"{row_type.table}.parquet", every_round=every_round)
+    if files is None:
+        return _empty(listed)
+    own = [(name, kind) for name, kind in listed if name in schema_of(row_type).names]
+    return f"SELECT {_selected(row_type, listed)} FROM {_parquet(source, files, own)}"
+
+
+def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
+    own = set(schema_of(row_type).names)
+    place = {name: expression for name, _, expression in _PLACE}
+    return ", ".join(f'"{name}"' if name in own else f"{place[name]} AS {name}" for name, _ in listed)
+
+
+def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
+    if not source.patterns:
+        return f"read_parquet({files}, filename = true)"
+    return _perhaps_none(source, f"read_parquet({files}, filename = true, allow_empty = true)", columns)
+
+
+def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
+    """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the run is gone."""
+    said = f"{source.root} is gone: `crl catalog RUN` writes the catalog of a run that was moved".replace("'", "''")
+    # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
+    none = ", ".join(
+        f'if(gone, error(said), NULL)::{kind} AS "{name}"' for name, kind in [*columns, ("filename", "VARCHAR")]
+    )
+    here = f"SELECT count(*) = 0 AS gone, '{said}' AS said FROM glob({quoted(f'{source.root}/catalog.duckdb')})"
+    return f"(SELECT {none} FROM ({here}) WHERE if(gone, error(said), false) UNION ALL BY NAME SELECT * FROM {files})"
+
+
+def _snapshots(source: Source) -> str:
+    recorded = _stored(source, BankSnapshot)
+    whole = ", ".join(path for _, path in source.whole_banks())
+    if not whole:
+        return recorded
+    # A bank from before changes were stored says how large it is, and no more.
+    return f"""{recorded}
+UNION ALL BY NAME
+SELECT
+    {", ".join(f"{expression} AS {name}" for name, _, expression in _PLACE)},
+    num_rows AS entries, round AS base_round, 0 AS changes_since_base
+FROM (SELECT file_name AS filename, num_rows FROM parquet_file_metadata([{whole}]))
+"""
+
+
+def _bank(source: Source) -> str:
+    names = schema_of(BankEntry).names
+    whole = source.whole_banks(every_round=True)
+    # The changes of a later round may stand on the last whole bank; those before it are no one's base.
+    no_base = ", ".join(str(number) for number, _ in whole[:-1])
+    body = _BANK.format(
+        summed_up=_stored(source, BankSnapshot, every_round=True),
+        bases=_stored(source, BankEntry, every_round=True),
+        where_base=f"WHERE base.round NOT IN ({no_base})" if no_base else "",
+        changes=_stored(source, BankChange, every_round=True),
+        shown=_stored(source, BankSnapshot),
+        columns=", ".join(f'"{name}"' for name in names),
+    )
+    shown = ", ".join(path for _, path in source.whole_banks())
+    if not shown:
+        return body
+    listed = [(name, kind) for name, kind, _ in columns_of(BankEntry)]
+    return f"{body}UNION ALL\nSELECT {_selected(BankEntry, listed)} FROM read_parquet([{shown}], filename = true)\n"
+
+
+def _texts(source: Source, earlier: bool) -> str:
+    columns = [(name, kind) for name, kind, _ in columns_of(BankText)]
+    files = source.segments()
+    if files is None:
+        return _empty(columns)
+    # The same text may lie in several segments: a later snapshot is written without looking at older ones.
+    texts = f"SELECT DISTINCT content_digest, text FROM {_parquet(source, files, columns)}"
+    if not earlier:
+        return texts
+    changes, bases = (_stored(source, row_type, every_round=True) for row_type in (BankChange, BankEntry))
+    return _TEXTS_THEN.format(texts=texts, changes=changes, bases=bases)
+
+
+def _stages(source: Source) -> str:
+    files = source.files(MANIFEST)
+    if files is None:
+        own = [(name, kind) for name, kind, _, _ in STAGE_COLUMNS]
+        return _empty([("round", "BIGINT"), ("stage", "VARCHAR"), *own, ("manifest", "JSON")])
+    read = f"read_text({files})"
+    if source.patterns:
+        read = _perhaps_none(source, f"read_text({files}, allow_empty = true)", [("content", "VARCHAR")])
+    columns = ",\n    ".join(
+        f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
+    )
+    return _STAGES.format(files=read, columns=columns)
+
+
+def _with_notes(source: Source, row_type: type[Row]) -> str:
+    added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in _NOTED[row_type])
+    return f"SELECT written.*, {added} FROM ({_stored(source, row_type)}) AS written JOIN stages USING (round, stage)"
+
+
+def _empty(columns: Sequence[tuple[str, str]]) -> str:
+    return "SELECT " + ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns) + " WHERE false"

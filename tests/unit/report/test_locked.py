@@ -1,0 +1,224 @@
+"""`crl sql` takes SQL from anywhere: it changes nothing, and reads nothing but the run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.made_run import Size, make
+from crl.errors import BadInput, RecordDamaged
+from crl.report.views import connect, query
+
+SECRET = "a secret of the neighbour"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("runs"), 1, Size(entries=8, changes=4, groups=4))
+
+
+@pytest.fixture
+def place(run: Path, tmp_path: Path) -> Path:
+    """A directory with a copy of the run, `run`, and `beside`, where a secret lies that links in the run lead to."""
+    shutil.copytree(run, tmp_path / "run")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "secret.csv").write_text(f"text\n{SECRET}\n")
+    (beside / "secret.json").write_text(f'{{"text": "{SECRET}"}}\n')
+    with connect(run) as connection:
+        connection.execute(f"COPY (SELECT '{SECRET}' AS text) TO '{beside}/secret.parquet'")
+    (tmp_path / "run" / "link.csv").symlink_to(beside / "secret.csv")
+    (tmp_path / "run" / "inside").symlink_to(beside, target_is_directory=True)
+    return tmp_path
+
+
+def content(place: Path) -> dict[str, bytes | str]:
+    """Every file and link below a directory."""
+    return {
+        str(path.relative_to(place)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+OWN = "{run}/rounds/0001/plan/tasks.parquet"
+CHANGING = [
+    "INSERT INTO episodes SELECT * FROM episodes",
+    "UPDATE episodes SET success = true",
+    "DELETE FROM episodes",
+    "MERGE INTO episodes USING tasks ON true WHEN MATCHED THEN DELETE",
+    "TRUNCATE episodes",
+    "CREATE TABLE x AS SELECT 1",
+    "CREATE OR REPLACE VIEW episodes AS SELECT 1",
+    "CREATE MACRO bank_at(a) AS TABLE SELECT 1",
+    "DROP VIEW episodes",
+    "ALTER VIEW episodes RENAME TO x",
+    "COPY episodes TO '{run}/stolen.csv'",
+    "COPY (SELECT 1) TO '{beside}/stolen.csv'",
+    "COPY tasks TO '" + OWN + "'",
+    "EXPORT DATABASE '{beside}/all'",
+    "IMPORT DATABASE '{beside}'",
+    "ATTACH '{run}/x.duckdb'",
+    "ATTACH '{run}/catalog.duckdb' (READ_ONLY)",
+    "USE memory",
+    "DETACH memory",
+    "INSTALL fts",
+    "LOAD icu",
+    "PRAGMA version",
+    "PRAGMA enable_profiling",
+    "SET enable_external_access = true",
+    "RESET enable_external_access",
+    "SET allowed_directories = ['/']",
+    "SET VARIABLE x = 1",
+    "CALL enable_logging('QueryLog')",
+    "CHECKPOINT",
+    "VACUUM",
+    "BEGIN",
+    "PREPARE x AS SELECT 1",
+    "SELECT 1; SELECT 2",
+    "SELECT 1; DROP VIEW episodes",
+    "FROM tasks; COPY tasks TO '{run}/stolen.csv'",
+    "EXPLAIN ANALYZE COPY episodes TO '{run}/stolen.csv'",
+    "",
+    "-- nothing",
+    "SELEC 1",
+    "SELECT * FROM no_such_view",
+    # To DuckDB these are SELECTs.
+    "WITH t AS (COPY (SELECT 1) TO '{beside}/stolen.csv') FROM t",
+    "WITH t AS (COPY (SELECT * FROM tasks) TO '" + OWN + "') FROM t",
+    "SELECT EXISTS (WITH t AS (COPY (SELECT * FROM tasks) TO '" + OWN + "') FROM t)",
+    "WITH t AS (INSERT INTO episodes SELECT * FROM episodes RETURNING *) FROM t",
+    "WITH t AS (DELETE FROM episodes RETURNING *) FROM t",
+    "WITH t AS (UPDATE episodes SET success = true RETURNING *) FROM t",
+    "SELECT * FROM enable_logging('QueryLog', storage = 'file', storage_config = {{'path': '{beside}/log'}})",
+    "SELECT * FROM enable_profiling(save_location = '{beside}/profile.json')",
+    "SELECT * FROM checkpoint()",
+    "SELECT write_log('x')",
+    "SELECT nextval('x')",
+    "SELECT list_transform([1], lambda x: write_log('x'))",
+    "SELECT 1 ORDER BY setval('x', 1)",
+]
+READING = [
+    *(
+        f"SELECT * FROM {function}('{path}')"
+        for function, path in [
+            ("read_text", "{beside}/secret.csv"),
+            ("read_text", "{run}/../beside/secret.csv"),
+            ("read_text", "{run}/link.csv"),
+            ("read_text", "{run}/inside/*"),
+            ("read_text", "{run}*/secret.csv"),
+            ("read_text", "{run}/experiment.yaml"),
+            ("read_blob", "{beside}/secret.csv"),
+            ("read_csv", "{beside}/secret.csv"),
+            ("read_csv", "{run}/inside/secret.csv"),
+            ("read_csv_auto", "{beside}/s[e]cret.csv"),
+            ("sniff_csv", "{beside}/secret.csv"),
+            ("read_json", "{beside}/secret.json"),
+            ("read_json_objects", "{beside}/secret.json"),
+            ("read_ndjson_auto", "{beside}/secret.json"),
+            ("read_parquet", "{beside}/secret.parquet"),
+            ("read_parquet", OWN),
+            ("parquet_scan", "{run}/inside/secret.parquet"),
+            ("parquet_metadata", "{beside}/secret.parquet"),
+            ("parquet_schema", "{beside}/secret.parquet"),
+            ("glob", "{beside}/*"),
+            ("glob", "{run}/inside/*"),
+            ("read_duckdb", "{run}/catalog.duckdb"),
+            ("read_text", "/etc/passwd"),
+            ("query", "FROM read_text(''{beside}/secret.csv'')"),
+            ("query_table", "{beside}/secret.csv"),
+        ]
+    ),
+    "SELECT * FROM '{beside}/secret.csv'",
+    "SELECT * FROM '{beside}/secret.parquet'",
+    "SELECT * FROM '{run}/link.csv'",
+    "SELECT * FROM '{run}/inside/*.parquet'",
+    'SELECT * FROM "{run}/../beside/secret.csv"',
+    "SELECT * FROM '/etc/passwd'",
+    "FROM '{beside}/secret.json'",
+    "DESCRIBE '{beside}/secret.csv'",
+    "SUMMARIZE '{beside}/secret.parquet'",
+    "SELECT (SELECT content FROM read_text('{beside}/secret.csv'))",
+    "SELECT 1 WHERE EXISTS (FROM read_text('{beside}/secret.csv'))",
+    "FROM tasks JOIN read_csv('{beside}/secret.csv') ON true",
+    "FROM range(3) UNION ALL BY NAME FROM read_csv('{beside}/secret.csv')",
+    "WITH t AS (FROM read_csv('{beside}/secret.csv')) FROM t",
+    "FROM (PIVOT read_csv('{beside}/secret.csv') ON text IN ('a') USING count(*))",
+    "FROM Read_Text('{beside}/secret.csv')",
+    "FROM system.main.read_text('{beside}/secret.csv')",
+    "FROM json_execute_serialized_sql(json_serialize_sql('FROM read_text(''{beside}/secret.csv'')'))",
+    "FROM arrow_scan(0, 0, 0)",
+    "FROM pandas_scan(0)",
+    "FROM duckdb_secrets()",
+    "FROM duckdb_logs()",
+    "SELECT getenv('HOME')",
+    "SELECT getvariable('x')",
+    "SELECT * FROM rows_of_the_caller",
+]
+
+
+@pytest.mark.parametrize("statement", [*CHANGING, *READING])
+def test_attempts_are_refused_and_leave_no_trace(
+    place: Path, statement: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    import pyarrow as pa
+
+    rows_of_the_caller = pa.table({"text": [SECRET]})  # DuckDB for Python finds variables of the calling program
+    monkeypatch.chdir(place)
+    before = content(place)
+    with pytest.raises(BadInput) as refused:
+        query(place / "run", statement.format(run=place / "run", beside=place / "beside"))
+    assert SECRET not in str(refused.value)
+    assert content(place) == before
+    assert rows_of_the_caller.num_rows == 1
+
+
+def test_the_refusal_says_what_can_be_used(place: Path) -> None:
+    with pytest.raises(BadInput, match=r"read_text\(\) in FROM[\s\S]*bank_at[\s\S]*docs/sql.md"):
+        query(place / "run", "FROM read_text('/etc/passwd')")
+    with pytest.raises(BadInput, match=r"COPY inside a SELECT"):
+        query(place / "run", "WITH t AS (COPY (SELECT 1) TO 'x.csv') FROM t")
+    with pytest.raises(BadInput, match=r"cannot use files[\s\S]*SHOW TABLES"):
+        query(place / "run", "FROM '/etc/hosts.csv'")
+
+
+@pytest.mark.parametrize(
+    "link", ["rounds/0001/plan/tasks.parquet", "rounds/0001/plan", "rounds/0001", "bank/segments/x.parquet"]
+)
+def test_a_link_in_place_of_a_file_of_the_record_is_no_way_out(place: Path, link: str) -> None:
+    target = place / "run" / link
+    kept = place / "beside" / "kept"
+    target.parent.mkdir(exist_ok=True)
+    if target.exists():
+        target.rename(kept)
+    else:
+        shutil.copy(place / "beside/secret.parquet", kept)
+    target.symlink_to(kept)
+    with pytest.raises(RecordDamaged, match="leads out of the run"):
+        query(place / "run", "SELECT count(*) FROM tasks")
+
+
+def test_a_large_result_is_sorted_without_a_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    before = content(place)
+    assert query(place / "run", "SELECT count(*) FROM (SELECT hash(range) AS h FROM range(2000000) ORDER BY h)")[1]
+    assert content(place) == before
+
+
+def test_a_long_query_can_be_interrupted(place: Path) -> None:
+    endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = 7"
+    command = [sys.executable, "-m", "crl", "sql", str(place / "run"), endless]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(4)
+        assert process.poll() is None, process.communicate()
+        process.send_signal(2)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "Traceback" not in said, said
