@@ -189,4 +189,4 @@ def test_bank_why_prints_the_same_facts(finished: Path, rows: Rows, why: Callabl
         used = [row for row in own if row["version"] == 1 and row["used_in"]]
         if used:
             credit = sum(row["outcome"] for row in used) / len(used)
-            assert f"used in {len(used)} episodes, credit {credit:+.2f}" in printed
+            assert f"used in {len(used)} episode{'' if len(used) == 1 else 's'}, credit {credit:+.2f}" in printed
