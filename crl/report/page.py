@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 LISTED_ROUNDS = 100
 """Newest rounds with a row of the tables."""
-SHOWN_DIFFS = 20
+SHOWN_DIFFS = 10
 """Newest rounds whose bank changes are told with their texts."""
 SHOWN_CHANGES = 40
 """Changes told of one round."""

@@ -39,10 +39,16 @@ class Standing:
     entry_id: str
     family: str
     text: str
-    version: int
+    updated_round: int
+    """Round of its text."""
     last_used_round: int
     episodes: Rate
     """Of those it guided, the ones that were won."""
+
+    @property
+    def reworded(self) -> bool:
+        """Whether no episode has seen the text as it is now: the outcomes are those of earlier words."""
+        return self.updated_round >= self.last_used_round
 
     @property
     def mean(self) -> float:
@@ -102,10 +108,10 @@ def judge(run_path: Path, bank: Snapshot, scores: Iterable[EntryScore]) -> Usefu
     texts = load_texts(run_path, listed)
     standing = {
         row["entry_id"]: Standing(
-            row["entry_id"], row["family"], texts[row["content_digest"]], row["version"],
+            row["entry_id"], row["family"], texts[row["content_digest"]], row["updated_round"],
             every[row["entry_id"]].last_used_round, rates[row["entry_id"]],
         )
-        for row in listed.select(["entry_id", "family", "content_digest", "version"]).to_pylist()
+        for row in listed.select(["entry_id", "family", "content_digest", "updated_round"]).to_pylist()
     }  # fmt: skip
     return Usefulness(
         bank.round,

@@ -168,7 +168,7 @@ def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finishe
     assert len(listed) == min(10, sum(score[3] > 0 for score in ranked)) + min(10, sum(s[3] < 0 for s in ranked))
     told = {f"{name} {' '.join(text.split())}": (uses, mean) for name, text, uses, mean in scores}
     for experience, uses, mean, interval, _ in listed:
-        text, _, name = " ".join(experience.split()).rpartition(" ")
+        text, _, name = " ".join(experience.split()).partition("rewritten in round ")[0].strip().rpartition(" ")
         assert told[f"{name} {text}"] == (int(uses), pytest.approx(float(mean.replace("−", "-")), abs=0.005))
         low, high = (float(end.replace("−", "-")) for end in interval.split(" … "))
         assert -1 <= low <= float(mean.replace("−", "-")) <= high <= 1

@@ -50,6 +50,13 @@ def test_what_is_sure_comes_before_what_was_lucky(monkeypatch: pytest.MonkeyPatc
     assert {row[0]: float(row[1]) for row in uses.rows} == {"none": 1, "1": 2, "2–4": 0, "5–15": 1, "16+": 2}
 
 
+def test_outcomes_of_earlier_words_are_told_from_those_of_the_text() -> None:
+    standing = Standing("e", "f", "t", 3, 4, Rate(1, 1))
+    assert not standing.reworded
+    # A text that a round wrote can guide episodes from the next round on.
+    assert dataclasses.replace(standing, updated_round=4).reworded
+
+
 @pytest.mark.parametrize(("uses", "won"), [(1, 0), (1, 1), (7, 3), (40, 36), (1000, 500)])
 def test_the_interval_is_that_of_wilson(uses: int, won: int) -> None:
     standing = Standing("e", "f", "t", 1, 1, Rate(won, uses))
