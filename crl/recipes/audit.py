@@ -16,6 +16,7 @@ import pyarrow as pa
 from crl.bank.snapshot import add_digests, row_digest
 from crl.errors import RecordDamaged
 from crl.recipes.banks import publishing_stage
+from crl.recipes.replay_audit import replay_problems
 from crl.recipes.stage import Recipe
 from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of
 from crl.run.directory import RunDirectory
@@ -29,8 +30,9 @@ _SLICE = 65_536
 
 
 def problems_of(run: RunDirectory, recipe: Recipe) -> list[Problem]:
-    """Every problem of a run: of its files (:func:`crl.run.verify.verify`), and of its banks."""
-    return [*verify(run.path, from_rows=partial(recipe.from_rows, run.method)), *bank_problems(run, recipe)]
+    """Every problem of a run: of its files (:func:`crl.run.verify.verify`), its banks, and the events behind these."""
+    of_files = verify(run.path, from_rows=partial(recipe.from_rows, run.method))
+    return [*of_files, *bank_problems(run, recipe), *replay_problems(run, recipe)]
 
 
 def bank_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:
