@@ -82,7 +82,7 @@ def import_bank(
 
     families = parse_families(family or [])
     gathered = _source(source, round)
-    directory = _target(target, runs, set or [])
+    directory = _target(target, runs, set or [], gathered, families)
     taken = take(directory, load_recipe(default_recipe(), directory.method), gathered, families)
     where = gathered.provenance
     out = console()
@@ -146,11 +146,13 @@ def _source(name: str, round_number: int | None) -> Gathered:
     return found
 
 
-def _target(name: str, runs: Path | None, pairs: list[str]) -> RunDirectory:
-    """The experiment, made where a YAML file names one that is not there. Raises BadInput."""
+def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, families: dict[str, str]) -> RunDirectory:
+    """The experiment, made where a YAML file names one that is not there and the bank fits it. Raises BadInput."""
     from crl.commands.train import parse_overrides
+    from crl.engine.jobs import default_recipe, load_recipe
     from crl.experiment import load_experiment, runs_root
     from crl.run.directory import RunDirectory
+    from crl.transfer.take import check_fits
 
     if not _is_config(name):
         if runs is not None or pairs:
@@ -160,4 +162,5 @@ def _target(name: str, runs: Path | None, pairs: list[str]) -> RunDirectory:
     if runs is not None:
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(name, overrides)
+    check_fits(loaded.method, load_recipe(default_recipe(), loaded.method), bank, families)
     return RunDirectory.create_or_open(loaded, runs_root(loaded))

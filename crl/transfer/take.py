@@ -49,12 +49,7 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
     The same bank may be imported again: that changes nothing, and puts back a file that was lost or damaged. Raises
     BadInput where the experiment keeps no bank, has begun, begins with another one, or lacks a family; LeaseHeld.
     """
-    if not recipe.guided:
-        raise BadInput(
-            f"recipe {recipe.name} keeps no bank",
-            expected="a recipe that does: complementary, static_online or experience_only",
-            where=str(run.path),
-        )
+    check_fits(run.method, recipe, source, families or {})
     content = prepared(run.method, source, families or {})
     with Lease.acquire(run.path, seconds=_LEASE_SECONDS) as lease:
         repeated = _allowed(run, content)
@@ -64,6 +59,16 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
             told = {name: provenance["source"][name] for name in ("experiment", "round", "snapshot_digest")}
             Journal(run.path).record("bank_imported", token=lease.token, digest=content.digest, **told)
     return Taken(path, dict(Counter(row["family"] for row in content.rows())), provenance["left_out"], repeated)
+
+
+def check_fits(method: Method, recipe: Recipe, source: Gathered, families: Mapping[str, str]) -> None:
+    """Raise BadInput where an experiment of this method can begin with no such bank, before anything is made."""
+    if not recipe.guided:
+        raise BadInput(
+            f"recipe {recipe.name} keeps no bank",
+            expected="a recipe that does: complementary, static_online or experience_only",
+        )
+    _families(method, source, families)
 
 
 def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:
