@@ -51,10 +51,10 @@ def measure(size: int, names: Sequence[str], repetitions: int, data: Path | None
         found.figures["bytes of one snapshot", name] = system.bytes()
     _search(found, systems, rows, source.queries_QD, repetitions)
     rows = Rows([], [], [], np.empty((0, 0), np.float32))
+    before = {name: system.bytes() for name, system in systems.items()}  # an index may have come since
     _snapshots(found, systems, source, present, repetitions)
     for name, system in systems.items():
-        grown = system.bytes() - found.figures["bytes of one snapshot", name]
-        found.figures["bytes a further snapshot", name] = grown / repetitions
+        found.figures["bytes a further snapshot", name] = (system.bytes() - before[name]) / repetitions
         system.close()
     systems.clear()
     gc.collect()
