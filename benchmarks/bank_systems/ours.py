@@ -7,6 +7,7 @@ from typing import Any
 
 import faiss  # noqa: F401 - loaded before the clock starts, as the libraries of the others are
 import numpy as np
+import pandas  # noqa: F401 - pyarrow loads it with the first array of numbers
 from numpy.typing import NDArray
 
 from bank_systems.base import Changes, Rows
