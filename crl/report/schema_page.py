@@ -33,10 +33,10 @@ and there are two table macros and a function:
 """  # noqa: E501 - a row of a table
 _NOTES = {
     BankEntry: """
-This view is put together: a round stores the entries it changed (`bank_changes`), now and then the whole bank (the file
-`bank.parquet` of its stage: a *base*). A row here is an entry as it stood after `round`: its row in the newest base up to
-that round, or its last row of `bank_changes` since. So there is a row an entry and round, and `WHERE round = …` gives one
-bank. Rounds from before changes were stored hold the whole bank each, and are here too.
+This view is put together: a round stores the entries it changed (`bank_changes`), now and then the whole bank (the
+file `bank.parquet` of its stage: a *base*). A row here is an entry as it stood after `round`: its row in the newest
+base up to that round, or its last row of `bank_changes` since. So there is a row an entry and round, and
+`WHERE round = …` gives one bank. Rounds from before changes were stored hold the whole bank each, and are here too.
 """,
     BankSnapshot: """
 A round from before changes were stored has a row with its size and `NULL` for what nobody recorded.

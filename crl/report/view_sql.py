@@ -95,13 +95,14 @@ GROUP BY round
 MACROS = {
     "bank_at(number)": "TABLE SELECT * FROM bank_text WHERE round = number",
     "bank_diff(earlier, later)": """TABLE
+WITH either AS (SELECT * FROM bank WHERE round IN (earlier, later))
 SELECT
     entry_id, coalesce(after.family, before.family) AS family,
     CASE WHEN before.round IS NULL THEN 'added' WHEN after.round IS NULL THEN 'removed' ELSE 'changed' END AS change,
     before.version AS version_before, after.version AS version_after,
     old.text AS text_before, new.text AS text_after
-FROM (SELECT * FROM bank WHERE round = earlier) AS before
-FULL JOIN (SELECT * FROM bank WHERE round = later) AS after USING (entry_id)
+FROM (SELECT * FROM either WHERE round = earlier) AS before
+FULL JOIN (SELECT * FROM either WHERE round = later) AS after USING (entry_id)
 LEFT JOIN bank_texts AS old ON old.content_digest = before.content_digest
 LEFT JOIN bank_texts AS new ON new.content_digest = after.content_digest
 WHERE before.content_digest IS DISTINCT FROM after.content_digest OR before.version IS DISTINCT FROM after.version
