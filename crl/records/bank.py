@@ -132,7 +132,7 @@ class ImportedEntry(Row):
     source_version: A[int, "version there"]
     uses: A[int, "guided episodes there; here they are counted from 0"]
     mean_outcome: A[float | None, "mean of +1 / -1 over those uses; null without any"]
-    story: A[str, "its history there as `crl bank why --format json` tells it"]
+    story: A[str, "its history there as `crl bank why RUN ID --format json` tells it"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,7 @@ import pytest
 import typer.main
 
 from crl.cli import app
-from crl.report.lineage import LINEAGE
 from crl.report.schema_page import page
-from crl.report.views import query
-from tests.unit.report.builder import build_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,20 +70,3 @@ def test_every_folder_named_exists(path: str) -> None:
 def test_the_schema_page_is_current() -> None:
     text = (ROOT / "docs/schema.md").read_text(encoding="utf-8")
     assert text == page(), "write it anew: python -m crl.report.schema_page > docs/schema.md"
-
-
-def test_the_sql_page_shows_the_lineage_query() -> None:
-    assert LINEAGE.strip() in (ROOT / "docs/sql.md").read_text(encoding="utf-8")
-
-
-def test_every_query_of_the_sql_page_runs(tmp_path: Path) -> None:
-    run = build_run(tmp_path / "run")
-    queries = [
-        block["body"]
-        for block in BLOCK.finditer((ROOT / "docs/sql.md").read_text(encoding="utf-8"))
-        if block["kind"] == "sql"
-    ]
-    assert len(queries) > 5
-    for sql in queries:
-        names, _ = query(run, sql)
-        assert names
