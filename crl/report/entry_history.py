@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_WORDS = re.compile(r"\s+|[^\s]+")
-
 
 @dataclass(frozen=True, slots=True)
 class Happening:
@@ -92,16 +90,16 @@ def history_table(happenings: list[Happening]) -> Table:
 
 
 def word_diff(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """Pieces of two texts by words, each with `same`, `gone` or `new`."""
-    old, new = _WORDS.findall(before), _WORDS.findall(after)
+    """Runs of words of two texts, each `same`, `gone` or `new`; space between words does not count."""
+    old, new = before.split(), after.split()
     for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if kind == "equal":
-            yield "same", "".join(old[i1:i2])
+            yield "same", " ".join(old[i1:i2])
             continue
         if i2 > i1:
-            yield "gone", "".join(old[i1:i2])
+            yield "gone", " ".join(old[i1:i2])
         if j2 > j1:
-            yield "new", "".join(new[j1:j2])
+            yield "new", " ".join(new[j1:j2])
 
 
 def _text(happening: Happening) -> Text:
@@ -113,16 +111,13 @@ def _text(happening: Happening) -> Text:
         return Text(f"was: {happening.before}" if happening.after is None and happening.before else "")
     if happening.before is None:
         return Text(happening.after)
-    told = Text()
+    # Marks as well as colours: a file or a pipe has none.
+    marked = {"same": ("{}", ""), "gone": ("[-{}-]", "red strike"), "new": ("{{+{}+}}", "green")}
+    pieces = []
     for kind, piece in word_diff(happening.before, happening.after):
-        # Marks as well as colours: a file or a pipe has none.
-        if kind == "same":
-            told.append(piece)
-        elif kind == "gone":
-            told.append(f"[-{piece.rstrip()}-]", style="red strike").append(piece[len(piece.rstrip()) :])
-        else:
-            told.append(f"{{+{piece.rstrip()}+}}", style="green").append(piece[len(piece.rstrip()) :])
-    return told
+        mark, style = marked[kind]
+        pieces.append(Text(mark.format(piece), style))
+    return Text(" ").join(pieces)
 
 
 def _of_life(versions: tuple[Version, ...]) -> Iterator[Happening]:

@@ -39,7 +39,7 @@ class ExportedEntry(Row):
     retrieved: A[int, "times chosen to guide an episode"]
     uses: A[int, "guided episodes that were credited"]
     mean_outcome: A[float | None, "mean of +1 / -1 over them; null without any"]
-    story: A[str, "its whole history, JSON, as `crl bank why --format json` tells it"]
+    story: A[str, "its whole history, JSON, as `crl bank why` tells it"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

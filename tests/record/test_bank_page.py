@@ -1,0 +1,56 @@
+"""Every command of docs/bank.md, run as typed on a real run: quickstart stands for the tiny run of the tests."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from crl.cli import main
+from crl.report.bank import Sort, snapshot
+from tests.tiny_run import CONFIG, ROOT, ROUNDS
+
+PAGE = (ROOT / "docs/bank.md").read_text(encoding="utf-8")
+TYPED = [
+    line.partition("  #")[0].strip()
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def test_every_subcommand_is_shown() -> None:
+    from crl.commands.bank import app
+
+    shown = {shlex.split(line)[2] for line in TYPED}
+    assert shown == {command.name for command in app.registered_commands}
+
+
+def test_the_commands_of_the_page_run(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = snapshot(finished, sort=Sort.uses, limit=1).entries[0].entry_id
+    swap = {
+        "quickstart": str(finished),
+        "ID": entry,
+        "7": "1",
+        "12": str(ROUNDS),
+        "room": "lake",
+        "room=room": "lake=lake",
+    }
+    config = (ROOT / CONFIG).read_text(encoding="utf-8")
+    (tmp_path / "conf/prompts").mkdir(parents=True)
+    (tmp_path / "conf/prompts/tiny.yaml").write_bytes((ROOT / "conf/prompts/tiny.yaml").read_bytes())
+    for name in ("second", "third"):
+        (tmp_path / f"conf/{name}.yaml").write_text(config.replace("name: tiny", f"name: {name}"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CRL_RUNS", str(tmp_path / "runs"))
+    before = sorted(path.relative_to(finished) for path in finished.rglob("*"))
+    for line in TYPED:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([swap.get(word, word) for word in shlex.split(line)[1:]])
+        assert not ended.value.code, f"{line}: {capsys.readouterr().err}"
+        assert capsys.readouterr().out.strip(), line
+    assert sorted(path.relative_to(finished) for path in finished.rglob("*")) == before, "nothing was written"
