@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
+from crl.report.page import write_report
+from tests.browser.opened import Opened
 from tests.browser.screen import HEIGHT, WIDTH, Screen
 from tests.operate import PATIENCE_SECONDS, Operation
 from tests.processes import free_port, wait_until
@@ -85,3 +88,21 @@ def screen(browser: Browser, desk: Desk, pictures: Path) -> Iterator[Screen]:
     context.close()
     assert made.strangers() == []
     assert made.errors == []
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Write the page of a run and open it. Afterwards it has asked for nothing, and nothing went wrong."""
+    opened: list[Opened] = []
+
+    def run(path: Path, episodes: int = 200, **context: Any) -> Opened:
+        page = write_report(path, tmp_path / f"page-{len(opened)}.html", episodes=episodes)
+        opened.append(Opened(browser.new_context(**context).new_page(), page))
+        return opened[-1]
+
+    yield run
+    for each in opened:
+        violations = each.page.evaluate("window.violations")
+        each.page.context.close()
+        assert each.asked == [each.path.as_uri()], "the page asked for something"
+        assert each.complaints == [] and violations == []

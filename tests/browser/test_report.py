@@ -1,12 +1,11 @@
 """The report page in headless Chromium: it asks for nothing, its numbers are those of SQL, games replay as recorded,
-what models wrote stays text, a phone and a keyboard are enough."""
+a phone and a keyboard are enough."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,90 +13,11 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
-from crl.records import Turn
-from crl.report.diff import BankDiff, Change
-from crl.report.history import History
-from crl.report.page import write_report
-from crl.report.summary import Rate
-from crl.report.usefulness import Standing, Usefulness
 from crl.report.views import query
-from tests.unit.report import builder
-from tests.unit.report.builder import write_stage
+from tests.browser.opened import Opened
 
 LARGEST_PICTURE = 300_000
 PHONE = {"width": 390, "height": 844}
-HOSTILE = (
-    "<script>window.broken = 1</script>", "</script><script>window.broken = 1</script>", "<!-- <script>", "]]>",
-    '"><img src=x onerror="window.broken = 1">', "' onmouseover='window.broken = 1", "a\u2028b\u2029c",
-    "{{ 7 * 7 }}{% raw %}", "&lt;b&gt; &amp;", "\u202eabc", "tab\tand\nline", "javascript:window.broken=1",
-)  # fmt: skip
-
-
-class Opened:
-    """A page in a tab, and everything it asked for or complained about."""
-
-    def __init__(self, page: Page, path: Path) -> None:
-        self.page, self.path = page, path
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        page.set_default_timeout(10_000)
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        page.add_init_script(
-            "window.violations = []; addEventListener('securitypolicyviolation',"
-            "(event) => window.violations.push(event.violatedDirective));"
-        )
-        page.goto(path.as_uri())
-
-    def text(self, selector: str) -> str:
-        """What an element holds, to the letter."""
-        return str(self.page.eval_on_selector(selector, "(each) => each.textContent"))
-
-    def texts(self, selector: str) -> list[str]:
-        """The same of every element that matches."""
-        found: list[str] = self.page.eval_on_selector_all(selector, "(all) => all.map((each) => each.textContent)")
-        return found
-
-    def table(self, name: str) -> list[list[str]]:
-        """The rows of a table by its name, headings first."""
-        found: list[list[str]] = self.page.evaluate(
-            "(name) => [...document.querySelectorAll('table')].filter((each) => each.ariaLabel === name)"
-            ".flatMap((each) => [...each.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim())))",
-            name,
-        )
-        return found
-
-    def column(self, name: str, heading: str) -> dict[str, str]:
-        """One column of a chart's numbers, by round."""
-        heads, *rows = self.table(name)
-        return {row[0]: row[heads.index(heading)] for row in rows}
-
-    def choose(self, label: str, value: str) -> None:
-        """Set a filter of the episodes."""
-        self.page.get_by_label(label, exact=True).select_option(value)
-
-    def open(self, episode: str) -> None:
-        """Click an episode of the list."""
-        self.page.locator(f"#list button[data-episode='{episode}']").click()
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Write the page of a run and open it. Afterwards it has asked for nothing, and nothing went wrong."""
-    opened: list[Opened] = []
-
-    def run(path: Path, episodes: int = 200, **context: Any) -> Opened:
-        page = write_report(path, tmp_path / f"page-{len(opened)}.html", episodes=episodes)
-        opened.append(Opened(browser.new_context(**context).new_page(), page))
-        return opened[-1]
-
-    yield run
-    for each in opened:
-        violations = each.page.evaluate("window.violations")
-        each.page.context.close()
-        assert each.asked == [each.path.as_uri()], "the page asked for something"
-        assert each.complaints == [] and violations == []
 
 
 def rows(run: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -323,107 +243,6 @@ def test_without_a_script_everything_but_the_replay_is_there(show: Callable[...,
     page = show(finished, java_script_enabled=False)
     assert page.page.locator("#browser").is_hidden() and page.page.locator("svg").first.is_visible()
     assert "needs JavaScript" in page.page.locator("noscript").inner_text()
-
-
-def hostile_run(path: Path) -> Path:
-    """One episode a hostile text, which then stands wherever a model or an environment may write."""
-    episodes, turns, outputs, operations, written, events, found = [], [], [], [], [], [], []
-    for number, text in enumerate(HOSTILE):
-        name, made = f"r0001-room-g{number:04d}-m000", f"r1-d{number}"
-        episodes.append(
-            dataclasses.replace(
-                builder.episode(1, 0, guided=True, success=False),
-                episode_id=name, group=number, goal=text, experience=text, entry_id=text, stop_reason="error",
-                error=text, family=text,
-            )
-        )  # fmt: skip
-        turns.append(
-            Turn(
-                episode_id=name, turn=0, observation=text, output=text, action=text, valid=True, feedback=text,
-                first_token=0, last_token=1, stop_reason="length",
-            )
-        )  # fmt: skip
-        found.append(dataclasses.replace(builder.retrieval(0), episode_id=name, round=1, entry_id=text))
-        outputs.append(
-            dataclasses.replace(
-                builder.distillation(1, number, verdict="mixed"), episode_id=name, verdict=text, reason_code=text
-            )
-        )
-        operations.append(
-            dataclasses.replace(
-                builder.operation(1, "add", text, []), operation_id=f"{made}-o0", distillation_id=made, entry_id=text,
-                kind=text,
-            )
-        )  # fmt: skip
-        written.append(builder.generation(made, 1, prompt=text, output=text))
-        events.append(
-            dataclasses.replace(
-                builder.event(1, "rejected", None, text), event_id=f"r1-e{number}", operation_id=f"{made}-o0",
-                reason=text,
-            )
-        )  # fmt: skip
-    write_stage(path, 1, "plan", [found])
-    write_stage(path, 1, "collect", [episodes, turns])
-    write_stage(path, 1, "distill", [outputs, operations, written])
-    write_stage(path, 1, "consolidate", [events])
-    return path
-
-
-def test_what_others_wrote_stays_text(
-    show: Callable[..., Opened], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = tuple(Change("added", text, text, "o1", "add", None, text, None, (), None) for text in HOSTILE)
-    monkeypatch.setattr(History, "diff", lambda self, number: BankDiff(number, False, 1, 1, changes))
-    standings = [Standing(text, text, text, 1, 1, Rate(0, 3)) for text in HOSTILE]
-    monkeypatch.setattr("crl.report.page._usefulness", lambda history: _useful(standings))
-    page = show(hostile_run(tmp_path / "hostile"))
-    assert page.page.evaluate("[window.broken, document.images.length, document.scripts.length]") == [None, 0, 2]
-    assert page.page.evaluate("document.querySelectorAll('[onerror], [onmouseover], a:not([href^=\"#\"])').length") == 0
-    assert page.texts("#usefulness .text") == list(HOSTILE) and page.texts("#usefulness td a") == list(HOSTILE)
-    assert page.texts("#bank .change .text") == list(HOSTILE)
-    assert page.page.locator("#list li").count() == len(HOSTILE)
-    for number, text in enumerate(HOSTILE):
-        page.open(f"r0001-room-g{number:04d}-m000")
-        for place in ("#goal", "#observation", "#output", "#feedback", "#guide blockquote", "#distilled .text",
-                      "#distilled details pre", "#trail button", "#distilled > p > b"):  # fmt: skip
-            assert page.text(place) == text, place
-        assert page.text("#action") == f"Action: {text}"
-        assert f"rejected: {text.replace('_', ' ')}" in page.text("#distilled")
-        assert page.page.evaluate("[window.broken, document.images.length, document.scripts.length]") == [None, 0, 2]
-    # A link to an entry with such a name finds its games and nothing else happens.
-    for link in page.page.locator("#usefulness td a").all():
-        link.click()
-    assert page.page.evaluate("window.broken") is None
-
-
-def _useful(standings: list[Standing]) -> Usefulness:
-    from crl.report.charts import bar_chart
-
-    return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], standings)
-
-
-def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:
-    """The second line of defence: a script that got into the page would not run and could send nothing."""
-    path = write_report(finished, tmp_path / "page.html")
-    text = path.read_text(encoding="utf-8")
-    injected = "<script>window.broken = 1</script><img src='http://127.0.0.1:9/x'><p style='color:red' onclick='x()'>"
-    path.write_text(text.replace("<footer>", f"{injected}<footer>"), encoding="utf-8")
-    context = browser.new_context()
-    page = context.new_page()
-    stopped: dict[str, str] = {}
-    page.on("requestfailed", lambda request: stopped.update({request.url: request.failure or ""}))
-    page.goto(path.as_uri())
-    assert page.evaluate("window.broken") is None
-    refused = page.evaluate("fetch('http://127.0.0.1:9/y').then(() => 'sent', () => 'refused')")
-    # The browser stops them by the policy, before any is sent: nobody listens there, which would be another failure.
-    assert refused == "refused" and stopped.get("http://127.0.0.1:9/x") == "csp"
-    assert set(stopped.values()) == {"csp"}
-    assert (
-        page.locator("footer ~ *, p[style]").first.evaluate("(each) => getComputedStyle(each).color")
-        != "rgb(255, 0, 0)"
-    )
-    assert page.locator("#browser").is_visible(), "the page's own script runs"
-    context.close()
 
 
 def test_pictures(show: Callable[..., Opened], finished: Path, pictures: Path) -> None:
