@@ -60,10 +60,6 @@ def operations_of(rows: RowsOf) -> list[Operation]:
 
 def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[[int], Snapshot]) -> Proposal:
     """Gather the rows of a round; `bank` gives the bank so many rounds back."""
-    return Proposal(
-        method,
-        round_number,
-        previous=bank(-1),
-        operations=operations_of(rows),
-        scores=rows(EntryScore, "credit", -1),
-    )
+    # The operations first: of a round that has not come so far, that is what there is to say.
+    operations = operations_of(rows)
+    return Proposal(method, round_number, bank(-1), operations, rows(EntryScore, "credit", -1))
