@@ -23,15 +23,17 @@ from numpy.typing import NDArray
 
 from crl.bank.index.exact import Nearest, ranked
 
-ROWS_A_LIST = 1000
-"""Rows of a list on average, to the next power of two of lists: fewer cost more to train, more are slower to read."""
+ROWS_A_LIST = 500
+"""Rows of a list on average, to the next power of two of lists: fewer take longer to learn, more longer to read."""
 SAMPLE_A_LIST = 48
 """Rows of the sample a list."""
-PROBED = 1 / 16
-"""Share of the lists that a query reads."""
-READ = 16
-"""Candidates ranked exactly for each one asked for."""
-_LEAST_READ = 256
+PROBED = 8
+"""A query reads one list in so many, but at least :data:`LEAST_PROBED`. A million rows, MiniLM embeddings of sentences and
+mixtures of them: recall@16 is 0.96; with one in 16 it is 0.93, with one in 4 0.99 for twice the time."""
+LEAST_PROBED = 128
+READ = 8
+"""Candidates ranked exactly for each one asked for: with twice as many, recall grows by 0.001."""
+_LEAST_READ = 128
 _SCALE = 2000.0
 """|x|² + |c|² + 2·x·c of a unit vector and a centroid stays below 4 · 2020² < 2^24."""
 _ROUNDS = 10
@@ -123,12 +125,12 @@ class ApproximateIndex:
         quantizer: Quantizer,
         codes: Codes,
         *,
-        probed: float = PROBED,
+        probed: int | None = None,
         read: int = READ,
     ) -> None:
         """`rows_N` are the rows of `embeddings_ND` that belong to the scope, `codes` theirs, in the same order.
 
-        `probed` is the share of the lists that a query reads, `read` the candidates ranked for each one asked for.
+        A query reads `probed` lists (None: as :data:`PROBED` says) and ranks `read` candidates for each one asked for.
         """
         import faiss
 
@@ -138,7 +140,7 @@ class ApproximateIndex:
         # Lists without rows of this scope would use up what a query reads.
         self._centroids_LD = np.ascontiguousarray(quantizer.centroids_LD[counts_L > 0])
         self._lists = np.flatnonzero(counts_L > 0)
-        self._probed = max(1, round(probed * len(self._lists)))
+        self._probed = max(LEAST_PROBED, quantizer.lists // PROBED) if probed is None else probed
         self._coarse = faiss.IndexFlatIP(quantizer.centroids_LD.shape[1])
         self._coarse.add(quantizer.centroids_LD)
         inverted: Any = faiss.IndexIVFPQ(

@@ -22,13 +22,13 @@ def plain(found):
 def test_reading_everything_is_exact_search(dimension, count):
     vectors = unit(1, 300, dimension)[np.random.default_rng(0).integers(0, 300, 500)]
     queries = unit(2, 9, dimension)
-    found = index_of(vectors, probed=1.0, read=len(vectors)).nearest(queries, count)
+    found = index_of(vectors, probed=16, read=len(vectors)).nearest(queries, count)
     assert plain(found) == plain(ExactIndex(vectors, gpu=False).nearest(queries, count))
 
 
 def test_recall_where_vectors_lie_in_clusters():
     vectors, queries = clustered(1, 20_000), clustered(2, 64)
-    found = index_of(vectors, lists=64).nearest(queries, 16)
+    found = index_of(vectors, lists=64, probed=12).nearest(queries, 16)
     exact = ExactIndex(vectors, gpu=False).nearest(queries, 16)
     hits = [len(np.intersect1d(a, b)) for (a, _), (b, _) in zip(found, exact, strict=True)]
     assert sum(hits) / (16 * len(queries)) > 0.95
@@ -41,11 +41,11 @@ def test_a_query_finds_the_same_alone_and_on_any_number_of_threads():
 
     vectors, queries = clustered(1, 6000), clustered(2, 40)
     threads = faiss.omp_get_max_threads()
-    together = plain(index_of(vectors, lists=32, read=2).nearest(queries, 8))
+    together = plain(index_of(vectors, lists=32, probed=4, read=2).nearest(queries, 8))
     try:
         for number in (1, 2, 3):
             faiss.omp_set_num_threads(number)
-            again = index_of(vectors, lists=32, read=2)
+            again = index_of(vectors, lists=32, probed=4, read=2)
             assert plain(again.nearest(queries, 8)) == together
             assert [plain(again.nearest(query[None], 8))[0] for query in queries] == together
     finally:
@@ -67,11 +67,11 @@ def test_a_quantizer_is_in_whole_numbers_and_a_vector_has_its_code_whatever_stan
 def test_rows_outside_the_scope_are_never_found():
     vectors, rows = clustered(1, 3000), np.arange(0, 3000, 3)
     queries = vectors[1:30]  # themselves outside
-    found = index_of(vectors, rows, probed=1.0, read=1000).nearest(queries, 16)
+    found = index_of(vectors, rows, probed=16, read=1000).nearest(queries, 16)
     assert plain(found) == plain(ExactIndex(vectors[rows], gpu=False).nearest(queries, 16))
 
 
 def test_lists_that_hold_too_little_are_made_up_for():
     vectors = unit(1, 40, 16)
-    found = index_of(vectors, lists=40, probed=0.01).nearest(unit(2, 5, 16), 16)
+    found = index_of(vectors, lists=40, probed=1).nearest(unit(2, 5, 16), 16)
     assert all(len(rows) == len(set(rows.tolist())) == 16 for rows, _ in found)

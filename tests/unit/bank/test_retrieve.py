@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crl.bank.retrieve import BankRetriever, shared_with
+from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.records import BankEntry, RetrievalCount
+from crl.run.cache import Shelf
+from tests.unit.bank.vectors import normed
 
 EAST, NORTH = np.array([1.0, 0.0], dtype=np.float32), np.array([0.0, 1.0], dtype=np.float32)
 
@@ -142,6 +144,30 @@ def test_a_group_shares_one_retrieval_counted_once():
     assert [row.episode_id for row in other] == ["r3-room-g0-m1"]
     assert dataclasses.replace(other[0], episode_id=rows[0].episode_id) == rows[0]
     assert [row.count for row in bank.counts()] == [1]
+
+
+def test_what_left_the_bank_is_never_found_whatever_the_cache_holds(tmp_path):
+    vectors = normed(np.random.default_rng(1).normal(size=(600, 16)))
+    entries = [entry(f"x{number:03}", number, "lake" if number % 3 else "room") for number in range(600)]
+    config = RetrievalConfig(index="approximate", candidates=8)
+    left = [number for number in range(600) if number % 7]
+    first = Snapshot.of(1, entries)
+    base = EarlierBank(lambda: first.table, lambda rows: vectors[[int(x[1:]) for x in rows["entry_id"].to_pylist()]])
+    episodes = [(f"e{number}", "lake" if number % 2 else "room") for number in range(0, 600, 7)]
+
+    def rows(snapshot, numbers, cache):
+        bank = BankRetriever(snapshot, vectors[numbers], [], config, round=3, bank_round=2, base=base, cache=cache)
+        found = bank.retrieve_many(episodes, vectors[::7], advance=False)
+        assert bank.kinds == {"lake": "approximate", "room": "approximate"}
+        return found
+
+    second = Snapshot.of(2, [entries[number] for number in left])
+    expected = rows(second, left, None)
+    assert rows(first, list(range(600)), Shelf(tmp_path)) != expected
+    assert rows(second, left, Shelf(tmp_path)) == expected
+    held = {entries[number].entry_id: entries[number].family for number in left}
+    for (_, family), candidates in zip(episodes, expected, strict=True):
+        assert len(candidates) == 8 and all(held[row.entry_id] == family for row in candidates)
 
 
 def test_entries_and_embeddings_must_match():
