@@ -28,8 +28,8 @@ ROWS_A_LIST = 500
 SAMPLE_A_LIST = 48
 """Rows of the sample a list."""
 PROBED = 8
-"""A query reads one list in so many, but at least :data:`LEAST_PROBED`. A million rows, MiniLM embeddings of sentences and
-mixtures of them: recall@16 is 0.96; with one in 16 it is 0.93, with one in 4 0.99 for twice the time."""
+"""A query reads one list in so many, but at least :data:`LEAST_PROBED`. Over a million rows (MiniLM embeddings of
+sentences, and mixtures of them) recall@16 is 0.96; with one in 16 it is 0.93, with one in 4 0.99 for twice the time."""
 LEAST_PROBED = 128
 READ = 8
 """Candidates ranked exactly for each one asked for: with twice as many, recall grows by 0.001."""
