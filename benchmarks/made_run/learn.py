@@ -176,7 +176,7 @@ def credit(rng: np.random.Generator, number: int, episodes: pa.Table, planned: d
     )  # fmt: skip
     for name in [each for each in waiting if status[each] != "waiting"]:
         del outputs.origin[name]
-    metrics = [("share_malformed", rng.random(), None), ("waiting", float(len(waiting)), None)]
+    metrics = [("share_malformed", rng.random()), ("waiting", float(len(waiting)))]
     return {
         Credit: table_of(Credit, credits),
         EntryScore: columns(
@@ -188,7 +188,7 @@ def credit(rng: np.random.Generator, number: int, episodes: pa.Table, planned: d
         Sample: schema_of(Sample).empty_table(),
         Metric: table_of(
             Metric,
-            [Metric(round=number, stage="credit", name=each, value=value, alarm=alarm) for each, value, alarm in metrics],
+            [Metric(round=number, stage="credit", name=each, value=value, alarm=None) for each, value in metrics],
         ),
     }  # fmt: skip
 
