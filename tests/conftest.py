@@ -22,6 +22,11 @@ CHROMIUM_ARGUMENTS = [
 ]  # fmt: skip
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The one test of minutes comes first: begun last, it would run alone while the other processor waits."""
+    items.sort(key=lambda item: item.path.name != "test_operation.py")
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Where Chromium lies; where there is none the tests are skipped."""
