@@ -1,6 +1,6 @@
 """Varied real texts with their MiniLM embeddings, for the benchmarks of the bank; nothing is downloaded.
 
-    python benchmarks/bank_data.py DIRECTORY [--texts 100000] [--queries 2048]
+    python benchmarks/bank_data.py [DIRECTORY] [--texts 100000] [--queries 2048]
 
 Sentences of 5 to 40 words are taken from the docstrings of the standard library and of the installed packages (read on
 this machine and never shipped). A module gives either texts or held-out queries, by the digest of its name, so no query
@@ -139,7 +139,7 @@ def _embed(texts: list[str]) -> NDArray[np.float32]:
 def main() -> None:
     """See the module docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?", default=Path("build/bank_data"))
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=2048)
     arguments = parser.parse_args()

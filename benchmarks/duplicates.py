@@ -1,6 +1,6 @@
 """Near-duplicates of a bank: the search of `crl/bank/duplicates.py` against comparing all with all, in one run.
 
-    python benchmarks/duplicates.py DIRECTORY [--texts 100000] [--planted 5000] [--repeats 3] [--threshold 0.9]
+    python benchmarks/duplicates.py [DIRECTORY] [--texts 100000] [--planted 5000] [--repeats 3] [--threshold 0.9]
 
 DIRECTORY is one that `bank_data.py` fills with real texts and their MiniLM embeddings. Pairs are planted: as many
 vectors are replaced by others, turned to a cosine between the threshold and 0.99. Both ways decide by the same float64
@@ -58,7 +58,7 @@ def all_with_all(vectors_ND: NDArray[np.float32], threshold: float) -> NDArray[n
 def main() -> None:
     """See the module docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?", default=Path("build/bank_data"))
     parser.add_argument("--texts", type=int, default=100_000)
     parser.add_argument("--planted", type=int, default=5_000)
     parser.add_argument("--repeats", type=int, default=3)
