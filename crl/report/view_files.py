@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from crl.errors import RecordDamaged
-from crl.records import BankEntry, BankSnapshot
+from crl.records import BankChange, BankEntry, BankSnapshot
 
 MANIFEST = "manifest.json"
 _SEGMENTS = "bank/segments"
-_BANK, _SNAPSHOTS = f"{BankEntry.table}.parquet", f"{BankSnapshot.table}.parquet"
+_BANK, _CHANGES, _SNAPSHOTS = (f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot))
 # A committed stage starts with a letter; what is being written starts with a dot.
 _ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
@@ -70,6 +70,8 @@ class Pinned:
                     self._every.setdefault(file, []).append(path)
                     if shown is None or int(name) in shown:
                         self._shown.setdefault(file, []).append(path)
+        self.lost = self._list_lost_changes()
+        """Run-relative paths of changes of the bank that should be there."""
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
 
@@ -100,6 +102,17 @@ class Pinned:
         listed = [path for name in names for path in self._every.get(name, [])] + (self._texts if segments else [])
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
+
+    def _list_lost_changes(self) -> list[str]:
+        """The changes of banks that are summed up and whose file is gone. They are listed all the same: reading them
+        fails, where the bank would otherwise be another one without a word."""
+        gone: set[str] = set()
+        for listed in (self._shown, self._every):
+            summed_up = {path.replace(_SNAPSHOTS, _CHANGES) for path in listed.get(_SNAPSHOTS, [])}
+            if lost := summed_up - set(listed.get(_CHANGES, [])):
+                listed.setdefault(_CHANGES, []).extend(sorted(lost))
+                gone |= lost
+        return sorted(gone)
 
     def _listed(self, paths: Sequence[str]) -> str | None:
         # Names inside a run need no escaping: others are not listed.

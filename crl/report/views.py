@@ -27,7 +27,7 @@ from typing import Any
 import duckdb
 
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
-from crl.records import BankText
+from crl.records import BankChange, BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.view_files import MANIFEST, Patterns, Pinned, Source
 from crl.report.view_sql import MACROS, columns_of, view_bodies, views_behind
@@ -67,8 +67,15 @@ def query(
         )
     files = Pinned(run_path, until=until)
     with _open(run_path, files, until) as connection:
-        check(connection, sql)
         views = views_behind(sql)
+        if files.lost and BankChange.table in views:
+            raise RecordDamaged(
+                f"{files.lost[0]} is gone: the bank cannot be put together without it",
+                expected="the changes of every bank that was published",
+                where=str(run_path),
+                next_step=f"`crl mend {run_path}` makes it again; `--round N` shows what was before",
+            )
+        check(connection, sql)
         names = [MANIFEST if view == "stages" else f"{view}.parquet" for view in views]
         lock(connection, files.paths(names, segments=BankText.table in views))
 

@@ -212,8 +212,12 @@ def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[R
     directory = path / "rounds" / f"{number:04d}" / stage
     directory.mkdir(parents=True)
     files = {}
-    for rows in tables:
-        row_type = type(rows[0])
+    typed: list[tuple[type[Row], Sequence[Row]]] = [(type(rows[0]), rows) for rows in tables]
+    if any(row_type is BankSnapshot for row_type, _ in typed) and all(
+        row_type is not BankChange for row_type, _ in typed
+    ):
+        typed.append((BankChange, []))  # a bank that nothing changed
+    for row_type, rows in typed:
         file = directory / f"{row_type.table}.parquet"
         pq.write_table(table_of(row_type, rows), file)
         files[file.name] = FileDigest(sha256=sha256_file(file), bytes=file.stat().st_size, rows=len(rows))

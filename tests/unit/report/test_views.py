@@ -131,6 +131,17 @@ def test_what_changed_between_two_rounds(made: Path) -> None:
         assert query(made, f"FROM bank_diff({earlier}, {later}) WHERE {without_text}")[1] == []
 
 
+def test_lost_changes_of_a_bank_are_named_and_never_left_out(made: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(made, tmp_path / "run"))
+    lost = path / "rounds/0003/consolidate/bank_changes.parquet"
+    lost.unlink()
+    with pytest.raises(RecordDamaged, match="rounds/0003/consolidate/bank_changes"):
+        query(path, "SELECT count(*) FROM bank")
+    expected = banks(made)
+    with connect(path, until=2) as then:
+        assert bank_view(then, 2) == expected[2]
+
+
 def as_before(run: Path, last: int) -> None:
     """Rounds up to `last` as they were written before changes were stored: the whole bank, and no summary."""
     for number, rows in banks(run).items():
