@@ -42,8 +42,8 @@ _SHOWN = ("entry_id", "content_digest", "generation_id")
 class EarlierBank:
     """An earlier bank of the same record, which large scopes learn their quantizer from; read only if one does."""
 
-    entries: Callable[[], pa.Table]
-    """Its rows of `BankEntry`."""
+    entries: Callable[[], pa.Table | None]
+    """Its rows of `BankEntry`; None where it is the bank that is searched."""
     embeddings: Callable[[pa.Table], NDArray[np.float32]]
     """Unit vectors of some of these rows."""
 
@@ -151,6 +151,8 @@ class BankRetriever:
         if self._base is None:
             return None
         entries, embeddings = self._base.entries(), self._base.embeddings
+        if entries is None:
+            return None
         rows_N = _rows_in(entries, family)
         return Base(_digests(entries, rows_N), lambda places: embeddings(entries.take(pa.array(rows_N[places]))))
 

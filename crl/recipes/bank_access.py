@@ -22,8 +22,9 @@ def open_retriever(
     """A retriever over one snapshot; what its index caches lies beside the run and can be rebuilt."""
     _, table_of = ctx.bank_tables(bank_round - ctx.round)
 
-    def base_entries() -> pa.Table:
-        return table_of(BankEntry, summary_of(bank_round, table_of).base_round)
+    def base_entries() -> pa.Table | None:
+        base_round = summary_of(bank_round, table_of).base_round
+        return None if base_round == bank_round else table_of(BankEntry, base_round)
 
     return BankRetriever(
         bank,

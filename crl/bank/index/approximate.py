@@ -139,6 +139,7 @@ class ApproximateIndex:
         counts_L = np.bincount(codes.lists_N, minlength=quantizer.lists)
         # Lists without rows of this scope would use up what a query reads.
         self._centroids_LD = np.ascontiguousarray(quantizer.centroids_LD[counts_L > 0])
+        self._norms_L = np.square(self._centroids_LD).sum(axis=1)
         self._lists = np.flatnonzero(counts_L > 0)
         self._probed = max(LEAST_PROBED, quantizer.lists // PROBED) if probed is None else probed
         self._coarse = faiss.IndexFlatIP(quantizer.centroids_LD.shape[1])
@@ -184,16 +185,21 @@ class ApproximateIndex:
 
     def _candidates(self, queries_QD: Vectors, count: int, probed: int) -> NDArray[np.int64]:
         """Rows [Q, K] of the scope by their codes; −1 where the lists hold fewer."""
-        scaled_QD = scaled(queries_QD)
-        products_QL = scaled_QD @ self._centroids_LD.T
-        norms_L = np.square(self._centroids_LD).sum(axis=1)
-        # By distance, as rows were put into lists; equal ones by their number.
-        nearest_QP = np.argsort(norms_L - 2 * products_QL, axis=1, kind="stable")[:, :probed]
+        import faiss
+
+        scaled_QD, held = scaled(queries_QD), len(self._lists)
+        distances_QL = faiss.pairwise_distances(scaled_QD, self._centroids_LD)
+        # By distance, as rows were put into lists; equal ones by their number. Whole numbers hold both.
+        keys_QL = distances_QL.astype(np.int64) * held + np.arange(held)
+        nearest_QP = np.sort(np.partition(keys_QL, min(probed, held) - 1, axis=1)[:, :probed], axis=1) % held
+        products_QP = (
+            np.square(scaled_QD).sum(axis=1, keepdims=True)
+            + self._norms_L[nearest_QP]
+            - np.take_along_axis(distances_QL, nearest_QP, axis=1)
+        ) / 2
         self._index.nprobe = nearest_QP.shape[1]
         read = min(len(self._rows_N), max(_LEAST_READ, self._read * count))
-        _, found_QK = self._index.search_preassigned(
-            scaled_QD, read, self._lists[nearest_QP], np.take_along_axis(products_QL, nearest_QP, axis=1)
-        )
+        _, found_QK = self._index.search_preassigned(scaled_QD, read, self._lists[nearest_QP], products_QP)
         return np.asarray(found_QK)
 
 
