@@ -126,7 +126,7 @@ def _embed(texts: list[str]) -> NDArray[np.float32]:
     assert source is not None
     model = SentenceTransformer(str(source.path), device="cpu", local_files_only=True)
     by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding in a batch
-    vectors_ND = np.empty((len(texts), model.get_sentence_embedding_dimension() or 0), dtype=np.float32)
+    vectors_ND = np.empty((len(texts), model.get_embedding_dimension() or 0), dtype=np.float32)
     for at in range(0, len(texts), 10_000):
         places = by_length[at : at + 10_000]
         vectors_ND[places] = model.encode(
