@@ -62,6 +62,7 @@ class StageContext:
         self.services = services
         self._reader, self._writer, self._progress = reader, writer, progress
         self.inputs: set[tuple[int, str]] = set()
+        self._bank_rows: dict[tuple[int, str, type[Row]], pa.Table] = {}
         self.notes: dict[str, Any] = {}
         """What the stage wants to stand in its manifest beside the digest: what rows may not hold, such as times."""
 
@@ -93,7 +94,14 @@ class StageContext:
         place = self._resolve(PUBLISHES, offset)
         if place is not None:
             self.inputs.add(place)
-        return None if place is None else place[0], tables_of(self.recipe, self.method, self._reader.read)
+        return None if place is None else place[0], tables_of(self.recipe, self.method, self._read_once)
+
+    def _read_once(self, round_number: int, stage: str, row_type: type[Row]) -> pa.Table:
+        # A stage asks for a bank and for where its texts lie: of a million entries the file would be read twice.
+        key = (round_number, stage, row_type)
+        if key not in self._bank_rows:
+            self._bank_rows[key] = self._reader.read(round_number, stage, row_type)
+        return self._bank_rows[key]
 
     def rows_at(self, row_type: type[R], round_number: int, stage: str) -> list[R]:
         """Rows of a stage of an exact earlier round, named by a row already read (a waiting extractor output)."""
