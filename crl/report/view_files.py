@@ -7,19 +7,22 @@ whose views find later rounds too; they look anew at every query.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankSnapshot
 
 MANIFEST = "manifest.json"
 _SEGMENTS = "bank/segments"
-_BANK, _CHANGES, _SNAPSHOTS = (f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot))
+_OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
+    f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot)
+)
 # A committed stage starts with a letter; what is being written starts with a dot.
 _ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
@@ -70,10 +73,10 @@ class Pinned:
                     self._every.setdefault(file, []).append(path)
                     if shown is None or int(name) in shown:
                         self._shown.setdefault(file, []).append(path)
-        self.lost = self._list_lost_changes()
-        """Run-relative paths of changes of the bank that should be there."""
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
+        self.lost = self._list_lost(shown)
+        """Run-relative paths of files of the bank that should be there."""
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """See :class:`Source`."""
@@ -103,16 +106,34 @@ class Pinned:
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
 
-    def _list_lost_changes(self) -> list[str]:
-        """The changes of banks that are summed up and whose file is gone. They are listed all the same: reading them
-        fails, where the bank would otherwise be another one without a word."""
-        gone: set[str] = set()
-        for listed in (self._shown, self._every):
-            summed_up = {path.replace(_SNAPSHOTS, _CHANGES) for path in listed.get(_SNAPSHOTS, [])}
-            if lost := summed_up - set(listed.get(_CHANGES, [])):
-                listed.setdefault(_CHANGES, []).extend(sorted(lost))
-                gone |= lost
-        return sorted(gone)
+    def _list_lost(self, shown: frozenset[int] | None) -> list[str]:
+        """What the stages that publish banks wrote and what is gone. It is listed all the same: reading it fails,
+        where the bank would otherwise be another one without a word."""
+        listed = {path for paths in self._every.values() for path in paths}
+        stages = {path.rpartition("/")[0] for name in _OF_A_BANK for path in self._every.get(name, [])}
+        lost_texts: set[str] = set()
+        lost = []
+        for stage in sorted(stages):
+            digested = self._digested(stage)
+            for file in sorted(digested.get("files", {})):
+                path = f"{stage}/{file}"
+                if _FILE.fullmatch(file) and path not in listed:
+                    lost.append(path)
+                    self._every.setdefault(file, []).append(path)
+                    if shown is None or _round_of(path) in shown:
+                        self._shown.setdefault(file, []).append(path)
+            lost_texts |= {path for path in digested.get("shared", {}) if path.startswith(f"{_SEGMENTS}/")}
+        lost_texts -= set(self._texts)
+        self._texts += sorted(lost_texts)
+        return [*lost, *sorted(lost_texts)]
+
+    def _digested(self, stage: str) -> dict[str, Any]:
+        """What the manifest of a stage vouches for; nothing where it cannot be read: `crl verify` names that."""
+        try:
+            found = json.loads((self.root / stage / MANIFEST).read_bytes())["digested"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _listed(self, paths: Sequence[str]) -> str | None:
         # Names inside a run need no escaping: others are not listed.

@@ -27,7 +27,7 @@ from typing import Any
 import duckdb
 
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
-from crl.records import BankChange, BankText
+from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.view_files import MANIFEST, Patterns, Pinned, Source
 from crl.report.view_sql import MACROS, columns_of, view_bodies, views_behind
@@ -66,15 +66,16 @@ def query(
             next_step="leave --round out for the run as it is now",
         )
     files = Pinned(run_path, until=until)
-    with _open(run_path, files, until) as connection:
-        views = views_behind(sql)
-        if files.lost and BankChange.table in views:
+    views = views_behind(sql)
+    for lost in files.lost:
+        if (BankText.table if lost.startswith("bank/") else Path(lost).stem) in views:
             raise RecordDamaged(
-                f"{files.lost[0]} is gone: the bank cannot be put together without it",
-                expected="the changes of every bank that was published",
+                f"{lost} is gone: the bank cannot be put together without it",
+                expected="every file of the banks that were published",
                 where=str(run_path),
                 next_step=f"`crl mend {run_path}` makes it again; `--round N` shows what was before",
             )
+    with _open(run_path, files, until) as connection:
         check(connection, sql)
         names = [MANIFEST if view == "stages" else f"{view}.parquet" for view in views]
         lock(connection, files.paths(names, segments=BankText.table in views))
@@ -85,6 +86,10 @@ def query(
 
         try:
             return interruptible(connection, rows)
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+            if f"{files.root}/" in str(error):  # one of the run's own files: those of the query are refused
+                raise _damaged(run_path, error) from None
+            raise bad_sql(sql, error) from None
         except duckdb.Error as error:
             raise bad_sql(sql, error) from None
 

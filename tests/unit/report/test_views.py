@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -131,15 +132,30 @@ def test_what_changed_between_two_rounds(made: Path) -> None:
         assert query(made, f"FROM bank_diff({earlier}, {later}) WHERE {without_text}")[1] == []
 
 
-def test_lost_changes_of_a_bank_are_named_and_never_left_out(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bank_changes", "bank_snapshots", "bank", "segment"])
+def test_lost_files_of_a_bank_are_named_and_never_left_out(made: Path, tmp_path: Path, name: str) -> None:
     path = Path(shutil.copytree(made, tmp_path / "run"))
-    lost = path / "rounds/0003/consolidate/bank_changes.parquet"
+    number = max(int(file.parts[-3]) for file in path.glob(f"rounds/*/*/{name}.parquet")) if name == "bank" else 3
+    at = path / f"rounds/{number:04d}/consolidate"
+    shared = json.loads((at / "manifest.json").read_text())["digested"]["shared"]
+    lost = path / next(file for file in shared if "segments" in file) if name == "segment" else at / f"{name}.parquet"
     lost.unlink()
-    with pytest.raises(RecordDamaged, match="rounds/0003/consolidate/bank_changes"):
-        query(path, "SELECT count(*) FROM bank")
+    with pytest.raises(RecordDamaged, match=lost.stem):
+        query(path, "SELECT count(text) FROM bank_text")
+    with pytest.raises(RecordDamaged), reading(path) as run:
+        run.execute("SELECT round, count(text) FROM bank_text GROUP BY round").fetchall()
     expected = banks(made)
-    with connect(path, until=2) as then:
-        assert bank_view(then, 2) == expected[2]
+    with connect(path, until=number - 1) as then:
+        assert bank_view(then, number - 1) == expected[number - 1]
+
+
+def test_a_damaged_file_is_not_blamed_on_the_query(made: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(made, tmp_path / "run"))
+    damaged = path / "rounds/0003/consolidate/bank_events.parquet"
+    for content in (b"", damaged.read_bytes()[:20] + bytes(40) + damaged.read_bytes()[60:]):
+        damaged.write_bytes(content)
+        with pytest.raises(RecordDamaged, match="bank_events"):
+            query(path, "FROM bank_events")
 
 
 def as_before(run: Path, last: int) -> None:
@@ -147,6 +163,7 @@ def as_before(run: Path, last: int) -> None:
     for number, rows in banks(run).items():
         at = run / f"rounds/{number:04d}/{'initialise' if number == 0 else 'consolidate'}"
         if number <= last:
+            (at / "manifest.json").unlink()
             (at / "bank_changes.parquet").unlink()
             (at / "bank_snapshots.parquet").unlink()
             pq.write_table(table_of(BankEntry, [BankEntry(**row) for row in rows]), at / "bank.parquet")  # type: ignore[arg-type]
