@@ -31,6 +31,8 @@ from crl.transfer.rows import LineageRow, UseRow, entries_schema
 
 PROVENANCE = "provenance.json"
 TABLES = ("entries", "lineage", "uses")
+_NEEDED = frozenset({"embedder", "entries", "experiment", "families", "files", "round", "snapshot_digest"})
+"""What `provenance.json` must say for an import."""
 
 
 class Format(StrEnum):
@@ -148,6 +150,9 @@ def _provenance(path: Path) -> dict[str, Any]:
             expected=f"format {FORMAT_VERSION}",
             next_step="export it again with this version, or import it with the one that wrote it",
         )
+    lacking = sorted(_NEEDED - content.keys())
+    if lacking or not isinstance(content["files"], dict):
+        raise _no_export(path, f"{PROVENANCE} lacks {', '.join(lacking) or 'a list of files'}")
     return content
 
 

@@ -142,6 +142,14 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
         read_folder(target)
     with pytest.raises(BadInput, match="no exported bank"):
         read_folder(tmp_path)
+    provenance = json.loads((target / "provenance.json").read_text())
+    (target / "provenance.json").write_text(json.dumps({**provenance, "files": 3}))
+    with pytest.raises(BadInput, match="lacks a list of files"):
+        read_folder(target)
+    del provenance["files"], provenance["embedder"]
+    (target / "provenance.json").write_text(json.dumps(provenance))
+    with pytest.raises(BadInput, match="lacks embedder, files"):
+        read_folder(target)
 
 
 def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) -> None:
