@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -179,10 +180,7 @@ class Recovery:
             content = self.content(relative)
         except CrlError as error:
             raise damage from error
-        _log.warning(
-            "%s is damaged (%s); what it held was made again for this reading, `crl mend %s` puts it back",
-            relative, damage.found, self.run.path,
-        )  # fmt: skip
+        _warn(self.run.path, relative, damage.found)
         return content
 
     def _places(self, relative: str) -> list[tuple[int, str]]:
@@ -219,6 +217,14 @@ class Recovery:
                     for read, digest in inputs.items():
                         self._readers.setdefault(read, set()).add(digest)
         return self._readers.get(key, set())
+
+
+@cache  # a command reads a bank many times: a file is told of once in a process
+def _warn(run_path: Path, relative: str, found: str) -> None:
+    _log.warning(
+        "%s is damaged (%s); what it held was made again for this reading, `crl mend %s` puts it back",
+        relative, found, run_path,
+    )  # fmt: skip
 
 
 class _Memory:

@@ -193,10 +193,12 @@ def _chain(record: _Record) -> Iterator[Problem]:
             if current is not None and current.digest == digest:
                 continue
             reported.add(key)
-            found = "no such stage" if current is None else f"digest {current.digest}"
-            file = f"rounds/{key}" if current is None else f"rounds/{key}/{MANIFEST}"
             reader = key_of(manifest.digested.round, manifest.digested.stage)
             expected = f"digest {digest} (read by {reader})"
+            if current is None:
+                yield record.damaged(f"rounds/{key}", *place, expected, "no such stage")
+                continue
+            file, found = f"rounds/{key}/{MANIFEST}", f"digest {current.digest}"
             yield Problem(file, place[1], place[0], expected, found, record.redo(*place))
 
 

@@ -156,6 +156,48 @@ def test_the_warning_names_file_and_command(victim: RunDirectory, caplog: pytest
     assert caplog.records == [], "an earlier round does not need the file"
 
 
+def test_a_warning_is_told_once(victim: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    _corrupt(victim.path / "rounds/0002/consolidate/bank_changes.parquet")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            recorded_bank(victim, recipe_of(victim.method), 2)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("with_texts", [False, True])
+def test_a_whole_stage_that_is_gone_is_put_back(victim: RunDirectory, with_texts: bool) -> None:
+    stage, truth = victim.stage_path(3, "consolidate"), _banks(victim)
+    whole = victim.manifest(3, "consolidate")
+    before = {path.name: path.read_bytes() for path in stage.iterdir()}
+    lost = [victim.path / name for name in whole.digested.shared]
+    assert len(lost) == 2, "the round wrote texts and vectors"
+    vectors = [path.read_bytes() for path in lost]
+    shutil.rmtree(stage)
+    for path in lost if with_texts else []:
+        _delete(path)
+    (problem,) = _damaged(victim)  # no later round is named for it
+    assert (problem.file, problem.mend) == ("rounds/0003/consolidate", f"crl mend {victim.path}")
+    assert len(recorded_bank(victim, recipe_of(victim.method), 4)) == len(truth[4][1])
+    done = _mended(victim)
+    assert (done.mended, done.left, done.kept) == ([problem.file], [], [])
+    assert _damaged(victim) == [] and _banks(victim) == truth
+    assert [path.read_bytes() for path in lost] == vectors
+    after = {path.name: path.read_bytes() for path in stage.iterdir()}
+    assert after.pop(MANIFEST) != before.pop(MANIFEST) and after == before
+    again = victim.manifest(3, "consolidate")
+    assert again.digest == whole.digest and again.provenance["sequence"] == whole.provenance["sequence"]
+    assert not list(stage.parent.glob(".*")), "nothing half written is left"
+
+
+def test_a_whole_stage_that_nothing_proves_is_left(victim: RunDirectory) -> None:
+    """A round whose operations are gone as well."""
+    for stage in ("consolidate", "distill"):
+        shutil.rmtree(victim.stage_path(3, stage))
+    done = _mended(victim)
+    assert [problem.file for problem, _ in done.left] == ["rounds/0003/consolidate", "rounds/0003/distill"]
+    assert not victim.stage_path(3, "consolidate").exists() and done.mended == []
+
+
 def test_the_whole_store_is_made_again_at_once(victim: RunDirectory) -> None:
     before = {name: (victim.path / name).read_bytes() for name in _store(victim) if not name.endswith(MANIFEST)}
     for number, name in enumerate(before):
