@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,18 +10,11 @@ import typer
 
 from crl.commands.places import RunArgument, find_run, shown
 from crl.errors import BadInput
+from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 
 if TYPE_CHECKING:
     from crl.run.directory import RunDirectory
     from crl.transfer.gather import Gathered
-
-
-class FolderFormat(StrEnum):
-    """How an export is written."""
-
-    parquet = "parquet"
-    jsonl = "jsonl"
-    huggingface = "huggingface"
 
 
 def export_bank(
@@ -30,29 +22,31 @@ def export_bank(
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to; must not exist yet.")],
     round: Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")] = None,
     format: Annotated[
-        FolderFormat, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
-    ] = FolderFormat.parquet,
+        Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
+    ] = Format.parquet,
     embeddings: Annotated[bool | None, typer.Option(help="With the vectors; default yes, but not for jsonl.")] = None,
 ) -> None:
     """Write the bank after a round to a folder: entries, every text that led to them, uses, and where it comes from."""
     from crl.commands.screen import console
-    from crl.transfer.folder import PROVENANCE, Format, file_of, write_folder
+    from crl.transfer.folder import write_folder
     from crl.transfer.gather import gather
+    from crl.transfer.rows import TABLES
 
-    vectors = format is not FolderFormat.jsonl if embeddings is None else embeddings
+    vectors = format is not Format.jsonl if embeddings is None else embeddings
     if to.exists():
         raise BadInput(f"{to} is there already", expected="a folder that does not exist yet")
-    provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, Format(format.value))
+    provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
     out = console()
     out.print(
         f"{provenance['entries']} entries of {provenance['experiment']}, bank after round {provenance['round']}, "
         f"snapshot {provenance['snapshot_digest'][:12]}"
     )
-    for name in ("entries", "lineage", "uses"):
-        relative = file_of(name, Format(format.value))
+    for name in TABLES:
+        relative = file_of(name, format)
         out.print(f"  {to / relative}: {provenance['files'][relative]['rows']} rows", soft_wrap=True)
-    out.print(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every file", soft_wrap=True)
-    if format is FolderFormat.huggingface:
+    out.print(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table", soft_wrap=True)
+    if format is Format.huggingface:
+        out.print(f"  {to / CARD}: the dataset card", soft_wrap=True)
         out.print(f'in Python: datasets.load_dataset("{to}", split="train")', soft_wrap=True)
     out.print(f"to begin another experiment with it: crl bank import conf/NAME.yaml {to}", soft_wrap=True)
 
@@ -122,7 +116,7 @@ def parse_families(pairs: list[str]) -> dict[str, str]:
 def _next(target: str, directory: RunDirectory, runs: Path | None, pairs: list[str]) -> str:
     """The command that trains the experiment."""
     if not _is_config(target):
-        return f"crl train CONFIG with the configuration of {shown(directory.path)}"
+        return f"crl resume {shown(directory.path)} --rounds 3"
     words = ["crl", "train", target, *(["--runs", str(runs)] if runs is not None else [])]
     return shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
 
@@ -136,7 +130,7 @@ def _source(name: str, round_number: int | None) -> Gathered:
     from crl.transfer.gather import gather
 
     if not is_export(Path(name)):
-        return gather(find_run(name), round_number)
+        return gather(_source_run(name), round_number)
     found = read_folder(Path(name))
     if round_number is not None and round_number != found.provenance["round"]:
         raise BadInput(
@@ -144,6 +138,18 @@ def _source(name: str, round_number: int | None) -> Gathered:
             expected="no --round with an exported bank",
         )
     return found
+
+
+def _source_run(name: str) -> Path:
+    try:
+        return find_run(name)
+    except BadInput as error:
+        raise BadInput(
+            f"there is no run and no exported bank {name!r}",
+            expected=f"a folder that `crl bank export` wrote, {error.expected}",
+            where=error.where,
+            next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
+        ) from None
 
 
 def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, families: dict[str, str]) -> RunDirectory:

@@ -6,6 +6,7 @@ a large bank as for a small one, and damage in another round does not show.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,7 +78,7 @@ class BankAfter:
     def __init__(self, run: RunDirectory, round_number: int | None = None) -> None:
         """The newest published one where `round_number` is None. Raises BadInput where there is none."""
         self.run, self.recipe = run, load_recipe(default_recipe(), run.method)
-        self.round = _chosen(run, self.recipe, round_number)
+        self.round = banked_round(run, self.recipe, round_number)
         self.snapshot: Snapshot = recorded_bank(run, self.recipe, self.round)
 
     def rows(self, family: str | None = None) -> NDArray[np.int64]:
@@ -194,7 +195,8 @@ def banked_rounds(run: RunDirectory, recipe: Recipe) -> list[int]:
     return found
 
 
-def _chosen(run: RunDirectory, recipe: Recipe, round_number: int | None) -> int:
+def banked_round(run: RunDirectory, recipe: Recipe, round_number: int | None) -> int:
+    """The round if its bank is published, the newest such one for None. Raises BadInput."""
     if not recipe.guided:
         raise BadInput(
             f"recipe {recipe.name} of {run.path} keeps no bank", expected=f"a recipe with the stage `{PUBLISHES}`"
@@ -212,6 +214,6 @@ def _chosen(run: RunDirectory, recipe: Recipe, round_number: int | None) -> int:
         raise BadInput(
             f"round {round_number} of {run.path} has no bank",
             expected=f"a round from {rounds[0]} to {rounds[-1]}",
-            next_step="leave --round out for the newest one",
+            next_step=f"`crl bank show {shlex.quote(str(run.path))}` shows the newest one",
         )
     return round_number

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.changes import summary_of
-from crl.bank.segments import load_texts, text_digest
+from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
@@ -122,7 +122,7 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     size = summary_of(round_number, tables_of(recipe, run.method, run.read)).entries
     # No operation holds the texts that an experiment began with: its first bank does.
     first = {} if round_number else recorded_texts(run, recipe, recorded_bank(run, recipe, 0).table)
-    return _diff(run_path, proposal, events, size_after=size, proposed=False, known=first)
+    return _diff(run, proposal, events, size_after=size, proposed=False, known=first)
 
 
 def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] | None = None) -> BankDiff:
@@ -130,9 +130,10 @@ def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] 
 
     Raises BadInput where the round has not come so far, RecordDamaged where a file is not what was committed.
     """
-    proposal = load_proposal(RunDirectory.open(run_path), round_number)
+    run = RunDirectory.open(run_path)
+    proposal = load_proposal(run, round_number)
     applied = proposal.applied(refused)
-    return _diff(run_path, proposal, applied.events, size_after=applied.size, proposed=True)
+    return _diff(run, proposal, applied.events, size_after=applied.size, proposed=True)
 
 
 def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
@@ -179,14 +180,15 @@ def told(change: Change) -> str:
         if change.reason:
             lines.append(f"why: {change.reason}")
     else:
-        lines += [f"was: {change.before}"] if change.before is not None else []
         lines.append(change.after or "")
+        if change.before is not None:
+            lines = [f"was: {change.before}", f"now: {change.after or ''}"]
     lines += [f"from {parent.entry_id}: {parent.text}" for parent in change.parents]
     return "\n".join(lines)
 
 
 def _diff(
-    run_path: Path,
+    run: RunDirectory,
     proposal: Proposal,
     events: Sequence[BankEvent],
     *,
@@ -195,7 +197,7 @@ def _diff(
     known: Mapping[str, str] | None = None,
 ) -> BankDiff:
     operations = {operation.operation_id: operation for operation in proposal.operations}
-    texts = {**(known or {}), **_texts(run_path, proposal, events)}
+    texts = {**(known or {}), **_texts(run, proposal, events)}
     previous = proposal.previous.table
     state = dict(zip(*(previous[name].to_pylist() for name in ("entry_id", "content_digest")), strict=True))
     changes = []
@@ -233,14 +235,14 @@ def _change(
     )
 
 
-def _texts(run_path: Path, proposal: Proposal, events: Iterable[BankEvent]) -> dict[str, str]:
+def _texts(run: RunDirectory, proposal: Proposal, events: Iterable[BankEvent]) -> dict[str, str]:
     """Every text the changes speak of, by digest: from the previous snapshot and from the operations."""
     named = {name for event in events for name in (event.entry_id, *event.parents) if name is not None}
     named |= {parent for operation in proposal.operations for parent in operation.parents}
     previous = proposal.previous.table
-    texts = load_texts(
-        run_path, previous.filter(pc.is_in(previous["entry_id"], value_set=pa.array(sorted(named), pa.string())))
-    )
+    recipe = load_recipe(default_recipe(), run.method)
+    spoken_of = previous.filter(pc.is_in(previous["entry_id"], value_set=pa.array(sorted(named), pa.string())))
+    texts = recorded_texts(run, recipe, spoken_of)
     for operation in proposal.operations:
         if operation.text:
             try:

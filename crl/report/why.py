@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from crl.bank.segments import load_texts
+from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
 from crl.records import (
     BankChange,
@@ -30,6 +32,7 @@ from crl.records import (
     Retrieval,
     Weights,
 )
+from crl.report.bank import banked_round
 from crl.report.story import (
     Ending,
     EvaluationUse,
@@ -44,6 +47,7 @@ from crl.report.story import (
     Writing,
 )
 from crl.report.tables import Tables
+from crl.run.directory import RunDirectory
 
 BEGINS = ("add", "merge", "import")
 """Events that bring an entry into the bank."""
@@ -56,8 +60,12 @@ Rows = list[dict[str, Any]]
 def why(run_path: Path, entry_id: str, *, until: int | None = None) -> Story:
     """The story of one entry, as it stood after round `until` where that is given.
 
-    Raises BadInput for an entry that the bank had never heard of then, naming close ones; RecordDamaged.
+    Raises BadInput for a round without a bank, and for an entry that the bank had never heard of then, naming close
+    ones; RecordDamaged.
     """
+    if until is not None:
+        run = RunDirectory.open(run_path)
+        banked_round(run, load_recipe(default_recipe(), run.method), until)
     story = stories(run_path, [entry_id], until=until)[entry_id]
     if not story.lives and not story.refused:
         raise _unknown(run_path, entry_id, until)
@@ -330,9 +338,10 @@ def _unknown(run_path: Path, entry_id: str, until: int | None) -> BadInput:
         rows = tables.select(BankEvent, ["entry_id"], where="entry_id IS NOT NULL AND kind <> 'rejected'")
     known = sorted({row["entry_id"] for row in rows})
     close = difflib.get_close_matches(entry_id, known, n=3) or known[:3]
+    round_option = "" if until is None else f" --round {until}"
     return BadInput(
         f"no experience {entry_id!r} was ever in the bank of {run_path}"
         + ("" if until is None else f" up to round {until}"),
         expected=f"an entry id, such as {', '.join(close)}" if close else "the bank has had no entry so far",
-        next_step=f"`crl bank show {run_path}` lists them",
+        next_step=f"`crl bank show {shlex.quote(str(run_path))}{round_option}` lists them",
     )

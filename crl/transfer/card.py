@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from crl.records.base import Row, schema_of
+from crl.records.base import schema_of
 from crl.run.imports import EMBEDDING
-from crl.transfer.rows import ExportedEntry, LineageRow, UseRow
+from crl.transfer.rows import TABLES
 
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
-_TABLES: dict[str, type[Row]] = {"entries": ExportedEntry, "lineage": LineageRow, "uses": UseRow}
 
 
 def dataset_card(tables: Mapping[str, pa.Table], provenance: Mapping[str, Any], files: Mapping[str, str]) -> str:
@@ -26,7 +25,7 @@ def dataset_card(tables: Mapping[str, pa.Table], provenance: Mapping[str, Any], 
         "configs": [
             {"config_name": name, "data_files": [{"split": "train", "path": files[name]}]}
             | ({"default": True} if name == "entries" else {})
-            for name in _TABLES
+            for name in TABLES
         ],
     }
     parts = [
@@ -39,7 +38,7 @@ def dataset_card(tables: Mapping[str, pa.Table], provenance: Mapping[str, Any], 
         'entries = load_dataset("path/to/this/folder", split="train")\n',
         'lineage = load_dataset("path/to/this/folder", "lineage", split="train")\n```\n',
     ]
-    for name, row_type in _TABLES.items():
+    for name, row_type in TABLES.items():
         summary = (row_type.__doc__ or "").strip().splitlines()[0]
         parts.append(f"\n## {name}\n\n{summary} {tables[name].num_rows} rows.\n\n| column | meaning |\n|---|---|\n")
         for field in (schema_of(row_type).field(column) for column in schema_of(row_type).names):

@@ -5,7 +5,7 @@
     huggingface    data/train-00000-of-00001.parquet, lineage/…, uses/…, README.md (a dataset card with one
                    configuration a table, so that `datasets.load_dataset(folder)` reads the entries)
 
-and `provenance.json` in each: where the bank comes from, and the SHA-256 of every file.
+and `provenance.json` in each: where the bank comes from, and the SHA-256 of every table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +25,12 @@ from crl.records import schema_of
 from crl.run.files import disk_full_as_error, fsync, fsync_tree, sha256_file, temporary
 from crl.run.imports import EMBEDDING
 from crl.transfer.card import dataset_card
+from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 from crl.transfer.gather import FORMAT, FORMAT_VERSION, Gathered
-from crl.transfer.rows import LineageRow, UseRow, entries_schema
+from crl.transfer.rows import TABLES, entries_schema
 
-PROVENANCE = "provenance.json"
-TABLES = ("entries", "lineage", "uses")
 _NEEDED = frozenset({"embedder", "entries", "experiment", "families", "files", "round", "snapshot_digest"})
 """What `provenance.json` must say for an import."""
-
-
-class Format(StrEnum):
-    """How the tables are written."""
-
-    parquet = "parquet"
-    jsonl = "jsonl"
-    huggingface = "huggingface"
-
-
-def file_of(table: str, format: Format) -> str:
-    """Where a table lies inside the folder."""
-    if format is Format.huggingface:
-        return f"{'data' if table == 'entries' else table}/train-00000-of-00001.parquet"
-    return f"{table}.{format.value}"
 
 
 def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]:
@@ -74,7 +57,7 @@ def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]
             (scratch / PROVENANCE).write_text(text + "\n", encoding="utf-8")
             if format is Format.huggingface:
                 card = dataset_card(bank.tables, provenance, {name: file_of(name, format) for name in TABLES})
-                (scratch / "README.md").write_text(card, encoding="utf-8")
+                (scratch / CARD).write_text(card, encoding="utf-8")
             fsync_tree(scratch)
             scratch.rename(target)
             fsync(target.absolute().parent)
@@ -113,7 +96,7 @@ def read_folder(path: Path) -> Gathered:
 def _schema(name: str, provenance: Mapping[str, Any]) -> pa.Schema:
     if name == "entries":
         return entries_schema(provenance["embedder"]["dimension"])
-    return schema_of(LineageRow if name == "lineage" else UseRow)
+    return schema_of(TABLES[name])
 
 
 def _write(table: pa.Table, path: Path) -> None:

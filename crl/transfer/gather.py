@@ -64,7 +64,11 @@ def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True)
         flat = pa.array(vectors_ND.ravel(), pa.float32())
         exported = with_embeddings(exported, pa.FixedSizeListArray.from_arrays(flat, dimension))
     versions, uses = lineage_of(told[entry_id] for entry_id in columns["entry_id"])
-    tables = {"entries": exported, "lineage": table_of(LineageRow, versions), "uses": table_of(UseRow, uses)}
+    tables = {
+        ExportedEntry.table: exported,
+        LineageRow.table: table_of(LineageRow, versions),
+        UseRow.table: table_of(UseRow, uses),
+    }
     return Gathered(tables, _provenance(bank, dimension))
 
 

@@ -85,6 +85,10 @@ class UseRow(Row):
     guided_minus_free: A[float | None, "outcome minus free_mean"]
 
 
+TABLES: dict[str, type[Row]] = {row_type.table: row_type for row_type in (ExportedEntry, LineageRow, UseRow)}
+"""Every table of an export, in order: its name and the type of its rows."""
+
+
 def with_embeddings(entries: pa.Table, vectors: pa.FixedSizeListArray) -> pa.Table:
     """`entries` with the vectors as a further column."""
     field = pa.field(EMBEDDING, vectors.type, nullable=False, metadata={"description": "unit vector of the text"})

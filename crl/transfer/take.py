@@ -6,7 +6,6 @@ left out (a family that is full, a text that is too long or there twice) is said
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from crl.bank.segments import text_digest
 from crl.config import Method
@@ -25,6 +26,7 @@ from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, 
 from crl.run.journal import Journal
 from crl.run.lease import Lease
 from crl.transfer.gather import Gathered
+from crl.transfer.rows import ExportedEntry
 
 _LEASE_SECONDS = 60.0
 
@@ -76,7 +78,12 @@ def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> B
     names = _families(method, source, families)
     where = source.provenance
     prefix = f"{where['experiment']}-r{where['round']:04d}-"
-    kept, left_out = _chosen(method, source.tables["entries"].to_pylist(), names)
+    table = source.tables[ExportedEntry.table]
+    # The vectors never become Python numbers: of a large bank those would take many times the room of all the rest.
+    columns = [name for name in table.column_names if name != EMBEDDING]
+    entries = table.select(columns).to_pylist()
+    chosen, left_out = _chosen(method, entries, names)
+    kept = [entries[row] for row in chosen]
     if not kept:
         raise BadInput(
             f"the bank of {where['experiment']} after round {where['round']} has no entry that can come in",
@@ -106,9 +113,7 @@ def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> B
         }
         for entry in kept
     ]
-    vectors_ND = None
-    if EMBEDDING in source.tables["entries"].column_names:
-        vectors_ND = np.array([entry[EMBEDDING] for entry in kept], dtype=np.float32)
+    vectors_ND = _vectors(table)[chosen] if EMBEDDING in table.column_names else None
     # Which libraries wrote the export says nothing about what is imported.
     plain = {name: value for name, value in where.items() if name != "versions"}
     counts = dict(sorted(Counter(left_out.values()).items()))
@@ -137,12 +142,13 @@ def _families(method: Method, source: Gathered, asked: Mapping[str, str]) -> dic
 
 def _chosen(
     method: Method, entries: list[dict[str, Any]], names: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The entries that come in, the oldest first, and those that do not: the reason by id."""
+) -> tuple[list[int], dict[str, str]]:
+    """Rows of the entries that come in, the oldest first, and those that do not: the reason by id."""
     left_out: dict[str, str] = {}
     held: set[tuple[str, str]] = set()
     by_family: dict[str, list[dict[str, Any]]] = {}
-    for entry in sorted(entries, key=lambda entry: (entry["order"], entry["entry_id"])):
+    by_age = sorted(range(len(entries)), key=lambda row: (entries[row]["order"], entries[row]["entry_id"]))
+    for entry in (entries[row] for row in by_age):
         if text_digest(entry["text"]) != entry["content_digest"]:
             raise RecordDamaged(
                 f"the text of {entry['entry_id']} has digest {text_digest(entry['text'])}",
@@ -162,8 +168,14 @@ def _chosen(
         order = listed if method.bank.eviction == "fifo" else sorted(listed, key=_usefulness)
         for entry in order[: max(0, len(listed) - method.bank.capacity)]:
             left_out[entry["entry_id"]] = f"capacity_{method.bank.eviction}"
-    kept = [entry for entry in entries if entry["entry_id"] not in left_out]
-    return sorted(kept, key=lambda entry: (entry["order"], entry["entry_id"])), left_out
+    return [row for row in by_age if entries[row]["entry_id"] not in left_out], left_out
+
+
+def _vectors(table: pa.Table) -> NDArray[np.float32]:
+    """Unit vectors [N, D] of the entries."""
+    column = table[EMBEDDING].combine_chunks()
+    vectors_ND: NDArray[np.float32] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+    return vectors_ND
 
 
 def _usefulness(entry: Mapping[str, Any]) -> tuple[float, int]:
@@ -201,5 +213,7 @@ def _told(run_path: Path) -> str:
         found = load_import(run_path)
     except RecordDamaged as error:
         return error.found
-    source: Mapping[str, Any] = {} if found is None else found.provenance()["source"]
-    return json.dumps({name: source.get(name) for name in ("experiment", "round")})
+    if found is None:
+        return "its file is gone"
+    source = found.provenance()["source"]
+    return f"that of {source['experiment']}, after round {source['round']}"

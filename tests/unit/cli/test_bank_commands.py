@@ -74,6 +74,15 @@ def test_diff_of_a_round_and_of_two(crl: Crl, story: Path) -> None:
         ("updated", "go left", "go far left")
     ]
     assert crl("bank", "diff", "story", "3", "1").code == 2
+    updated = crl("bank", "diff", "story", "2").out
+    assert "was: go left" in updated and "now: go far left" in updated
+
+
+@pytest.mark.parametrize("words", [("show",), ("why", MERGED), ("history", MERGED), ("search", "go"), ("diff", 1, 99)])
+def test_a_round_without_a_bank_is_refused(crl: Crl, story: Path, words: tuple[str, ...]) -> None:
+    name, *more = words
+    refused = crl("bank", name, "story", *more, *(() if name == "diff" else ("--round", "99")))
+    assert refused.code == 2 and "round 99 of" in refused.err and f"`crl bank show {story}`" in refused.err
 
 
 def test_why_and_history(crl: Crl, story: Path) -> None:
@@ -87,6 +96,8 @@ def test_why_and_history(crl: Crl, story: Path) -> None:
     events = json.loads(crl("bank", "history", "story", FIRST, "--format", "json").out)
     assert [(each["round"], each["kind"]) for each in events] == [(1, "add"), (2, "update"), (3, "merged")]
     assert crl("bank", "why", "story", "x-nothing").code == crl("bank", "history", "story", "x-nothing").code == 2
+    early = crl("bank", "why", "story", MERGED, "--round", "1")
+    assert early.code == 2 and f"`crl bank show {story} --round 1` lists them" in early.err
 
 
 def test_search(crl: Crl, story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +118,7 @@ def test_export_then_import(crl: Crl, story: Path, tmp_path: Path, monkeypatch: 
     runs, folder = tmp_path / "other", tmp_path / "bank"
     said = crl("bank", "export", "story", "--to", folder, "--round", "2", "--format", "huggingface").out
     assert "3 entries of story, bank after round 2" in said and "load_dataset" in said
+    assert str(folder / "README.md") in said and (folder / "README.md").is_file()
     assert crl("bank", "export", "story", "--to", folder).code == 2
     words = ("bank", "import", "conf/tiny.yaml", folder, "--runs", runs)
     refused = crl(*words)
@@ -117,7 +129,11 @@ def test_export_then_import(crl: Crl, story: Path, tmp_path: Path, monkeypatch: 
     assert f"next: crl train conf/tiny.yaml --runs {runs} --set method.seed=5" in done.out
     again = crl("bank", "import", runs / "tiny", "story", "--round", "2", "--family", "pond=lake")
     assert "nothing changed" in again.out, "a run and its export are the same bank"
-    assert "begins with another bank" in crl("bank", "import", runs / "tiny", "story", "--family", "pond=lake").err
+    assert f"next: crl resume {runs / 'tiny'} --rounds 3" in again.out
+    other = crl("bank", "import", runs / "tiny", "story", "--family", "pond=lake").err
+    assert "begins with another bank: that of story, after round 2" in other
+    nobody = crl("bank", "import", runs / "tiny", "nosuch")
+    assert nobody.code == 2 and "a folder that `crl bank export` wrote" in nobody.err
     assert crl("bank", "import", runs / "tiny", folder, "--round", "1").code == 2
     assert crl("bank", "import", runs / "tiny", folder, "--family", "pond").code == 2
     assert crl("bank", "import", runs / "tiny", folder, "--set", "method.seed=1").code == 2
