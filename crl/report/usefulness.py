@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crl.bank.segments import load_texts
 from crl.records import EntryScore, rows_of
 from crl.report.charts import Bar, Chart, bar_chart
 from crl.report.curves import wilson
@@ -85,18 +84,23 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
     Raises RecordDamaged.
     """
     from crl.engine.jobs import default_recipe, load_recipe
-    from crl.recipes.banks import recorded_bank
+    from crl.recipes.banks import recorded_bank, recorded_texts
 
     newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
     scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))
     if newest is None or not scores:
         return None
-    bank = recorded_bank(run, load_recipe(default_recipe(), run.method), newest)
-    return judge(run.path, bank, scores)
+    recipe = load_recipe(default_recipe(), run.method)
+    return judge(recorded_bank(run, recipe, newest), scores, partial(recorded_texts, run, recipe))
 
 
-def judge(run_path: Path, bank: Snapshot, scores: Iterable[EntryScore]) -> Usefulness:
-    """Usefulness of a bank's entries from their cumulative scores. Raises RecordDamaged for texts it cannot read."""
+def judge(
+    bank: Snapshot, scores: Iterable[EntryScore], texts_of: Callable[[pa.Table], Mapping[str, str]]
+) -> Usefulness:
+    """Usefulness of a bank's entries from their cumulative scores. `texts_of` gives texts of rows by content digest.
+
+    Raises what `texts_of` does.
+    """
     every = {score.entry_id: score for score in scores}
     rows = bank.table.filter(pc.is_in(bank.table["entry_id"], value_set=pa.array(sorted(every), pa.string())))
     names = rows["entry_id"].to_pylist()
@@ -105,7 +109,7 @@ def judge(run_path: Path, bank: Snapshot, scores: Iterable[EntryScore]) -> Usefu
     best = sorted((name for name in names if _won(rates[name]) > 0.5), key=lambda name: (-low[name], name))[:LISTED]
     worst = sorted((name for name in names if _won(rates[name]) < 0.5), key=lambda name: (high[name], name))[:LISTED]
     listed = rows.filter(pc.is_in(rows["entry_id"], value_set=pa.array([*best, *worst], pa.string())))
-    texts = load_texts(run_path, listed)
+    texts = texts_of(listed)
     standing = {
         row["entry_id"]: Standing(
             row["entry_id"], row["family"], texts[row["content_digest"]], row["updated_round"],

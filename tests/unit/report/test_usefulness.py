@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 
 from crl.bank.snapshot import Snapshot
 from crl.records import EntryScore
-from crl.report import usefulness as module
 from crl.report.summary import Rate
 from crl.report.usefulness import Standing, judge
 from tests.unit.report.builder import bank_entry
@@ -35,10 +33,9 @@ def bank() -> Snapshot:
     return Snapshot.of(4, entries)
 
 
-def test_what_is_sure_comes_before_what_was_lucky(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sure_comes_before_what_was_lucky() -> None:
     texts = {each.content_digest: f"text of {each.entry_id}" for each in bank().entries()}
-    monkeypatch.setattr(module, "load_texts", lambda path, rows: texts)
-    found = judge(Path(), bank(), scores())
+    found = judge(bank(), scores(), lambda rows: texts)
     assert [each.entry_id for each in found.helpful] == ["sure", "lucky"]
     assert [each.entry_id for each in found.harmful] == ["bad", "unlucky"]
     assert found.helpful[0].text == "text of sure" and found.helpful[0].mean == pytest.approx(0.8)
