@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# No bank is put together here: where a file of one is gone, its round has no figures of it.
+_VIEWS = frozenset(
+    {
+        "bank", "bank_changes", "bank_events", "bank_snapshots", "buffer", "credits", "distillations", "episodes",
+        "evaluations", "metrics", "operations", "stages", "weights",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """Successes of a number of episodes."""
@@ -86,7 +95,7 @@ class RoundSummary:
 
 def summarise(run_path: Path, rounds: Sequence[int] | None = None) -> list[RoundSummary]:
     """One entry a round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
-    with reading(run_path, rounds) as connection:
+    with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
         figures = _Figures(connection, numbers)
         return [summary for number in numbers for summary in figures.of_round(number)]

@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from crl.errors import RecordDamaged
-from crl.records import BankChange, BankEntry, BankSnapshot
+from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, BankText
 
 MANIFEST = "manifest.json"
 _SEGMENTS = "bank/segments"
 _OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
     f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot)
 )
+# The stages that publish banks, and what each of them writes always.
+_FIRST_BANK, _LATER_BANK = "initialise", "consolidate"
+_ALWAYS_WRITTEN = _CHANGES, _SNAPSHOTS, f"{BankEvent.table}.parquet"
 # A committed stage starts with a letter; what is being written starts with a dot.
 _ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
@@ -77,6 +79,22 @@ class Pinned:
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self.lost = self._list_lost(shown)
         """Run-relative paths of files of the bank that should be there."""
+        self.latest = max(
+            (_round_of(path) for name in (_SNAPSHOTS, _BANK) for path in self._shown.get(name, [])), default=None
+        )
+        """The newest round whose bank is published; None before the first."""
+
+    def keep(self, views: Collection[str], *, without_lost: bool = False) -> None:
+        """From now on only the files that these views (`view_sql.views_behind`) are read from: others may be damaged.
+
+        `without_lost`: and of these only those that are there. A bank that is put together is another one then.
+        """
+        names = {MANIFEST if view == "stages" else f"{view}.parquet" for view in views}
+        gone = frozenset(self.lost if without_lost else ())
+        for listed in (self._shown, self._every):
+            for name, paths in list(listed.items()):
+                listed[name] = [path for path in paths if name in names and path not in gone]
+        self._texts = [path for path in self._texts if BankText.table in views and path not in gone]
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """See :class:`Source`."""
@@ -93,16 +111,9 @@ class Pinned:
         banks = [path for path in listed.get(_BANK, []) if path.removesuffix(_BANK) not in summed_up]
         return sorted((_round_of(path), quoted(f"{self.root}/{path}")) for path in banks)
 
-    @cached_property
-    def latest(self) -> int | None:
-        """The newest round whose bank is published; None before the first."""
-        return max(
-            (_round_of(path) for name in (_SNAPSHOTS, _BANK) for path in self._shown.get(name, [])), default=None
-        )
-
-    def paths(self, names: Iterable[str], *, segments: bool) -> list[str]:
-        """The files of these names, and the bank's texts: each as it is opened and as it is named in SQL."""
-        listed = [path for name in names for path in self._every.get(name, [])] + (self._texts if segments else [])
+    def paths(self) -> list[str]:
+        """Every file: each as it is opened and as it is named in SQL."""
+        listed = [path for paths in self._every.values() for path in paths] + self._texts
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
 
@@ -111,21 +122,27 @@ class Pinned:
         where the bank would otherwise be another one without a word."""
         listed = {path for paths in self._every.values() for path in paths}
         stages = {path.rpartition("/")[0] for name in _OF_A_BANK for path in self._every.get(name, [])}
-        lost_texts: set[str] = set()
-        lost = []
-        for stage in sorted(stages):
+        committed = {path.rpartition("/")[0] for path in self._every.get(MANIFEST, [])}
+        due, due_texts, read = set[str](), set[str](), set[str]()
+        for stage in stages | {stage for stage in committed if _publishes(stage.partition("/")[2])}:
             digested = self._digested(stage)
-            for file in sorted(digested.get("files", {})):
-                path = f"{stage}/{file}"
-                if _FILE.fullmatch(file) and path not in listed:
-                    lost.append(path)
-                    self._every.setdefault(file, []).append(path)
-                    if shown is None or _round_of(path) in shown:
-                        self._shown.setdefault(file, []).append(path)
-            lost_texts |= {path for path in digested.get("shared", {}) if path.startswith(f"{_SEGMENTS}/")}
-        lost_texts -= set(self._texts)
-        self._texts += sorted(lost_texts)
-        return [*lost, *sorted(lost_texts)]
+            if stage not in stages and not any(file in digested.get("files", {}) for file in _OF_A_BANK):
+                continue  # of a run without a bank
+            stages.add(stage)
+            due |= {f"{stage}/{file}" for file in digested.get("files", {}) if _FILE.fullmatch(file)}
+            due_texts |= {path for path in digested.get("shared", {}) if path.startswith(f"{_SEGMENTS}/")}
+            read |= {f"rounds/{key}" for key in digested.get("inputs", {}) if _publishes(key)}
+        for stage in _between(stages | read) - stages:
+            due |= {f"{stage}/{file}" for file in _ALWAYS_WRITTEN}
+        lost = sorted(due - listed)
+        for path in lost:
+            file = path.rpartition("/")[2]
+            self._every.setdefault(file, []).append(path)
+            if shown is None or _round_of(path) in shown:
+                self._shown.setdefault(file, []).append(path)
+        lost_texts = sorted(due_texts - set(self._texts))
+        self._texts += lost_texts
+        return [*lost, *lost_texts]
 
     def _digested(self, stage: str) -> dict[str, Any]:
         """What the manifest of a stage vouches for; nothing where it cannot be read: `crl verify` names that."""
@@ -206,3 +223,17 @@ def _literal(path: str) -> str:
 
 def _round_of(path: str) -> int:
     return int(path.split("/")[1])
+
+
+def _publishes(key: str) -> bool:
+    """Whether a key of a manifest's `inputs`, such as `0007/consolidate`, names a stage that publishes a bank."""
+    return key.partition("/")[2] in (_FIRST_BANK, _LATER_BANK)
+
+
+def _between(stages: Collection[str]) -> set[str]:
+    """The stages that publish banks from the first to the last round of these."""
+    rounds = {_round_of(stage) for stage in stages}
+    return {
+        f"rounds/{number:04d}/{_LATER_BANK if number else _FIRST_BANK}"
+        for number in range(min(rounds, default=0), max(rounds, default=-1) + 1)
+    }

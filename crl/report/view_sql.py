@@ -49,9 +49,25 @@ dated AS (
     FROM versions
 )
 SELECT shown.round, shown.stage, {columns}
-FROM ({shown}) AS shown JOIN dated
+FROM ({shown}) AS shown {checked} JOIN dated
     ON dated.base_round = shown.base_round AND dated.since <= shown.round AND shown.round < dated.until
 WHERE NOT dated.removed
+"""
+
+# Patterns find what is there: a bank that has lost a file would be another one without a word.
+_CHECKED = """
+JOIN (
+    SELECT snapshot.round, if(
+        any_value(snapshot.changes_since_base) <> coalesce(sum(stored.count) FILTER (stored.changed), 0)
+        OR any_value(base.entries) <> coalesce(sum(stored.count) FILTER (NOT stored.changed), 0),
+        error('a file of the bank after round ' || snapshot.round || ' is gone: `crl verify RUN` names it'), true
+    ) AS complete
+    FROM summed_up AS snapshot LEFT JOIN summed_up AS base ON base.round = snapshot.base_round
+    LEFT JOIN (
+        SELECT since, base_round, since > base_round AS changed, count(*) AS count FROM versions GROUP BY ALL
+    ) AS stored ON stored.base_round = snapshot.base_round AND stored.since <= snapshot.round
+    GROUP BY snapshot.round
+) AS checked ON checked.round = shown.round AND checked.complete
 """
 
 _BANK_TEXT = """
@@ -90,6 +106,7 @@ SELECT
     list(stage ORDER BY stage) AS complete
 FROM stages
 GROUP BY round
+ORDER BY round
 """
 
 MACROS = {
@@ -236,6 +253,7 @@ def _bank(source: Source) -> str:
         where_base=f"WHERE base.round NOT IN ({no_base})" if no_base else "",
         changes=_stored(source, BankChange, every_round=True),
         shown=_stored(source, BankSnapshot),
+        checked=_CHECKED if source.patterns else "",
         columns=", ".join(f'"{name}"' for name in names),
     )
     shown = ", ".join(path for _, path in source.whole_banks())

@@ -19,7 +19,7 @@ Which files belong to a view is in `view_files.py`, the SQL in `view_sql.py`, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import duckdb
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
-from crl.report.view_files import MANIFEST, Patterns, Pinned, Source
+from crl.report.view_files import Patterns, Pinned, Source
 from crl.report.view_sql import MACROS, columns_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
@@ -75,10 +75,10 @@ def query(
                 where=str(run_path),
                 next_step=f"`crl mend {run_path}` makes it again; `--round N` shows what was before",
             )
+    files.keep(views)
     with _open(run_path, files, until) as connection:
         check(connection, sql)
-        names = [MANIFEST if view == "stages" else f"{view}.parquet" for view in views]
-        lock(connection, files.paths(names, segments=BankText.table in views))
+        lock(connection, files.paths())
 
         def rows() -> tuple[list[str], list[tuple[Any, ...]]]:
             result = connection.execute(sql, dict(parameters) if parameters else None)
@@ -97,7 +97,7 @@ def query(
 def write_catalog(run_path: Path) -> Path:
     """Write `catalog.duckdb` anew, beside the old one first, then over it. Returns its path.
 
-    Its checksum is kept with those of the cache; where these tell of damage, the cache is cleared as well: both are
+    Its checksum is kept with those of the cache; what of the cache is damaged is deleted as well: both are
     derived. Raises RunDirectoryUnusable where the run directory cannot be written, RecordDamaged as :func:`connect`.
     """
     target = run_path / CATALOG
@@ -107,8 +107,7 @@ def write_catalog(run_path: Path) -> Path:
         with duckdb.connect(str(scratch)) as connection:
             _create(connection, run_path, Patterns(run_path))
         scratch.replace(target)
-        if any(fault.file != CATALOG for fault in cache.faults(run_path)):
-            cache.clear(run_path)
+        cache.discard_damaged(run_path)
         cache.seal(run_path, CATALOG)
     except (OSError, duckdb.IOException) as error:
         raise RunDirectoryUnusable(
@@ -123,10 +122,17 @@ def write_catalog(run_path: Path) -> Path:
 
 @contextmanager
 def reading(
-    run_path: Path, rounds: Sequence[int] | None = None, *, until: int | None = None
+    run_path: Path, rounds: Sequence[int] | None = None, *, views: Collection[str] | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read."""
-    with connect(run_path, rounds, until=until) as connection:
+    """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read.
+
+    `views`: only these are needed, for figures of single rounds: the others have no rows, and of the bank's files those
+    that are gone are left out, so no bank may be put together.
+    """
+    files = Pinned(run_path, rounds)
+    if views is not None:
+        files.keep(views, without_lost=True)
+    with _open(run_path, files, None) as connection:
         try:
             yield connection
         except duckdb.Error as error:

@@ -15,6 +15,7 @@ from benchmarks.made_run import Size, make, writing
 from crl.bank.changes import applied
 from crl.errors import BadInput, RecordDamaged
 from crl.records import ROW_TYPES, BankChange, BankEntry, BankSnapshot, rows_of, schema_of, table_of
+from crl.report.summary import summarise
 from crl.report.views import CATALOG, columns_of, connect, query, reading, write_catalog
 from tests.unit.report.builder import NEW, OLD, build_run, stages
 
@@ -149,6 +150,89 @@ def test_lost_files_of_a_bank_are_named_and_never_left_out(made: Path, tmp_path:
         assert bank_view(then, number - 1) == expected[number - 1]
 
 
+@pytest.mark.parametrize("lost", ["rounds/0003/consolidate", "rounds/0003", "the files", "the first round"])
+def test_a_lost_stage_that_published_a_bank_is_named(made: Path, tmp_path: Path, lost: str) -> None:
+    path = Path(shutil.copytree(made, tmp_path / "run"))
+    stage = path / "rounds/0003/consolidate"
+    if lost == "the files":
+        for file in stage.glob("bank*.parquet"):
+            file.unlink()
+    elif lost == "the first round":  # nothing is between rounds: the next bank names what it was made from
+        stage = path / "rounds/0000/initialise"
+        manifest = path / "rounds/0001/consolidate/manifest.json"
+        content = json.loads(manifest.read_text())
+        content["digested"]["inputs"] = {"0000/initialise": "", "0000/evaluate": ""}
+        manifest.write_text(json.dumps(content))
+        shutil.rmtree(stage.parent)
+    else:
+        shutil.rmtree(path / lost)
+    for sql in ("SELECT count(*) FROM bank", "SELECT round, entries FROM bank_snapshots", "FROM bank_events"):
+        with pytest.raises(RecordDamaged, match=str(stage.relative_to(path))):
+            query(path, sql)
+    with pytest.raises(RecordDamaged), reading(path) as run:
+        run.execute("SELECT round, count(*) FROM bank GROUP BY round").fetchall()
+    assert query(path, "SELECT count(*) FROM stages")[1]
+    if lost != "the first round":
+        assert query(path, "SELECT max(round) FROM bank", until=2)[1] == [(2,)]
+
+
+@pytest.mark.parametrize("name", ["bank_changes", "bank_snapshots", "bank"])
+def test_the_catalog_shows_no_bank_that_has_lost_a_file(made: Path, tmp_path: Path, name: str) -> None:
+    path = Path(shutil.copytree(made, tmp_path / "run"))
+    bases = sorted(int(file.parts[-3]) for file in path.glob("rounds/*/*/bank.parquet"))
+    number = (
+        bases[-1]
+        if name == "bank"
+        else next(number for number in range(1, 5) if {number, number + 1}.isdisjoint(bases))
+    )
+    (path / f"rounds/{number:04d}/consolidate/{name}.parquet").unlink()
+    write_catalog(path)
+    later = number if name == "bank" else number + 1
+    expected = banks(made)
+    with duckdb.connect(str(path / CATALOG), read_only=True) as catalog:
+        for sql in (f"FROM bank WHERE round = {later}", "SELECT count(*) FROM bank", f"FROM bank_at({later})"):
+            with pytest.raises(duckdb.Error, match="crl verify RUN"):
+                catalog.execute(sql).fetchall()
+        assert bank_view(catalog, number - 1) == expected[number - 1]
+
+
+@pytest.mark.parametrize("how", ["gone", "no Parquet"])
+def test_a_damaged_bank_is_in_the_way_of_no_other_view(made: Path, tmp_path: Path, how: str) -> None:
+    path = Path(shutil.copytree(made, tmp_path / "run"))
+    damaged = [*path.glob("rounds/*/*/bank*.parquet"), *path.glob("bank/segments/*.parquet")]
+    for file in damaged:
+        file.unlink() if how == "gone" else file.write_bytes(b"nonsense")
+    asked = [
+        "FROM episodes ORDER BY ALL",
+        "FROM rounds",
+        "SHOW TABLES",
+        "DESCRIBE episodes",
+        "SELECT table_name, column_name, data_type FROM information_schema.columns ORDER BY ALL",
+    ]
+    for sql in asked:
+        assert query(path, sql) == query(made, sql)
+    assert query(path, "SUMMARIZE credits")[1]
+    with pytest.raises(RecordDamaged):
+        query(path, "FROM bank")
+
+
+@pytest.mark.parametrize("name", ["bank_changes", "bank_snapshots", "bank_events", "bank"])
+def test_the_round_table_leaves_out_what_a_lost_file_held(made: Path, tmp_path: Path, name: str) -> None:
+    path = Path(shutil.copytree(made, tmp_path / "run"))
+    lost = max(path.glob(f"rounds/*/*/{name}.parquet"))
+    lost.unlink()
+    before, after = summarise(made), summarise(path)
+    number = int(lost.parts[-3])
+    assert len(before) == len(after)
+    assert [each for each in before if each.round != number] == [each for each in after if each.round != number]
+    whole, left = ([each for each in some if each.round == number][-1] for some in (before, after))
+    assert left.bank == (None if name == "bank_snapshots" else whole.bank)
+    moved = whole.arrived, whole.left, whole.rewritten
+    assert moved != ({}, {}, 0)
+    assert (left.arrived, left.left, left.rewritten) == (({}, {}, 0) if name == "bank_changes" else moved)
+    assert left.changes == ({} if name == "bank_events" else whole.changes)
+
+
 def test_a_damaged_file_is_not_blamed_on_the_query(made: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(made, tmp_path / "run"))
     damaged = path / "rounds/0003/consolidate/bank_events.parquet"
@@ -170,7 +254,11 @@ def as_before(run: Path, last: int) -> None:
             continue
         summary = rows_of(BankSnapshot, pq.read_table(at / "bank_snapshots.parquet"))[0]
         if summary.base_round <= last:
-            summary = dataclasses.replace(summary, base_round=last)
+            since = sum(
+                pq.read_metadata(run / f"rounds/{each:04d}/consolidate/bank_changes.parquet").num_rows
+                for each in range(last + 1, number + 1)
+            )
+            summary = dataclasses.replace(summary, base_round=last, changes_since_base=since)
             pq.write_table(table_of(BankSnapshot, [summary]), at / "bank_snapshots.parquet")
 
 
@@ -243,7 +331,7 @@ def test_unfinished_stages_are_not_seen(run: Path, tmp_path: Path) -> None:
 
 
 def test_stages_and_rounds_come_from_the_manifests(run: Path) -> None:
-    _, rows = query(run, "SELECT round, stages FROM rounds ORDER BY round")
+    _, rows = query(run, "SELECT round, stages FROM rounds")
     assert rows == [(0, 3), (1, 5), (2, 7)]
     assert query(run, "SELECT DISTINCT seconds FROM stages")[1] == [(1.5,)]
 
