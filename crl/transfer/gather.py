@@ -6,6 +6,7 @@ Later rounds leave no trace in it, so the bank of a round is the same whenever i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,18 +14,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.banks import publishing_stage
-from crl.records import BankSnapshot, Weights, rows_of, table_of
+from crl.records import BankSnapshot, Row, Weights, rows_of, table_of
 from crl.report.bank import BankAfter
 from crl.report.why import stories
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.transfer.rows import ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
+from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
 
 FORMAT = "complementary-rl bank"
 FORMAT_VERSION = 1
+_BATCH = 20_000
+"""Entries whose stories are told at once: as objects they take many times the room of their rows."""
 
 
 @dataclass(frozen=True)
@@ -42,34 +46,42 @@ def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True)
     bank = BankAfter(RunDirectory.open(run_path), round_number)
     rows = bank.rows()
     table, texts = bank.table(rows), bank.texts(rows)
-    told = stories(bank.run.path, table["entry_id"].to_pylist(), until=bank.round)
-    names = [field.name for field in dataclasses.fields(ExportedEntry)]
-    columns = {name: table[name].to_pylist() for name in names if name in table.column_names}
-    entries = [
-        ExportedEntry(
-            **{name: column[row] for name, column in columns.items()},
-            text=texts[row],
-            retrieved=int(bank.retrieved_N[row]),
-            uses=int(bank.uses_N[row]),
-            mean_outcome=float(bank.mean_outcome_N[row]) if bank.uses_N[row] else None,
-            story=story_json(told[columns["entry_id"][row]]),
-        )
-        for row in range(len(rows))
-    ]
-    exported = table_of(ExportedEntry, entries)
+    parts: dict[type[Row], list[pa.Table]] = {each: [table_of(each, [])] for each in TABLES.values()}
+    seen: set[str] = set()
+    for at in range(0, len(rows), _BATCH):
+        batch = slice(at, at + _BATCH)
+        for row_type, part in _told(bank, table.slice(at, _BATCH), rows[batch], texts[batch], seen).items():
+            parts[row_type].append(table_of(row_type, part))
+    tables = {row_type.table: pa.concat_tables(listed) for row_type, listed in parts.items()}
     dimension = None
     if embeddings and len(rows):
         vectors_ND = np.ascontiguousarray(bank.embeddings(rows), dtype=np.float32)
         dimension = vectors_ND.shape[1]
         flat = pa.array(vectors_ND.ravel(), pa.float32())
-        exported = with_embeddings(exported, pa.FixedSizeListArray.from_arrays(flat, dimension))
-    versions, uses = lineage_of(told[entry_id] for entry_id in columns["entry_id"])
-    tables = {
-        ExportedEntry.table: exported,
-        LineageRow.table: table_of(LineageRow, versions),
-        UseRow.table: table_of(UseRow, uses),
-    }
+        vectors = pa.FixedSizeListArray.from_arrays(flat, dimension)
+        tables[ExportedEntry.table] = with_embeddings(tables[ExportedEntry.table], vectors)
     return Gathered(tables, _provenance(bank, dimension))
+
+
+def _told(
+    bank: BankAfter, table: pa.Table, rows: NDArray[np.int64], texts: Sequence[str], seen: set[str]
+) -> dict[type[Row], Sequence[Row]]:
+    """Rows of every table for some entries, with the versions that are not among `seen` yet."""
+    names = [field.name for field in dataclasses.fields(ExportedEntry) if field.name in table.column_names]
+    told = stories(bank.run.path, table["entry_id"].to_pylist(), until=bank.round)
+    entries = [
+        ExportedEntry(
+            **columns,
+            text=text,
+            retrieved=int(bank.retrieved_N[row]),
+            uses=int(bank.uses_N[row]),
+            mean_outcome=float(bank.mean_outcome_N[row]) if bank.uses_N[row] else None,
+            story=story_json(told[columns["entry_id"]]),
+        )
+        for columns, row, text in zip(table.select(names).to_pylist(), rows.tolist(), texts, strict=True)
+    ]
+    versions, uses = lineage_of(told.values(), seen)
+    return {ExportedEntry: entries, LineageRow: versions, UseRow: uses}
 
 
 def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:

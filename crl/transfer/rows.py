@@ -103,10 +103,10 @@ def entries_schema(dimension: int | None) -> pa.Schema:
     return schema.append(pa.field(EMBEDDING, pa.list_(pa.float32(), dimension), nullable=False))
 
 
-def lineage_of(stories: Iterable[Story]) -> tuple[list[LineageRow], list[UseRow]]:
-    """The stories as rows: every version of every entry and of its ancestors, each once."""
+def lineage_of(stories: Iterable[Story], seen: set[str]) -> tuple[list[LineageRow], list[UseRow]]:
+    """The stories as rows: every version of every entry and of its ancestors, each once: `seen` keeps what was told."""
     versions, uses = [], []
-    for story, version in _versions(stories, set()):
+    for story, version in _versions(stories, seen):
         versions.append(_lineage_row(story, version))
         uses += [
             UseRow(

@@ -111,6 +111,12 @@ def test_later_rounds_leave_no_trace_in_the_export_of_an_earlier_one(source: Sou
     assert gather(path, None).provenance == source.bank().provenance
 
 
+def test_a_bank_told_in_batches_is_the_same(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = source.bank()
+    monkeypatch.setattr("crl.transfer.gather._BATCH", 1)
+    assert source.bank().tables == whole.tables
+
+
 def test_datasets_reads_the_hugging_face_folder(source: Source, tmp_path: Path) -> None:
     write_folder(source.bank(), tmp_path / "out", Format.huggingface)
     code = (
@@ -245,6 +251,8 @@ def test_what_does_not_fit_is_left_out_and_said(source: Source, tmp_path: Path) 
     assert short.left_out == {"text_too_long": 1}
     pooled = taken(tmp_path, source.bank(1), "pooled", {"pond": "lake"})
     assert pooled.entries == {"lake": 4}
+    vectors_ND = found.vectors()
+    assert vectors_ND is not None and vectors_ND.tolist() == LexicalEmbedder().embed(["right, or wait"]).tolist()
     with pytest.raises(BadInput, match="has no entry that can come in"):
         taken(tmp_path, source.bank(0), "empty")
 
