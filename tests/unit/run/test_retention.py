@@ -11,6 +11,7 @@ import pytest
 
 from crl.errors import NotEnoughDisk, StaleAttempt
 from crl.records import Weights, table_of
+from crl.report.views import write_catalog
 from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.disk import free_bytes, require_free
@@ -111,6 +112,13 @@ def test_the_cache_is_built_once_and_again_when_damaged(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["key"]
     cache.clear(tmp_path)
     assert cache.faults(tmp_path) == []
+
+
+def test_the_catalog_discards_what_is_damaged_and_keeps_the_rest(tmp_path: Path) -> None:
+    whole, hurt = (cache.cached(tmp_path, key, lambda place: (place / "i").write_bytes(b"i") and None) for key in "ab")
+    (hurt / "i").write_bytes(b"other")
+    write_catalog(tmp_path)
+    assert whole.is_dir() and not hurt.exists() and cache.faults(tmp_path) == []
 
 
 def test_the_shelf_finds_and_keeps_the_youngest(tmp_path: Path) -> None:
