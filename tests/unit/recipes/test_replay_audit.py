@@ -9,6 +9,7 @@ import pytest
 from crl.recipes.audit import problems_of
 from crl.recipes.replay_audit import replay_problems
 from crl.records import BankEvent, Operation, rows_of, table_of
+from crl.run.directory import RunDirectory
 from tests.unit.report.scripted import Ask, ScriptedRun
 
 
@@ -56,6 +57,13 @@ def test_the_first_round_that_they_do_not_explain_is_named(run, stage, row_type,
     (problem,) = replay_problems(Told(run.run, 2, stage, row_type, change), run.recipe)
     assert (problem.file, problem.round) == ("rounds/0002/consolidate/bank_events.parquet", 2)
     assert found in problem.found and "--from 0002/consolidate" in problem.mend
+
+
+def test_every_table_is_read_once(run, monkeypatch):
+    places, read = [], RunDirectory.read
+    monkeypatch.setattr(RunDirectory, "read", lambda self, *place: places.append(place) or read(self, *place))
+    assert replay_problems(run.run, run.recipe) == []
+    assert len(places) == len(set(places)) and (3, "consolidate", BankEvent) in places
 
 
 def test_a_file_that_cannot_be_read_is_left_to_those_who_name_files(run):
