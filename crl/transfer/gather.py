@@ -28,7 +28,7 @@ from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage
 FORMAT = "complementary-rl bank"
 FORMAT_VERSION = 1
 _BATCH = 20_000
-"""Entries whose stories are told at once: as objects they take many times the room of their rows."""
+"""Entries whose stories are objects in memory at once; each batch reads the run's tables again."""
 
 
 @dataclass(frozen=True)
