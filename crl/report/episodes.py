@@ -73,6 +73,10 @@ LEFT JOIN bank_events AS event USING (operation_id)
 WHERE stage = 'distill' AND written.episode_id IN (SELECT episode_id FROM chosen)
 ORDER BY distillation_id, operation.index
 """
+# The bank's files are none of them, but for its events: its damage hides no episode.
+_VIEWS = frozenset(
+    {"bank_events", "credits", "distillations", "episodes", "generations", "operations", "retrievals", "turns"}
+)
 _PLAIN = ("round", "family", "group", "member", "environment_seed", "guided", "success", "reward", "stop_reason",
           "error", "invalid_actions")  # fmt: skip
 
@@ -109,7 +113,7 @@ def replays(run_path: Path, played: Mapping[int, int], limit: int = EPISODES) ->
     total, quotas = sum(played.values()), choose(played, limit)
     if not quotas:
         return Replays(played=total)
-    with reading(run_path, sorted(quotas)) as connection:
+    with reading(run_path, sorted(quotas), views=_VIEWS) as connection:
         return _read(connection, quotas, total)
 
 

@@ -212,7 +212,7 @@ def test_what_is_derived_is_rebuilt(copied: Path, damage: Damage, capsys: pytest
     derived = [name for name in _all_files(copied) if name.startswith(("cache/", "catalog"))]
     assert len(derived) >= 6
     for name in derived:
-        if not (copied / name).exists():  # `crl catalog` clears a cache in which something was damaged
+        if not (copied / name).exists():  # `crl catalog` discards an index of which a file was damaged
             continue
         damage(copied / name)
         require_intact(copied)  # training goes on

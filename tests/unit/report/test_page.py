@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from crl.bank.segments import SEGMENTS
 from crl.errors import BadInput, RunDirectoryUnusable
 from crl.report.diff import BankDiff, Change
 from crl.report.history import History
@@ -282,6 +283,15 @@ def test_another_place_and_a_place_that_cannot_be_written(finished: Path, tmp_pa
     with pytest.raises(RunDirectoryUnusable, match="cannot be written") as raised:
         write_report(finished, tmp_path / "missing" / "page.html")
     assert "--out FILE" in str(raised.value)
+
+
+def test_lost_texts_of_the_bank_hide_no_page(copied: Path) -> None:
+    whole = render(copied)
+    for number, segment in enumerate(sorted((copied / SEGMENTS).iterdir())):
+        segment.unlink()
+        if number % 2:
+            segment.write_bytes(b"nothing")
+    assert number > 0 and render(copied) == whole
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
