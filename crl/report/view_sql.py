@@ -49,25 +49,29 @@ dated AS (
     FROM versions
 )
 SELECT shown.round, shown.stage, {columns}
-FROM ({shown}) AS shown {checked} JOIN dated
+FROM ({shown}) AS shown JOIN dated
     ON dated.base_round = shown.base_round AND dated.since <= shown.round AND shown.round < dated.until
 WHERE NOT dated.removed
 """
 
-# Patterns find what is there: a bank that has lost a file would be another one without a word.
+# Patterns find what is there: a bank that has lost a file would be another one without a word. What is asked of both
+# sides of the join is asked of the wanted rounds only: the newest one may be half seen while it is published.
 _CHECKED = """
-JOIN (
-    SELECT snapshot.round, if(
+SELECT shown.* FROM ({shown}) AS shown JOIN (
+    SELECT
+        snapshot.round,
         any_value(snapshot.changes_since_base) <> coalesce(sum(stored.count) FILTER (stored.changed), 0)
-        OR any_value(base.entries) <> coalesce(sum(stored.count) FILTER (NOT stored.changed), 0),
-        error('a file of the bank after round ' || snapshot.round || ' is gone: `crl verify RUN` names it'), true
-    ) AS complete
+        OR any_value(base.entries) <> coalesce(sum(stored.count) FILTER (NOT stored.changed), 0) AS short
     FROM summed_up AS snapshot LEFT JOIN summed_up AS base ON base.round = snapshot.base_round
     LEFT JOIN (
         SELECT since, base_round, since > base_round AS changed, count(*) AS count FROM versions GROUP BY ALL
     ) AS stored ON stored.base_round = snapshot.base_round AND stored.since <= snapshot.round
     GROUP BY snapshot.round
-) AS checked ON checked.round = shown.round AND checked.complete
+) AS counted USING (round)
+WHERE if(
+    counted.short,
+    error('a file of the bank after round ' || shown.round || ' is gone: `crl verify RUN` names it'), true
+)
 """
 
 _BANK_TEXT = """
@@ -247,20 +251,20 @@ def _bank(source: Source) -> str:
     whole = source.whole_banks(every_round=True)
     # The changes of a later round may stand on the last whole bank; those before it are no one's base.
     no_base = ", ".join(str(number) for number, _ in whole[:-1])
+    shown = _stored(source, BankSnapshot)
     body = _BANK.format(
         summed_up=_stored(source, BankSnapshot, every_round=True),
         bases=_stored(source, BankEntry, every_round=True),
         where_base=f"WHERE base.round NOT IN ({no_base})" if no_base else "",
         changes=_stored(source, BankChange, every_round=True),
-        shown=_stored(source, BankSnapshot),
-        checked=_CHECKED if source.patterns else "",
+        shown=_CHECKED.format(shown=shown) if source.patterns else shown,
         columns=", ".join(f'"{name}"' for name in names),
     )
-    shown = ", ".join(path for _, path in source.whole_banks())
-    if not shown:
+    alone = ", ".join(path for _, path in source.whole_banks())
+    if not alone:
         return body
     listed = [(name, kind) for name, kind, _ in columns_of(BankEntry)]
-    return f"{body}UNION ALL\nSELECT {_selected(BankEntry, listed)} FROM read_parquet([{shown}], filename = true)\n"
+    return f"{body}UNION ALL\nSELECT {_selected(BankEntry, listed)} FROM read_parquet([{alone}], filename = true)\n"
 
 
 def _texts(source: Source, earlier: bool) -> str:
