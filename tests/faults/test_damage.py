@@ -68,7 +68,14 @@ def test_there_is_one_of_everything(victim: Path) -> None:
     assert verify(victim) == []
 
 
-@pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(_corrupt, id="corrupt"),
+        pytest.param(_truncate, id="truncate", marks=pytest.mark.slow),
+        pytest.param(_delete, id="delete", marks=pytest.mark.slow),
+    ],
+)
 def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path, damage: Damage) -> None:
     run = RunDirectory.open(victim)
     from_rows = partial(recipe_of(run.method).from_rows, run.method)
@@ -159,7 +166,7 @@ def _mend(run_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "damage", "first"),
     [
-        ("rounds/0002/credit/credits.parquet", _truncate, "0002/credit"),
+        pytest.param("rounds/0002/credit/credits.parquet", _truncate, "0002/credit", marks=pytest.mark.slow),
         pytest.param("rounds/0002/collect/manifest.json", _corrupt, "0002/collect", marks=pytest.mark.slow),
         pytest.param("rounds/0002/update_actor/checkpoint/model.safetensors", _delete, "0002/update_actor",
                      marks=pytest.mark.slow),

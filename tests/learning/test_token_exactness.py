@@ -176,7 +176,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirecto
 
 VARIANTS = [
     pytest.param("float32", False, id="float32"),
-    pytest.param("bfloat16", False, id="bfloat16"),
+    pytest.param("bfloat16", False, id="bfloat16", marks=pytest.mark.slow),
     pytest.param("float32", True, id="float32-lora", marks=pytest.mark.slow),
     pytest.param("bfloat16", True, id="bfloat16-lora", marks=pytest.mark.slow),
 ]

@@ -26,6 +26,7 @@ def test_the_digests_cover_everything_that_was_made(finished: Path) -> None:
     assert {name.split("/")[1] for name in shared} == {"segments", "embeddings"}
 
 
+@pytest.mark.slow
 def test_a_round_in_four_shards_is_that_of_one(finished: Path, copied: Path) -> None:
     """In another place and process as well, with Python's hashes seeded differently."""
     cut_back(copied, ROUNDS, "plan")
