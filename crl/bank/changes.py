@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from crl.bank.snapshot import Snapshot, add_digests, row_digest
 from crl.errors import RecordDamaged
-from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of, schema_of, table_of
+from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of, rows_with, schema_of, table_of
 
 LONGEST_CHAIN = 64
 """Rounds after a base, its own included, that store changes only."""
@@ -63,13 +63,19 @@ def stored(previous: BankSnapshot | None, changes: Sequence[Change], *, round: i
         removed=removed,
         base_round=round if base or previous is None else previous.base_round,
         changes_since_base=0 if base else since,
-        digest=add_digests(
-            previous.digest if previous else "0",
-            added=[row_digest(change.after) for change in changes if change.after is not None],
-            removed=[row_digest(change.before) for change in changes if change.before is not None],
-        ),
+        digest=digest_after(previous.digest if previous else "0", changes),
     )
     return Stored(change_rows(changes), summary, base)
+
+
+def digest_after(digest: str, changes: Iterable[Change]) -> str:
+    """Digest of a bank after changes, from the one before them ("0": an empty bank)."""
+    listed = list(changes)
+    return add_digests(
+        digest,
+        added=[row_digest(change.after) for change in listed if change.after is not None],
+        removed=[row_digest(change.before) for change in listed if change.before is not None],
+    )
 
 
 def change_rows(changes: Iterable[Change]) -> pa.Table:
@@ -139,15 +145,15 @@ def files_of(digests: Iterable[str], round_number: int, table_of: TableOf) -> di
     What was removed and comes back is stored once. A text that left before may be stored a second time: looking for
     it would read every round.
     """
-    wanted = pa.array(sorted(set(digests)), pa.string())
-    if not len(wanted):
+    wanted = set(digests)
+    if not wanted:
         return {}
     base_round = summary_of(round_number, table_of).base_round
     tables = [table_of(BankEntry, base_round)]
     tables += [table_of(BankChange, each) for each in range(base_round, round_number + 1)]
     places: dict[str, tuple[str, str]] = {}
     for table in tables:
-        held = table.filter(pc.is_in(table["content_digest"], value_set=wanted))
+        held = rows_with(table, "content_digest", wanted)
         for digest, segment, embedding_file in zip(
             *(held[name].to_pylist() for name in ("content_digest", "segment", "embedding_file")), strict=True
         ):

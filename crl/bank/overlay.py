@@ -11,13 +11,11 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from crl.bank.changes import Change
 from crl.bank.snapshot import Snapshot
-from crl.records import BankEntry, Operation
+from crl.records import BankEntry, Operation, rows_with
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,9 +40,8 @@ def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str
     entries = snapshot.taken([row for _, row in found])
     holders: dict[tuple[str, str], set[str]] = {}
     files: dict[str, tuple[str, str]] = {}
-    wanted = pa.array(sorted(set(digests)), pa.string())
     columns = ("entry_id", "family", "content_digest", "segment", "embedding_file")
-    held = snapshot.table.select(columns).filter(pc.is_in(snapshot.table["content_digest"], value_set=wanted))
+    held = rows_with(snapshot.table.select(columns), "content_digest", set(digests))
     for entry_id, family, digest, segment, embedding_file in zip(
         *(held[name].to_pylist() for name in columns), strict=True
     ):

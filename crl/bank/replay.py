@@ -17,9 +17,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from crl.bank.changes import Change, TableOf, applied, change_rows
+from crl.bank.changes import Change, TableOf, applied, change_rows, digest_after
 from crl.bank.overlay import Overlay, named_in, new_row, updated_row
-from crl.bank.snapshot import Snapshot, add_digests, row_digest
+from crl.bank.snapshot import Snapshot
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankEvent, Operation, rows_of
 
@@ -53,11 +53,7 @@ def replayed_banks(rounds: Iterable[int], table_of: TableOf, operations_of: Oper
             imported = _entries(rows_of(BankChange, table_of(BankChange, number)))
         operations = {operation.operation_id: operation for operation in operations_of(number)}
         changes = replay(before, events, operations, imported)
-        digest = add_digests(
-            digest,
-            added=[row_digest(change.after) for change in changes if change.after is not None],
-            removed=[row_digest(change.before) for change in changes if change.before is not None],
-        )
+        digest = digest_after(digest, changes)
         before = Snapshot(number, applied(before.table, [change_rows(changes)]))
         yield Replayed(number, changes, before, digest)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from crl.bank.changes import Change
 from crl.errors import RecordDamaged
 from crl.protocols import Embedder
-from crl.records import BankText, table_of
+from crl.records import BankText, table_of, vectors_of
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
@@ -120,8 +120,7 @@ def load_embeddings(run_path: Path, entries: pa.Table, recover: Recover | None =
     codes = {run_path / relative: code for code, relative in enumerate(files.dictionary.to_pylist())}
     codes_N = files.indices.to_numpy()
     for path, table, rows in _read(run_path, entries, "embedding_file", recover):
-        column = table["embedding"].combine_chunks()
-        values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+        values = vectors_of(table["embedding"])
         if vectors_ND is None:
             vectors_ND = np.empty((entries.num_rows, values.shape[1]), dtype=np.float32)
         if values.shape[1] != vectors_ND.shape[1]:

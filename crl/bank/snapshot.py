@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +56,7 @@ class Snapshot:
 
     def row_of(self, entry_id: str) -> int | None:
         """Row of an entry; None where the bank does not hold it."""
-        return self._rows.get(entry_id)
+        return self.rows_of([entry_id])[0]
 
     def rows_of(self, entry_ids: Sequence[str]) -> list[int | None]:
         """Rows of many entries at once, without an index over the whole bank."""
@@ -73,10 +72,6 @@ class Snapshot:
     def digest(self) -> str:
         """Digest of the whole bank, reckoned from its rows: see :func:`add_digests`."""
         return add_digests("0", added=[row_digest(entry) for entry in self.entries()])
-
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        return {entry_id: row for row, entry_id in enumerate(self.table["entry_id"].to_pylist())}
 
 
 def row_digest(entry: BankEntry) -> int:

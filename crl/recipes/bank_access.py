@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from crl.bank.changes import summary_of
 from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, Retrieval, RetrievalCount, Task
+from crl.records import BankEntry, Retrieval, RetrievalCount, Task, rows_with
 from crl.run.cache import Shelf
 
 
@@ -63,5 +62,4 @@ def chosen_by_episode(retrievals: Sequence[Retrieval]) -> dict[str, Retrieval]:
 
 def texts_of(ctx: StageContext, bank: Snapshot, digests: Set[str]) -> dict[str, str]:
     """Texts by content digest, of those entries whose digest is asked for."""
-    wanted = pa.array(sorted(digests), pa.string())
-    return load_texts(ctx.run_path, bank.table.filter(pc.is_in(bank.table["content_digest"], value_set=wanted)))
+    return load_texts(ctx.run_path, rows_with(bank.table, "content_digest", digests))

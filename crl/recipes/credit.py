@@ -24,6 +24,7 @@ from crl.records import (
     Metric,
     Retrieval,
     Sample,
+    rows_with,
 )
 
 UNTRAINABLE = "prompt_too_long"
@@ -72,7 +73,7 @@ def _written(ctx: StageContext, credits: Iterable[Credit]) -> pa.Table:
     """Entries of the round's bank whose texts the credited outputs wrote."""
     wanted = sorted({row.generation_id for row in credits})
     bank = ctx.bank(-1).table
-    return bank.filter(pc.is_in(bank["generation_id"], value_set=pa.array(wanted, pa.string())))
+    return rows_with(bank, "generation_id", wanted)
 
 
 def _origins(ctx: StageContext, written: pa.Table) -> dict[str, tuple[int, str]]:

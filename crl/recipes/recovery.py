@@ -29,7 +29,7 @@ from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Embedder, Services
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Recipe
-from crl.records import Row, Weights, rows_of
+from crl.records import Row, Weights, rows_of, vectors_of
 from crl.run.directory import RunDirectory, complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import IMPORTS
@@ -318,8 +318,7 @@ class _RecordedVectors:
                 held = pq.read_table(path, columns=["content_digest"])["content_digest"].to_pylist()
                 rows = [row for row, digest in enumerate(held) if digest in wanted and digest not in found]
                 if rows:
-                    column = pq.read_table(path, columns=["embedding"])["embedding"].combine_chunks()
-                    values_ND = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+                    values_ND = vectors_of(pq.read_table(path, columns=["embedding"])["embedding"])
                     found |= {held[row]: values_ND[row] for row in rows}
             except (OSError, pa.ArrowException):
                 continue

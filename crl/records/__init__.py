@@ -16,7 +16,7 @@ from crl.records.bank import (
     ImportedEntry,
     Operation,
 )
-from crl.records.base import Row, rows_of, schema_of, table_of
+from crl.records.base import Row, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.learning import BufferItem, Credit, EntryScore, Metric, Sample, Weights
 from crl.records.play import Episode, Evaluation, Generation, Retrieval, RetrievalCount, Task, Turn
 
@@ -31,5 +31,5 @@ __all__ = [
     "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText",
     "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation", "ImportedEntry",
     "Metric", "Operation", "Retrieval", "RetrievalCount", "Row", "Sample", "Task", "Turn", "Weights", "rows_of",
-    "schema_of", "table_of",
+    "rows_with", "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

@@ -13,7 +13,10 @@ import typing
 from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 TOKENS = pa.list_(pa.int32())
 FLOATS = pa.list_(pa.float32())
@@ -71,3 +74,15 @@ def table_of(row_type: type[R], rows: Iterable[R]) -> pa.Table:
 def rows_of(row_type: type[R], table: pa.Table) -> list[R]:
     """The rows of an Arrow table (the inverse of :func:`table_of`)."""
     return [row_type(**row) for row in table.select(schema_of(row_type).names).to_pylist()]
+
+
+def rows_with(table: pa.Table, column: str, values: Iterable[str]) -> pa.Table:
+    """The rows of a table whose text in a column is one of some values, in their order."""
+    return table.filter(pc.is_in(table[column], value_set=pa.array(list(values), pa.string())))
+
+
+def vectors_of(column: pa.ChunkedArray) -> NDArray[np.float32]:
+    """A column of vectors of one dimension as an array [N, D]."""
+    whole = column.combine_chunks()
+    vectors_ND: NDArray[np.float32] = whole.flatten().to_numpy(zero_copy_only=False)
+    return vectors_ND.reshape(len(whole), whole.type.list_size)

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from crl.bank.changes import summary_of
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
@@ -22,7 +19,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_texts, tables_of
 from crl.recipes.proposal import Proposal, proposal_of
 from crl.recipes.reading import recorded_rows
-from crl.records import BankEvent, Operation, rows_of
+from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -241,7 +238,7 @@ def _texts(run: RunDirectory, proposal: Proposal, events: Iterable[BankEvent]) -
     named |= {parent for operation in proposal.operations for parent in operation.parents}
     previous = proposal.previous.table
     recipe = load_recipe(default_recipe(), run.method)
-    spoken_of = previous.filter(pc.is_in(previous["entry_id"], value_set=pa.array(sorted(named), pa.string())))
+    spoken_of = rows_with(previous, "entry_id", named)
     texts = recorded_texts(run, recipe, spoken_of)
     for operation in proposal.operations:
         if operation.text:

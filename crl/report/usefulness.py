@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from crl.records import EntryScore, rows_of
+from crl.records import EntryScore, rows_of, rows_with
 from crl.report.charts import Bar, Chart, bar_chart
 from crl.report.curves import wilson
 from crl.report.summary import Rate
@@ -102,13 +101,13 @@ def judge(
     Raises what `texts_of` does.
     """
     every = {score.entry_id: score for score in scores}
-    rows = bank.table.filter(pc.is_in(bank.table["entry_id"], value_set=pa.array(sorted(every), pa.string())))
+    rows = rows_with(bank.table, "entry_id", every)
     names = rows["entry_id"].to_pylist()
     rates = {name: _episodes(every[name]) for name in names}
     low, high = ({name: wilson(rates[name])[side] for name in names} for side in (0, 1))
     best = sorted((name for name in names if _won(rates[name]) > 0.5), key=lambda name: (-low[name], name))[:LISTED]
     worst = sorted((name for name in names if _won(rates[name]) < 0.5), key=lambda name: (high[name], name))[:LISTED]
-    listed = rows.filter(pc.is_in(rows["entry_id"], value_set=pa.array([*best, *worst], pa.string())))
+    listed = rows_with(rows, "entry_id", [*best, *worst])
     texts = texts_of(listed)
     standing = {
         row["entry_id"]: Standing(

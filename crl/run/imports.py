@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from crl.errors import RecordDamaged
-from crl.records import ImportedEntry, schema_of
+from crl.records import ImportedEntry, schema_of, vectors_of
 from crl.run.files import disk_full_as_error, fsync, sha256_bytes, write_atomically
 from crl.run.lease import commit_guard
 
@@ -63,9 +63,7 @@ class BankImport:
         """Their unit vectors [N, D]; None where the import has none."""
         if EMBEDDING not in pq.read_schema(pa.BufferReader(self.content)).names:
             return None
-        column = pq.read_table(pa.BufferReader(self.content), columns=[EMBEDDING])[EMBEDDING].combine_chunks()
-        vectors_ND: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-        return vectors_ND
+        return vectors_of(pq.read_table(pa.BufferReader(self.content), columns=[EMBEDDING])[EMBEDDING])
 
     def provenance(self) -> dict[str, Any]:
         """Where they come from, and what was left out."""

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
 from crl.bank.segments import text_digest
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.stage import Recipe
+from crl.records import vectors_of
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
@@ -113,7 +110,7 @@ def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> B
         }
         for entry in kept
     ]
-    vectors_ND = _vectors(table)[chosen] if EMBEDDING in table.column_names else None
+    vectors_ND = vectors_of(table[EMBEDDING])[chosen] if EMBEDDING in table.column_names else None
     # Which libraries wrote the export says nothing about what is imported.
     plain = {name: value for name, value in where.items() if name != "versions"}
     counts = dict(sorted(Counter(left_out.values()).items()))
@@ -169,13 +166,6 @@ def _chosen(
         for entry in order[: max(0, len(listed) - method.bank.capacity)]:
             left_out[entry["entry_id"]] = f"capacity_{method.bank.eviction}"
     return [row for row in by_age if entries[row]["entry_id"] not in left_out], left_out
-
-
-def _vectors(table: pa.Table) -> NDArray[np.float32]:
-    """Unit vectors [N, D] of the entries."""
-    column = table[EMBEDDING].combine_chunks()
-    vectors_ND: NDArray[np.float32] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-    return vectors_ND
 
 
 def _usefulness(entry: Mapping[str, Any]) -> tuple[float, int]:
