@@ -41,7 +41,7 @@ def parse_experiment(
     except ValidationError as error:
         raise BadInput(
             f"{where} is not a valid experiment:\n" + "\n".join(_readable(item) for item in error.errors()),
-            next_step="correct the keys named above; every field is described in crl/config.py",
+            next_step="correct the keys named above; every field is described in crl/config/",
         ) from None
 
 

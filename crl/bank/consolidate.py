@@ -4,7 +4,8 @@ Operations are applied in the order given (the recipe's: distilled ones in episo
 leaves exactly one event, each eviction one more; nothing else changes the bank. What cannot be applied is an event
 `rejected` with its reason and changes nothing.
 
-- *add* makes a new entry. A text the family already holds is rejected.
+- *add* makes a new entry. A text the family already holds is rejected, unless `duplicates: keep`: an entry then stands
+  for an output, so that every output that writes the text can be used, scored and trained.
 - *update* rewrites an entry of the same family in place: `entry_id`, `order` and `created_round` stay, `version` grows,
   the episodes of the new text join those of the old. Of two updates of one entry in a round the second sees the first.
 - *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one.
@@ -100,15 +101,15 @@ def consolidate(
     named = _named(previous, operations)
     reasons = dict(refused or {})
     if reasons:
-        shown = _Bank(named, round, max_characters)
+        shown = _Bank(named, config, round, max_characters)
         for operation in operations:
             shown.apply(operation)
         reasons = {**shown.rejections(), **reasons}
-    bank = _Bank(named, round, max_characters)
+    bank = _Bank(named, config, round, max_characters)
     for operation in operations:
         bank.apply(operation, reasons.get(operation.operation_id))
     if evict:
-        bank.evict(config, scores)
+        bank.evict(scores)
     return bank.result()
 
 
@@ -140,8 +141,8 @@ def _digest(text: str) -> str | None:
 class _Bank:
     """The snapshot while a round's operations are applied."""
 
-    def __init__(self, named: Named, round: int, max_characters: int) -> None:
-        self._bank, self._round, self._max_characters = Overlay(named), round, max_characters
+    def __init__(self, named: Named, config: BankConfig, round: int, max_characters: int) -> None:
+        self._bank, self._config, self._round, self._max_characters = Overlay(named), config, round, max_characters
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
         self._appliers: dict[str, Callable[[Operation], Rejection | None]] = {
@@ -172,8 +173,9 @@ class _Bank:
             if event.kind == "rejected" and event.operation_id is not None and event.reason is not None
         }
 
-    def evict(self, config: BankConfig, scores: Iterable[EntryScore]) -> None:
+    def evict(self, scores: Iterable[EntryScore]) -> None:
         """Enforce the capacity of every family."""
+        config = self._config
         by_entry = {score.entry_id: score for score in scores} if config.eviction == "least_useful" else {}
         for entry in make_room(self._bank, config, by_entry, round=self._round):
             reason = f"capacity_{config.eviction}"
@@ -193,7 +195,7 @@ class _Bank:
             return digest
         if not entry_id or self._bank.get(entry_id) is not None:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
-        if self._bank.holders(operation.family, digest):
+        if self._is_duplicate(operation, digest):
             return Rejection.duplicate
         self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
         self._event("add", operation, None, digest)
@@ -208,7 +210,7 @@ class _Bank:
             return digest
         if digest == entry.content_digest:
             return Rejection.unchanged
-        if self._bank.holders(operation.family, digest):
+        if self._is_duplicate(operation, digest):
             return Rejection.duplicate
         self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
@@ -228,7 +230,7 @@ class _Bank:
             return Rejection.unknown_entry
         if any(parent.family != operation.family for parent in parents):
             return Rejection.other_family
-        if self._bank.holders(operation.family, digest) - set(operation.parents):
+        if self._is_duplicate(operation, digest):
             return Rejection.duplicate
         for parent in parents:
             self._bank.remove(parent)
@@ -260,6 +262,12 @@ class _Bank:
         if entry is None:
             return Rejection.unknown_entry
         return entry if entry.family == operation.family else Rejection.other_family
+
+    def _is_duplicate(self, operation: Operation, digest: str) -> bool:
+        """Whether an entry of the family that the operation does not replace holds the text already."""
+        if self._config.duplicates == "keep":
+            return False
+        return bool(self._bank.holders(operation.family, digest) - set(operation.parents))
 
     def _acceptable_text(self, operation: Operation) -> str | Rejection:
         """Digest of the operation's text, which is remembered, or why it cannot stand in a bank."""

@@ -1,0 +1,66 @@
+"""The experiment: `name`, `method` (frozen and digested) and `runtime` (free), as pydantic models.
+
+Every field has a description and a bound: it becomes the form in the Prefect UI and the text of `crl doctor`. Models
+are frozen and refuse unknown keys. `method` holds whatever can change a number; a changed method is a new experiment.
+Reading a YAML file and resolving the prompt file it names is in `crl/experiment.py`.
+"""
+
+from __future__ import annotations
+
+from crl.config.base import Model, SeedRange
+from crl.config.environments import EnvironmentConfig, FamilyConfig, FrozenLakeConfig, MiniHackConfig, RealmsConfig
+from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
+from crl.config.mechanisms import (
+    ActorCriticConfig,
+    ActorObjective,
+    BankConfig,
+    DistillConfig,
+    EvaluationConfig,
+    ExtractorObjective,
+    MergeConfig,
+    RetrievalConfig,
+    RolloutConfig,
+    SearchAndAskConfig,
+    SelfDistillationConfig,
+    WarmStartConfig,
+)
+from crl.config.method import Method, RecipeName
+from crl.config.prompts import AskPrompt, Exchange, PromptConfig, PromptSet
+from crl.config.roles import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
+
+__all__ = [
+    "ActorCriticConfig",
+    "ActorObjective",
+    "AskPrompt",
+    "BankConfig",
+    "DeepSpeedConfig",
+    "DistillConfig",
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "Exchange",
+    "Experiment",
+    "ExtractorObjective",
+    "FamilyConfig",
+    "FrozenLakeConfig",
+    "LoraConfig",
+    "MergeConfig",
+    "Method",
+    "MiniHackConfig",
+    "Model",
+    "OptimizerConfig",
+    "PromptConfig",
+    "PromptSet",
+    "RealmsConfig",
+    "RecipeName",
+    "RetrievalConfig",
+    "RoleConfig",
+    "RolloutConfig",
+    "Runtime",
+    "SamplingConfig",
+    "SearchAndAskConfig",
+    "SeedRange",
+    "SelfDistillationConfig",
+    "TaskRunnerName",
+    "WarmStartConfig",
+    "WhenBusy",
+]

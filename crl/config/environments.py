@@ -1,0 +1,89 @@
+"""Environments, and the task families that play in them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from crl.config.base import Model, SeedRange
+
+
+class MiniHackConfig(Model):
+    """A registered MiniHack task."""
+
+    model_config = ConfigDict(title="MiniHack")
+
+    kind: Literal["minihack"] = "minihack"
+    id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
+    max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
+
+
+class FrozenLakeConfig(Model):
+    """FrozenLake, deterministic, a solvable map for each seed; `masked` replaces symbols and gives no rules."""
+
+    model_config = ConfigDict(title="FrozenLake")
+
+    kind: Literal["frozenlake"] = "frozenlake"
+    size_min: int = Field(4, ge=2, le=16, description="Smallest side of the map.")
+    size_max: int = Field(4, ge=2, le=16, description="Largest side of the map.")
+    frozen_probability: float = Field(0.8, ge=0.05, le=1.0, description="Probability that a cell is safe.")
+    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are told.")
+    max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
+
+    @model_validator(mode="after")
+    def _sizes(self) -> FrozenLakeConfig:
+        if self.size_min > self.size_max:
+            raise ValueError(f"size_min {self.size_min} is larger than size_max {self.size_max}")
+        return self
+
+
+class RealmsConfig(Model):
+    """Key then goal: a grid with abstract symbols; each realm hides which one is the key and which the goal."""
+
+    model_config = ConfigDict(title="Realms")
+
+    kind: Literal["realms"] = "realms"
+    realm: int = Field(0, ge=0, le=63, description="Number of the realm; its name r<number> stands in the goal.")
+    world: int = Field(
+        0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
+    )
+    side: int = Field(4, ge=3, le=8, description="Side of the grid.")
+    symbols: int = Field(8, ge=4, le=26, description="Symbols there are: A, B, C, …")
+    objects: int = Field(4, ge=2, le=12, description="Symbols on a grid: key, goal, and deadly decoys.")
+    longest_path: int = Field(6, ge=2, le=64, description="Most moves that the shortest way takes.")
+    max_turns: int = Field(10, ge=2, le=1000, description="Turns before an episode counts as failed.")
+    held_out_from: int = Field(
+        1_000_000, ge=1, description="Seeds from here on draw layouts that no smaller seed ever draws."
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> RealmsConfig:
+        if self.objects > self.symbols:
+            raise ValueError(f"{self.objects} objects need as many symbols, found {self.symbols}")
+        if self.objects + 1 > self.side**2 // 2:
+            raise ValueError(f"{self.objects} objects leave no way on a grid of side {self.side}")
+        if self.longest_path > self.max_turns:
+            raise ValueError(f"longest_path {self.longest_path} is more than max_turns {self.max_turns}")
+        return self
+
+
+EnvironmentConfig = Annotated[MiniHackConfig | FrozenLakeConfig | RealmsConfig, Field(discriminator="kind")]
+
+
+class FamilyConfig(Model):
+    """One task family: its environment, its share of a round, its seeds."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,30}$", description="Name of the task family (lower case).")
+    environment: EnvironmentConfig = Field(description="The environment its episodes are played in.")
+    groups: int = Field(4, ge=1, le=4096, description="Groups a round.")
+    train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds training may draw from.")
+    evaluation_seeds: SeedRange = Field(
+        SeedRange(start=1_000_000, count=16), description="Held-out seeds, played at every evaluation."
+    )
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> FamilyConfig:
+        if self.train_seeds.overlaps(self.evaluation_seeds):
+            raise ValueError(f"family {self.name}: train_seeds and evaluation_seeds overlap; they must share no seed")
+        return self

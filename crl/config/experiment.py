@@ -1,0 +1,61 @@
+"""The experiment: its name, its frozen method, its free runtime."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field
+
+from crl.config.base import Model
+from crl.config.method import Method
+
+
+class WhenBusy(StrEnum):
+    """What a run does while another attempt works on the same experiment."""
+
+    wait = "wait"
+    refuse = "refuse"
+
+
+class TaskRunnerName(StrEnum):
+    """Where the parts of a stage run when there is more than one shard."""
+
+    engines = "engines"
+    """Engines side by side under the driver; no further Prefect tasks."""
+    threads = "threads"
+    processes = "processes"
+    dask = "dask"
+
+
+class Runtime(Model):
+    """What changes no number: paths, shards, limits, retries, retention."""
+
+    runs: Path | None = Field(None, description="Where run directories lie; default $CRL_RUNS or ./runs.")
+    shards: int = Field(1, ge=1, le=256, description="Engines that collect side by side.")
+    task_runner: TaskRunnerName = Field(
+        TaskRunnerName.engines,
+        description="What spreads the shards: engines, or Prefect tasks on a task runner (without Prefect: engines).",
+    )
+    when_busy: WhenBusy = Field(
+        WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
+    )
+    wait_seconds: float = Field(6 * 3600, ge=0, description="Longest wait for another run before giving up.")
+    approval_wait_seconds: float = Field(
+        7 * 86_400, ge=0, description="Longest wait of a flow run for a person; 0 ends it at once, to be resumed."
+    )
+    retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
+    retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
+    stage_time_limit_seconds: float = Field(3600, gt=0, description="A stage past it is ended with its engine.")
+    lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept a role; older ones are pruned.")
+    keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
+    min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
+
+
+class Experiment(Model):
+    """One experiment: its name, its frozen method, its free runtime."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; the run directory has it too.")
+    method: Method = Field(description="Frozen at the first run.")
+    runtime: Runtime = Field(Runtime(), description="Free to change between runs.")

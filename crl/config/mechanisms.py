@@ -1,0 +1,196 @@
+"""The mechanisms of the method, each with its switches: rollout, retrieval, bank, objectives, evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from crl.config.base import Model
+
+
+class SearchAndAskConfig(Model):
+    """Search-and-ask (section 4): a guided actor asks, the extractor answers from the top entry for the question."""
+
+    uses: int = Field(2, ge=1, le=16, description="Most questions an episode; each spends a turn.")
+    max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
+
+
+class RolloutConfig(Model):
+    """How episodes are played."""
+
+    group_size: int = Field(8, ge=2, le=1024, description="K, rollouts of one task; even, half guided, half free.")
+    wave_groups: int = Field(4, ge=1, le=1024, description="Groups that share a batch and its key-value cache.")
+    action_format: Literal["tag", "word"] = Field(
+        "word", description="tag: the last <action>…</action> counts; word: the first legal action named counts."
+    )
+    placement: Literal["system", "user"] = Field("user", description="Where the experience stands, always last.")
+
+    # Those below are left out of the digest at their defaults: experiments frozen before they existed keep theirs.
+    guided_share: float = Field(
+        0.5, ge=0, le=1, exclude_if=lambda value: value == 0.5, description="Share of a group that is guided."
+    )
+    guided_share_end: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: value is None,
+        description="Share after guided_share_rounds rounds, reached in equal steps; none: constant.",
+    )
+    guided_share_rounds: int = Field(
+        0, ge=0, exclude_if=lambda value: value == 0, description="Rounds the share takes to reach its end."
+    )
+    mixed_waves: bool = Field(
+        False, exclude_if=lambda value: value is False, description="A wave may hold groups of several task families."
+    )
+    search_and_ask: SearchAndAskConfig | None = Field(
+        None, exclude_if=lambda value: value is None, description="Guided episodes may ask; none: they may not."
+    )
+
+    @model_validator(mode="after")
+    def _even(self) -> RolloutConfig:
+        if self.group_size % 2:
+            raise ValueError(f"group_size is {self.group_size}; it must be even: half guided, half free")
+        return self
+
+    def guided_members(self, round_number: int) -> int:
+        """Members of a group that are guided in a round: the first ones of it."""
+        share = self.guided_share
+        if self.guided_share_end is not None:
+            done = min(1.0, (round_number - 1) / self.guided_share_rounds) if self.guided_share_rounds else 1.0
+            share += (self.guided_share_end - share) * done
+        return round(self.group_size * share)
+
+
+class RetrievalConfig(Model):
+    """Eq. 6 and its choices."""
+
+    embedder: str = Field("minilm", description="minilm (all-MiniLM-L6-v2) or lexical (hashed bag of words).")
+    per: Literal["episode", "group"] = Field("episode", description="One retrieval a guided episode, or a group.")
+    scope: Literal["family", "bank"] = Field("family", description="Search the task family or the whole bank.")
+    top_k: Literal[1] = Field(1, description="K of eq. 6: experiences an episode (the method uses one).")
+    candidates: int = Field(16, ge=1, le=4096, description="N of eq. 6: candidates are N times K.")
+    diversify: bool = Field(True, description="Re-rank by eq. 6; off takes the nearest.")
+    count_weight: float = Field(0.4, ge=0, description="λ of eq. 6.")
+    rank_score: Literal["negative_rank", "fraction"] = Field(
+        "negative_rank", description="s_rank: −rank, or 1 − rank/N."
+    )
+    recent_rounds: int = Field(
+        1, ge=0, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
+    )
+    threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
+    # Left out of the digest where nothing is asked for: experiments frozen before it existed keep theirs.
+    index: Literal["auto", "exact", "approximate"] = Field(
+        "auto",
+        exclude_if=lambda value: value == "auto",
+        description="Exact search, approximate, or by size and hardware: approximate above 30,000 entries on a CPU.",
+    )
+
+
+class ActorCriticConfig(Model):
+    """Actor-critic (eq. 8): the actor accepts, refines or rejects the experience before it plays."""
+
+    max_new_tokens: int = Field(64, ge=1, le=8192, description="New tokens of the verdict.")
+
+
+class DistillConfig(Model):
+    """What the extractor reads and writes."""
+
+    episodes: Literal["guided", "all"] = Field(
+        "all", description="Which episodes are distilled; a round in which nothing guided is distilled whole."
+    )
+    format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
+    max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")
+    max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience text.")
+
+
+class MergeConfig(Model):
+    """Periodic sliding merge."""
+
+    every: int = Field(5, ge=0, description="Merge after this many rounds; 0 never.")
+    chunk: int = Field(5, ge=2, le=64, description="Entries shown at once.")
+    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
+    candidates: Literal["all", "near_duplicates"] = Field(
+        "all",
+        exclude_if=lambda value: value == "all",
+        description="all as the paper; near_duplicates shows only entries that resemble another of their family.",
+    )
+    similarity: float = Field(
+        0.9, gt=0, le=1, exclude_if=lambda value: value == 0.9, description="Cosine from which two entries resemble."
+    )
+
+
+class BankConfig(Model):
+    """Capacity and eviction."""
+
+    capacity: int = Field(20_000, ge=1, description="Entries a task family.")
+    eviction: Literal["fifo", "least_useful"] = Field("fifo", description="What goes when the family is full.")
+    # Left out of the digest at its default: experiments frozen before it existed keep theirs.
+    duplicates: Literal["reject", "keep"] = Field(
+        "reject",
+        exclude_if=lambda value: value == "reject",
+        description="An added text that the family holds already: refused, or kept as an entry of its own.",
+    )
+
+
+class ActorObjective(Model):
+    """Eq. 4 and 5."""
+
+    clip: float = Field(0.2, gt=0, lt=1, description="ε of eq. 5.")
+    ratio: Literal["token", "sequence"] = Field("token", description="Ratio a token, or a sequence.")
+    aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
+    advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
+    normalise: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
+
+
+class ExtractorObjective(Model):
+    """Eq. 3 and 7."""
+
+    clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
+    clip_high: float = Field(0.1, gt=0, description="ε_high of eq. 3.")
+    batch: int = Field(64, ge=2, description="|B_φ|: outputs an update; training waits until so many are scored.")
+    alpha: float = Field(0.5, ge=0, description="α of eq. 7.")
+    delta: int = Field(1, ge=0, description="δ of eq. 7, in rounds.")
+    malformed_reward: float = Field(-2.0, ge=-10, le=10, description="Reward of a malformed output.")
+    return_reward: Literal["none", "free_mean"] | float = Field(
+        "none", description="Reward of `return`: unscored, the free twins' outcome, or a number."
+    )
+    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
+    credit: Literal["outcome", "guided_minus_free", "running_usefulness"] = Field(
+        "outcome",
+        exclude_if=lambda value: value == "outcome",
+        description="Reward of a use: ±1 as the paper; less the free twins' mean; or the entry's running usefulness.",
+    )
+    usefulness_decay: float = Field(
+        0.95, gt=0, lt=1, exclude_if=lambda value: value == 0.95, description="Decay of the running usefulness."
+    )
+
+
+class SelfDistillationConfig(Model):
+    """Guided episodes trained by next-token loss with all experience text stripped from their contexts (section 6)."""
+
+    every: int = Field(1, ge=1, description="In every so many rounds.")
+    first_round: int = Field(1, ge=1, description="First round it may happen in.")
+    episodes: Literal["beats_free", "wins"] = Field(
+        "beats_free", description="Guided episodes above the mean reward of their free twins, or all that were won."
+    )
+    weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
+
+
+class EvaluationConfig(Model):
+    """Held-out evaluation."""
+
+    every: int = Field(1, ge=0, description="Evaluate after every so many rounds; 0 never.")
+    temperature: float = Field(1.0, gt=0, le=5, description="Sampling temperature in evaluation.")
+
+
+class WarmStartConfig(Model):
+    """Supervised start before round 1: form, not the answer."""
+
+    actor_episodes: int = Field(48, ge=0, le=100_000, description="Demonstrations for the actor; 0: none.")
+    extractor_episodes: int = Field(48, ge=0, le=100_000, description="Templates over real episodes; 0: none.")
+    demonstrations: Literal["oracle", "random"] = Field(
+        "oracle", description="What the actor imitates: oracle, or random legal actions (form and nothing else)."
+    )
+    epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
+    learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")

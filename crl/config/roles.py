@@ -1,0 +1,61 @@
+"""A role: its model, how it samples, how it is trained."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from crl.config.base import Model
+
+
+class SamplingConfig(Model):
+    """How a role samples."""
+
+    temperature: float = Field(1.0, gt=0, le=5, description="Divides the logits, when sampling and when training.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
+    top_k: int = Field(0, ge=0, description="Largest k; 0 keeps all.")
+    max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens a turn (actor) or an output (extractor).")
+
+
+class LoraConfig(Model):
+    """Low-rank adapters (peft) instead of full weights."""
+
+    rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
+    alpha: float = Field(32, gt=0, description="Scale numerator: the update is multiplied by alpha / rank.")
+    target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="Modules that get an adapter.")
+
+
+class OptimizerConfig(Model):
+    """Optimiser of a role."""
+
+    kind: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or plain SGD (for comparing gradients).")
+    learning_rate: float = Field(1e-6, gt=0, le=10, description="Constant learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")
+    gradient_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0 does not clip.")
+
+
+class DeepSpeedConfig(Model):
+    """The update engine."""
+
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="ZeRO stage.")
+    ranks: int = Field(1, ge=1, le=1024, description="Processes of the engine.")
+    micro_batch: int = Field(4, ge=1, le=1024, description="Sequences a forward pass and rank; more accumulate.")
+    autocast: Literal["none", "bfloat16"] = Field("none", description="Compute precision; weights stay float32.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
+
+
+class RoleConfig(Model):
+    """A model with its sampling and training."""
+
+    model: str = Field(
+        "smollm2-135m-instruct",
+        description="tiny, smollm2-135m-instruct, a directory of a transformers checkpoint, or a Hugging Face id.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the sampling model.")
+    context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
+    sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
+    lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimiser.")
+    deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="Update engine.")
