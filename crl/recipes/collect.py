@@ -12,12 +12,12 @@ from crl.rollout.play import waves_of
 
 def count_parts(ctx: StageContext) -> int:
     """Waves of the round."""
-    return len(waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups))
+    return len(_waves(ctx))
 
 
 def collect_part(ctx: StageContext, part: int) -> None:
     """Play one wave with the actor of the round before."""
-    tasks = waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups)[part]
+    tasks = _waves(ctx)[part]
     wanted = {task.episode_id for task in tasks}
     chosen = chosen_by_episode([row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted])
     digests = {row.content_digest for row in chosen.values()}
@@ -33,3 +33,8 @@ def collect_part(ctx: StageContext, part: int) -> None:
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     ctx.write(Generation, [each.generation for each in played])
+
+
+def _waves(ctx: StageContext) -> list[list[Task]]:
+    rollout = ctx.method.rollout
+    return waves_of(ctx.rows(Task, "plan"), rollout.wave_groups, mixed=rollout.mixed_waves)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crl.bank.snapshot import Snapshot
-from crl.config import FamilyConfig, Method
+from crl.config import Method
 from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
-from crl.recipes.waves import play, slots_of
+from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import Evaluation, Retrieval, RetrievalCount, Task
 from crl.rollout.play import PlayedEpisode
@@ -24,11 +24,10 @@ WITH_BANK, WITHOUT_BANK = "with_bank", "without_bank"
 
 @dataclass(frozen=True)
 class _Wave:
-    """One part: an arm and consecutive held-out seeds of a family."""
+    """One part: an arm and consecutive held-out tasks, each a family and a seed; of one family unless waves mix."""
 
     arm: str
-    family: FamilyConfig
-    environment_seeds: tuple[int, ...]
+    tasks: tuple[tuple[str, int], ...]
 
 
 def due(method: Method, round_number: int) -> bool:
@@ -81,26 +80,34 @@ def _waves(ctx: StageContext) -> list[_Wave]:
     width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
     waves = []
     for arm in arms:
-        for family in ctx.method.families:
-            held_out = family.evaluation_seeds
-            seeds = range(held_out.start, held_out.start + held_out.count)
-            waves += [_Wave(arm, family, tuple(seeds[at : at + width])) for at in range(0, len(seeds), width)]
+        for tasks in _held_out(ctx.method):
+            waves += [_Wave(arm, tuple(tasks[at : at + width])) for at in range(0, len(tasks), width)]
     return waves
 
 
+def _held_out(method: Method) -> list[list[tuple[str, int]]]:
+    """(family, seed) of every held-out task: a list a family, or one of all where a wave may hold several families."""
+    of_family = []
+    for family in method.families:
+        first, count = family.evaluation_seeds.start, family.evaluation_seeds.count
+        of_family.append([(family.name, seed) for seed in range(first, first + count)])
+    return [[task for tasks in of_family for task in tasks]] if method.rollout.mixed_waves else of_family
+
+
 def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
-    starts = ctx.services.environment(wave.family.name).reset_many(wave.environment_seeds)
+    environment = environment_of(ctx, [family for family, _ in wave.tasks])
+    starts = environment.reset_many([seed for _, seed in wave.tasks])
     return [
         task_of(
             ctx,
             start,
-            episode_id=f"e{ctx.round:04d}/{wave.arm}/{wave.family.name}-s{seed}",
-            family=wave.family.name,
+            episode_id=f"e{ctx.round:04d}/{wave.arm}/{family}-s{seed}",
+            family=family,
             group=index,
             environment_seed=seed,
             guided=wave.arm == WITH_BANK,
         )
-        for index, (seed, start) in enumerate(zip(wave.environment_seeds, starts, strict=True))
+        for index, ((family, seed), start) in enumerate(zip(wave.tasks, starts, strict=True))
     ]
 
 

@@ -10,6 +10,7 @@ from crl.config import SamplingConfig
 from crl.protocols import Environment, Policy
 from crl.recipes.context import StageContext
 from crl.records import Retrieval, Task
+from crl.rollout.environments import MixedEnvironment
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 
 
@@ -42,10 +43,10 @@ def play(
     seed_of: Callable[[str], np.random.SeedSequence] | None = None,
     environment: Environment | None = None,
 ) -> list[PlayedEpisode]:
-    """Play one wave (slots of one family), in the environment of its family unless another is given."""
+    """Play one wave, in the environment of its family (or of its families) unless another is given."""
     return play_wave(
         policy,
-        environment or ctx.services.environment(slots[0].task.family),
+        environment or environment_of(ctx, [slot.task.family for slot in slots]),
         slots,
         method=ctx.method,
         seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
@@ -54,3 +55,10 @@ def play(
         stage=ctx.stage.name,
         progress=lambda figures: ctx.progress(**figures),
     )
+
+
+def environment_of(ctx: StageContext, families: Sequence[str]) -> Environment:
+    """The environment of a wave whose slots are of these families."""
+    if len(set(families)) == 1:
+        return ctx.services.environment(families[0])
+    return MixedEnvironment(families, ctx.services.environment)

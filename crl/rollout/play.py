@@ -1,9 +1,10 @@
 """Playing a wave: all its episodes in lockstep over one session, with token-exact bookkeeping.
 
-A wave is a fixed set of whole groups of one task family (:func:`waves_of`). Its rows share one session, which keeps the
-key-value cache between turns; a finished row is dropped from it. The token record of an episode is exactly what went
-into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is tokenised twice, and the mask
-is 1 exactly on the ids that were sampled. Rows are returned to the caller; no file is written here.
+A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unless waves are mixed. Its rows share one
+session, which keeps the key-value cache between turns; a finished row is dropped from it. The token record of an
+episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is
+tokenised twice, and the mask is 1 exactly on the ids that were sampled. Rows are returned to the caller; no file is
+written here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from crl.config import Method, SamplingConfig
-from crl.errors import CrlError, PromptTooLong, StageFailed
+from crl.errors import PromptTooLong, StageFailed
 from crl.protocols import Environment, Policy, Sampled, Session, Start, Step, StopReason
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.actions import parse_action
+from crl.rollout.environments import MixedEnvironment, step_or_error
 from crl.rollout.prompts import actor_messages, following_text, prompt_text
 
 
@@ -45,11 +47,14 @@ Progress = Callable[[dict[str, Any]], None]
 """Called with `done`, `total`, `turns` and `successes` of the wave after each turn; never part of the record."""
 
 
-def waves_of(tasks: Sequence[Task], wave_groups: int) -> list[list[Task]]:
-    """Cut the tasks of a round into waves: at most `wave_groups` whole groups of one family each, in planned order."""
+def waves_of(tasks: Sequence[Task], wave_groups: int, *, mixed: bool = False) -> list[list[Task]]:
+    """Cut the tasks of a round into waves of at most `wave_groups` whole groups, in planned order.
+
+    A wave is of one family, unless `mixed`: then it takes the next groups whatever their family.
+    """
     families: dict[str, dict[int, list[Task]]] = {}
     for task in tasks:
-        families.setdefault(task.family, {}).setdefault(task.group, []).append(task)
+        families.setdefault("" if mixed else task.family, {}).setdefault(task.group, []).append(task)
     waves: list[list[Task]] = []
     for groups in families.values():
         members = list(groups.values())
@@ -120,8 +125,8 @@ def play_wave(
     """
     if not slots:
         return []
-    if len({slot.task.family for slot in slots}) > 1:
-        raise ValueError("a wave holds episodes of one task family")
+    if len({slot.task.family for slot in slots}) > 1 and not isinstance(environment, MixedEnvironment):
+        raise ValueError("a wave of several task families needs an environment of them all")
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     rows = [
         _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling)
@@ -205,7 +210,7 @@ def _turn(
     """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
     texts = {index: policy.chat.decode(sampled[index].token_ids) for index in live}
     actions = {index: parse_action(texts[index], rows[index].actions, method.rollout.action_format) for index in live}
-    steps = _step(environment, actions)
+    steps = step_or_error(environment, actions)
     pieces: dict[int, list[int]] = {}
     for index in live:
         row, step = rows[index], steps[index]
@@ -243,18 +248,6 @@ def _turn(
         row.observation, row.actions = step.observation, step.actions
         pieces[index] = piece
     return pieces
-
-
-def _step(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
-    """`step_many`; an exception of the environment becomes an error step of every slot that was stepped."""
-    try:
-        return environment.step_many(actions)
-    except (CrlError, MemoryError):
-        raise
-    except Exception as error:
-        code = f"environment_{type(error).__name__}"
-        broken = Step("", (), False, "", True, False, 0.0, StopReason.error, code)
-        return dict.fromkeys(actions, broken)
 
 
 def _finish(row: _Row, step: Step) -> None:

@@ -11,6 +11,7 @@ from crl.config import FrozenLakeConfig, SamplingConfig
 from crl.envs import make_environment
 from crl.errors import BadInput, PromptTooLong, StageFailed
 from crl.records import Episode, Generation, Turn, rows_of, table_of
+from crl.rollout.environments import MixedEnvironment
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, waves_of
 from crl.rollout.prompts import actor_messages, following_text
 from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, actor_prompt, method, task
@@ -242,8 +243,66 @@ def test_waves_are_whole_groups_of_one_family_in_order():
     assert waves_of([], 2) == []
 
 
-def test_a_wave_of_two_families_is_a_mistake():
+def test_mixed_waves_are_the_next_groups_whatever_their_family():
+    tasks = [task(m, 1, group=g, family=f) for f, gs in (("b", (0, 1, 2)), ("a", (3, 4))) for g in gs for m in range(2)]
+    found = [[(each.family, each.group, each.member) for each in wave] for wave in waves_of(tasks, 4, mixed=True)]
+    assert found == [
+        [("b", 0, 0), ("b", 0, 1), ("b", 1, 0), ("b", 1, 1), ("b", 2, 0), ("b", 2, 1), ("a", 3, 0), ("a", 3, 1)],
+        [("a", 4, 0), ("a", 4, 1)],
+    ]
+    one_family = [each for each in tasks if each.family == "b"]
+    assert waves_of(one_family, 2, mixed=True) == waves_of(one_family, 2)
+
+
+def test_a_mixed_wave_plays_each_slot_in_the_environment_of_its_family():
+    """Interleaved families with turn limits of their own; every episode is as it is in a wave of its family alone."""
+    limits = {"short": 2, "walk": 6}
+    families = ["walk", "short", "short", "walk", "short"]
+    slots = [EpisodeSlot(task(m, s, group=m, family=families[m])) for m, s in enumerate([1, 1, 3, 5, 2])]
+    environment = MixedEnvironment(families, lambda family: Corridor(limits[family]))
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+    played = play(policy, environment, slots)
+    assert_exact(policy, played)
+    assert [(each.episode.family, each.episode.turns, each.episode.stop_reason) for each in played] == [
+        ("walk", 1, "success"), ("short", 1, "success"), ("short", 2, "turn_limit"), ("walk", 5, "success"),
+        ("short", 2, "success"),
+    ]  # fmt: skip
+    for family, limit in limits.items():
+        own = [slot for slot in slots if slot.task.family == family]
+        alone = play(ScriptedPolicy(lambda row, turn: ("right", True)), Corridor(limit), own)
+        assert alone == [each for each in played if each.episode.family == family]
+
+
+def test_a_family_that_breaks_ends_its_own_slots_of_a_mixed_wave():
+    families = ["walk", "broken", "walk", "broken"]
+    broken = {"walk": Corridor(), "broken": Corridor(breaks=(1, 1), whole=True)}
+    slots = [EpisodeSlot(task(m, 2, group=m, family=f)) for m, f in enumerate(families)]
+    played = play(
+        ScriptedPolicy(lambda row, turn: ("right", True)), MixedEnvironment(families, broken.__getitem__), slots
+    )
+    assert [(each.episode.stop_reason, each.episode.error) for each in played] == [
+        ("success", None), ("error", "environment_KeyError"), ("success", None), ("error", "environment_KeyError"),
+    ]  # fmt: skip
+
+
+def test_a_mixed_environment_asks_the_oracle_of_the_family_and_closes_nothing():
+    class Closing(Corridor):
+        def oracle(self, slot):
+            return f"{self.left[slot]} left"
+
+        def close(self):
+            raise AssertionError("it is borrowed")
+
+    environment = MixedEnvironment(["b", "a", "b"], lambda family: Closing())
+    environment.reset_many([4, 5, 6])
+    assert [environment.oracle(slot) for slot in range(3)] == ["4 left", "5 left", "6 left"]
+    environment.close()
+    with pytest.raises(ValueError, match="3 slots"):
+        environment.reset_many([1, 2])
+
+
+def test_a_wave_of_two_families_in_the_environment_of_one_is_a_mistake():
     slots = [EpisodeSlot(task(0, 1)), EpisodeSlot(task(0, 1, family="other"))]
-    with pytest.raises(ValueError, match="one task family"):
+    with pytest.raises(ValueError, match="several task families"):
         play(ScriptedPolicy(lambda row, turn: ("right", True)), Corridor(), slots)
     assert play(ScriptedPolicy(lambda row, turn: ("right", True)), Corridor(), []) == []

@@ -1,0 +1,64 @@
+"""Environments as a wave uses them: one that spans several task families, and steps that never raise for a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from crl.errors import CrlError
+from crl.protocols import Environment, Start, Step, StopReason
+
+
+class MixedEnvironment:
+    """The `Environment` of a wave of several task families: each slot lives in the environment of its family.
+
+    The environments are borrowed: each holds its own slots, in the order of the wave, and is closed by who made it.
+    """
+
+    def __init__(self, families: Sequence[str], environment_of: Callable[[str], Environment]) -> None:
+        """`families` is the family of each slot of the wave."""
+        self._families = list(families)
+        self._slots: dict[str, list[int]] = {}
+        for slot, family in enumerate(families):
+            self._slots.setdefault(family, []).append(slot)
+        self._environments = {family: environment_of(family) for family in self._slots}
+        self._inner = {slot: inner for slots in self._slots.values() for inner, slot in enumerate(slots)}
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start one episode a slot. Raises ValueError unless there is one seed for each slot of the wave."""
+        if len(seeds) != len(self._families):
+            raise ValueError(f"a wave of {len(self._families)} slots was given {len(seeds)} seeds")
+        starts: dict[int, Start] = {}
+        for family, slots in self._slots.items():
+            begun = self._environments[family].reset_many([seeds[slot] for slot in slots])
+            starts.update(zip(slots, begun, strict=True))
+        return [starts[slot] for slot in range(len(seeds))]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. A family that breaks ends its own slots and no others."""
+        of_family: dict[str, dict[int, int]] = {}
+        for slot in actions:
+            of_family.setdefault(self._families[slot], {})[slot] = self._inner[slot]
+        steps: dict[int, Step] = {}
+        for family, inner_of in of_family.items():
+            done = step_or_error(self._environments[family], {inner: actions[slot] for slot, inner in inner_of.items()})
+            steps.update((slot, done[inner]) for slot, inner in inner_of.items())
+        return steps
+
+    def oracle(self, slot: int) -> str | None:
+        """The good next action that the slot's family knows."""
+        return self._environments[self._families[slot]].oracle(self._inner[slot])
+
+    def close(self) -> None:
+        """Nothing: the environments belong to who lent them."""
+
+
+def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
+    """`step_many`; an exception of the environment becomes an error step of every slot that was stepped."""
+    try:
+        return environment.step_many(actions)
+    except (CrlError, MemoryError):
+        raise
+    except Exception as error:
+        code = f"environment_{type(error).__name__}"
+        broken = Step("", (), False, "", True, False, 0.0, StopReason.error, code)
+        return dict.fromkeys(actions, broken)
