@@ -56,7 +56,7 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
     import numpy as np
 
     size = ctx.method.rollout.group_size
-    guided_members = size // 2 if ctx.recipe.guided else 0
+    guided_members = ctx.method.rollout.guided_members(ctx.round) if ctx.recipe.guided else 0
     seeds = family.train_seeds
     generator = np.random.default_rng(ctx.seed(family.name))
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
