@@ -19,22 +19,27 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
         try:
             check()
         except BadInput as error:  # whoever checks a model does not know which role asks for it
-            raise type(error)(error.found, expected=error.expected, where=name, next_step=error.next_step) from None
+            where = error.where if (error.where or "").startswith(f"{name}.") else name
+            raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
+    from crl.combinations import check_offline_bank
     from crl.estimate import check_disk
     from crl.prompt_checks import check_placeholders, check_room
 
     check_placeholders(experiment.method)
+    check_offline_bank(experiment.method, run_path)
     check_room(experiment.method, extractor=experiment.method.recipe is not RecipeName.baseline)
     check_disk(experiment, run_path, rounds)
 
 
 def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     """What has to be there, by the place in the config that asks for it."""
+    from crl.combinations import check_combinations
     from crl.envs import check_environment
     from crl.policies.sources import check_embedder, check_model
 
     method = experiment.method
-    found: list[tuple[str, Check]] = [("method.actor.model", partial(check_model, method.actor.model))]
+    found: list[tuple[str, Check]] = [("method", partial(check_combinations, method))]
+    found.append(("method.actor.model", partial(check_model, method.actor.model)))
     if method.recipe is not RecipeName.baseline:
         found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
         found.append(("method.retrieval.embedder", partial(check_embedder, method.retrieval.embedder)))

@@ -5,9 +5,12 @@
 | baseline | no bank, no extractor: all rollouts are free |
 | static_online | the extractor is not trained |
 | experience_only | the actor is not trained |
+| offline_bank | a bank built in the warm-up rounds and never changed after them; the extractor is not trained |
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 from crl.config import Method, RecipeName
 from crl.recipes import approve, collect, consolidate, credit, distill, evaluate, initialise, plan, update, warm_start
@@ -31,6 +34,7 @@ from crl.records import (
     Retrieval,
     RetrievalCount,
     Sample,
+    StrippedContext,
     Task,
     Turn,
     Weights,
@@ -52,7 +56,7 @@ PLAN = Stage(
 COLLECT = Stage(
     name="collect",
     reads=(Read("plan"), BANK, ACTOR),
-    writes=(Episode, Turn, Generation),
+    writes=(Episode, Turn, Generation),  # and what :func:`_switched` adds
     role="actor",
     parts=collect.count_parts,
     run_part=collect.collect_part,
@@ -134,7 +138,10 @@ _LEFT_OUT: dict[RecipeName, frozenset[str]] = {
     RecipeName.baseline: frozenset({"distill", "merge", "approve", "consolidate", "update_extractor"}),
     RecipeName.static_online: frozenset({"update_extractor"}),
     RecipeName.experience_only: frozenset({"update_actor"}),
+    RecipeName.offline_bank: frozenset({"update_extractor"}),
 }
+_CHANGE_THE_BANK = frozenset({"distill", "merge", "approve"})
+"""Stages that ask for changes of the bank, or decide on them; without them `consolidate` publishes it unchanged."""
 
 
 def build(method: Method) -> Recipe:
@@ -143,6 +150,9 @@ def build(method: Method) -> Recipe:
     stages = (
         PLAN, COLLECT, DISTILL, MERGE, APPROVE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, EVALUATE,
     )  # fmt: skip
+    if method.recipe is RecipeName.offline_bank:
+        stages = tuple(_in_warm_up_only(each) if each.name in _CHANGE_THE_BANK else each for each in stages)
+    stages = tuple(_switched(each, method) for each in stages)
     has_bank = "consolidate" not in left_out
     warm_actor = method.warm_start is not None and method.warm_start.actor_episodes > 0
     warm_extractor = has_bank and method.warm_start is not None and method.warm_start.extractor_episodes > 0
@@ -163,3 +173,19 @@ def build(method: Method) -> Recipe:
         trains=frozenset({"actor", "extractor"} - {name.removeprefix("update_") for name in left_out}),
         guided=has_bank,
     )
+
+
+def _in_warm_up_only(stage: Stage) -> Stage:
+    """The stage, due in warm-up rounds alone."""
+
+    def due(method: Method, round_number: int) -> bool:
+        return round_number <= method.warm_up_rounds and stage.due(method, round_number)
+
+    return dataclasses.replace(stage, due=due)
+
+
+def _switched(stage: Stage, method: Method) -> Stage:
+    """The stage with what the method's switches let it read and write besides; as it is where they are off."""
+    if stage.name == "collect" and method.self_distillation is not None:
+        stage = dataclasses.replace(stage, writes=(*stage.writes, StrippedContext))
+    return stage

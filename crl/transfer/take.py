@@ -65,7 +65,7 @@ def check_fits(method: Method, recipe: Recipe, source: Gathered, families: Mappi
     if not recipe.guided:
         raise BadInput(
             f"recipe {recipe.name} keeps no bank",
-            expected="a recipe that does: complementary, static_online or experience_only",
+            expected="a recipe that does: complementary, static_online, experience_only or offline_bank",
         )
     _families(method, source, families)
 

@@ -54,7 +54,7 @@ def test_adapters_need_less_than_full_weights() -> None:
 
 def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
     full = estimate(make_experiment()).checkpoint_bytes or 0
-    for recipe in (RecipeName.baseline, RecipeName.static_online, RecipeName.experience_only):
+    for recipe in (RecipeName.baseline, RecipeName.static_online, RecipeName.experience_only, RecipeName.offline_bank):
         assert estimate(changed(make_experiment(), recipe=recipe)).checkpoint_bytes == full / 2, recipe
 
 

@@ -66,7 +66,7 @@ def test_the_first_members_of_a_group_are_guided_as_many_as_the_share_says(tmp_p
             tasks, retrievals = planned(run, number)
             slots = [task for task in tasks if task.slot == "guided"]
             assert len(tasks) == 4 * 4
-            assert Counter(task.group for task in slots) == ({group: expected for group in range(4)} if expected else {})
+            assert Counter(task.group for task in slots) == (dict.fromkeys(range(4), expected) if expected else {})
             assert all(task.member < expected for task in slots)
             chosen = {row.episode_id for row in retrievals if row.chosen}
             assert chosen == {task.episode_id for task in slots}

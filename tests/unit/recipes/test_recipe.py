@@ -48,6 +48,19 @@ def test_baselines_leave_stages_out(recipe, missing, trains):
     assert recipe_of(chosen).guided == (recipe != "baseline")
 
 
+def test_an_offline_bank_is_built_in_the_warm_up_and_never_changed_after_it():
+    chosen = method(recipe="offline_bank", warm_up_rounds=2, approve_bank=True)
+    recipe = recipe_of(chosen)
+    online = ["plan", "collect", "distill", "approve", "consolidate", "credit", "update_actor", "evaluate"]
+    assert names(chosen, 1) == online
+    assert names(chosen, 2) == [*online[:3], "merge", *online[3:]], "conf/tiny.yaml merges every second round"
+    offline = ["plan", "collect", "consolidate", "credit", "update_actor", "evaluate"]
+    assert names(chosen, 3) == names(chosen, 4) == offline
+    assert recipe.trains == {"actor"} and recipe.guided
+    assert recipe.resolve(chosen, 4, "consolidate", -1) == (3, "consolidate")
+    assert recipe.resolve(chosen, 3, "update_extractor", -1) == (0, "warm_start_extractor")
+
+
 def test_evaluation_may_be_rare_or_never():
     assert [number for number in range(7) if "evaluate" in names(method(evaluation__every=3), number)] == [0, 3, 6]
     never = method(evaluation__every=0)

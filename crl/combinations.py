@@ -1,0 +1,102 @@
+"""Settings that are fine one by one and impossible together: refused before any work starts, each at its place.
+
+What a single field may hold is said by its bounds (`crl/config/`); what has to be there on this machine is checked in
+`crl/preflight.py`. Here is only what would run for hours and do nothing of what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from crl.config import Method, RecipeName
+from crl.errors import BadInput
+
+
+def check_combinations(method: Method) -> None:
+    """Raise BadInput for the first combination that cannot work; `where` is the setting to change."""
+    for problem in _problems(method):
+        raise problem
+
+
+def check_offline_bank(method: Method, run_path: Path) -> None:
+    """Raise BadInput for an offline bank that nothing would ever fill: no warm-up round builds it, none was imported."""
+    if method.recipe is not RecipeName.offline_bank or method.warm_up_rounds > 0:
+        return
+    from crl.run.imports import imported_files
+
+    if not imported_files(run_path):
+        raise BadInput(
+            "the offline bank would stay empty: no round builds it and none was imported",
+            expected="warm_up_rounds above 0, in which the bank is built, or a bank that was imported",
+            where="method.warm_up_rounds",
+            next_step="set warm_up_rounds, or run `crl bank import` first",
+        )
+
+
+def _problems(method: Method) -> Iterator[BadInput]:
+    rollout = method.rollout
+    if rollout.guided_share_end is not None and rollout.guided_share_rounds == 0:
+        yield BadInput(
+            f"the guided share is to end at {rollout.guided_share_end}, after no rounds",
+            expected="guided_share_rounds above 0: over so many rounds the share moves",
+            where="method.rollout.guided_share_rounds",
+            next_step="set it, or set guided_share alone",
+        )
+    if rollout.guided_share_rounds > 0 and rollout.guided_share_end is None:
+        yield BadInput(
+            f"the guided share is to move over {rollout.guided_share_rounds} rounds, towards nothing",
+            expected="guided_share_end: the share after these rounds",
+            where="method.rollout.guided_share_end",
+            next_step="set it, or leave guided_share_rounds out",
+        )
+    shares = {method.rollout.guided_members(1), method.rollout.guided_members(1 + rollout.guided_share_rounds)}
+    needs_guided = {
+        "method.actor_critic": method.actor_critic is not None,
+        "method.self_distillation": method.self_distillation is not None,
+        "method.rollout.search_and_ask": rollout.search_and_ask is not None,
+    }
+    for where, asked in needs_guided.items():
+        if not asked:
+            continue
+        if method.recipe is RecipeName.baseline:
+            yield _never_guided(where, "recipe baseline keeps no bank, so no episode is guided", "another recipe")
+        elif shares == {0}:
+            yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
+    if method.actor_critic is not None and method.prompts.critic is None:
+        yield _without_prompt("critic", "the actor is to judge experiences", "method.prompts.critic")
+    if rollout.search_and_ask is not None and method.prompts.ask is None:
+        yield _without_prompt("ask", "guided actors may ask", "method.prompts.ask")
+    if method.self_distillation is not None:
+        if method.recipe is RecipeName.experience_only:
+            yield BadInput(
+                "recipe experience_only does not train the actor, so it distils nothing into it",
+                expected="a recipe that trains the actor",
+                where="method.self_distillation",
+                next_step="leave self_distillation out, or choose another recipe",
+            )
+        if method.self_distillation.episodes == "beats_free" and shares == {rollout.group_size}:
+            yield BadInput(
+                "guided episodes are to beat their free twins, and guided_share leaves no member free",
+                expected="a share that leaves some free, or episodes: wins",
+                where="method.self_distillation.episodes",
+                next_step="lower rollout.guided_share, or set self_distillation.episodes to wins",
+            )
+
+
+def _never_guided(where: str, found: str, expected: str) -> BadInput:
+    return BadInput(
+        f"{found}: what {where.removeprefix('method.')} asks for would never happen",
+        expected=expected,
+        where=where,
+        next_step="leave it out, or change what keeps episodes free",
+    )
+
+
+def _without_prompt(name: str, found: str, where: str) -> BadInput:
+    return BadInput(
+        f"{found}, and there is no prompt for it",
+        expected=f"a prompt `{name}` in the prompt set",
+        where=where,
+        next_step=f"add `{name}` to the prompt file, or leave the setting out",
+    )
