@@ -65,6 +65,62 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "WHERE g.trained <> coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens",
     ),
     CrossRule(
+        "a stripped context belongs to a guided episode and its token record",
+        ("stripped_contexts", "episodes"),
+        "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN episodes e USING (episode_id) "
+        "WHERE e.guided IS NOT TRUE OR s.generation_id <> e.generation_id",
+    ),
+    CrossRule(
+        "every guided episode has its stripped context",
+        ("episodes", "stripped_contexts"),
+        "SELECT e.row, e.episode_id AS id FROM episodes e ANTI JOIN stripped_contexts s USING (episode_id) "
+        "WHERE e.guided",
+    ),
+    CrossRule(
+        "the trained tokens of a stripped context are those of the turns that asked nothing",
+        ("stripped_contexts", "turns"),
+        "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN (SELECT episode_id, "
+        "sum(last_token - first_token) AS sampled FROM turns WHERE action IS DISTINCT FROM '<ask>' "
+        "GROUP BY episode_id) t USING (episode_id) WHERE list_sum(s.loss_mask) <> coalesce(t.sampled, 0)",
+    ),
+    CrossRule(
+        "a stripped context and what was removed are the whole record",
+        ("stripped_contexts", "generations"),
+        "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN generations g USING (generation_id) "
+        "WHERE g.n_tokens IS DISTINCT FROM len(s.token_ids) + s.removed_tokens",
+    ),
+    CrossRule(
+        "a question is a turn that asked, answered if the turn was valid",
+        ("questions", "turns"),
+        "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN turns t USING (episode_id, turn) "
+        "WHERE t.action IS DISTINCT FROM '<ask>' OR t.valid <> (q.answer IS NOT NULL) "
+        "OR (t.valid AND t.feedback <> q.answer)",
+    ),
+    CrossRule(
+        "a turn that asked has its question",
+        ("turns", "questions"),
+        "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN questions q USING (episode_id, turn) "
+        "WHERE t.action = '<ask>'",
+    ),
+    CrossRule(
+        "only guided episodes are answered",
+        ("questions", "episodes"),
+        "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN episodes e USING (episode_id) "
+        "WHERE e.episode_id IS NULL OR (NOT e.guided AND q.reason_code <> 'free_episode')",
+    ),
+    CrossRule(
+        "an answer has its token record",
+        ("questions", "generations"),
+        "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN generations g USING (generation_id) "
+        "WHERE q.generation_id IS NOT NULL AND g.kind IS DISTINCT FROM 'ask'",
+    ),
+    CrossRule(
+        "the token record of an answer belongs to a question",
+        ("generations", "questions"),
+        "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN questions q USING (generation_id) "
+        "WHERE g.kind = 'ask'",
+    ),
+    CrossRule(
         "an operation belongs to an output that is not malformed, and to its token record",
         ("operations", "distillations"),
         "SELECT o.row, o.operation_id AS id FROM operations o LEFT JOIN distillations d USING (distillation_id) "

@@ -26,10 +26,12 @@ from crl.records import (
     ImportedEntry,
     Metric,
     Operation,
+    Question,
     Retrieval,
     RetrievalCount,
     Row,
     Sample,
+    StrippedContext,
     Task,
     Turn,
     Weights,
@@ -66,6 +68,9 @@ def _unique(*columns: str) -> str:
 
 _ROLES = ("actor", "extractor")
 _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
+_QUESTION_REASONS = (
+    "ok", "free_episode", "uses_spent", "empty", "too_long", "no_turn_left", "no_entry", "prompt_too_long", "no_answer",
+)  # fmt: skip
 _TOKEN_ROWS = {
     "token_ids, loss_mask and logprobs have one length": "n_tokens = n_mask AND n_tokens = n_logprobs",
     "loss_mask holds 0 and 1 only": "bad_masks = 0",
@@ -156,13 +161,37 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Generation: Suite(
         key=("generation_id",),
-        sets={"role": _ROLES, "kind": ("episode", "distill", "merge")},
+        sets={"role": _ROLES, "kind": ("episode", "ask", "distill", "merge")},
         rows={
             "ids are not empty": "generation_id <> '' AND stage <> '' AND stop_reason <> ''",
             "weights_digest is a SHA-256": _sha256("weights_digest"),
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
             "an actor plays episodes, an extractor does not": "(role = 'actor') = (kind = 'episode')",
             **_TOKEN_ROWS,
+        },
+    ),
+    Question: Suite(
+        key=("question_id",),
+        sets={"reason_code": _QUESTION_REASONS},
+        ranges={"turn": (0, None), "similarity": (-1.0001, 1.0001)},
+        rows={
+            "ids are not empty": "question_id <> '' AND episode_id <> '' AND family <> ''",
+            "the id names the episode": "starts_with(question_id, 'q-' || episode_id || '-')",
+            "a turn asks once": _unique("episode_id", "turn"),
+            "ok means that there is an answer": "(reason_code = 'ok') = (answer IS NOT NULL)",
+            "an answer was sampled": "answer IS NULL OR (generation_id IS NOT NULL AND trim(answer) <> '')",
+            "an answer comes from an entry": "generation_id IS NULL OR entry_id IS NOT NULL",
+            "an entry comes with its version and similarity": _together("entry_id", "content_digest", "similarity"),
+            "content_digest is a SHA-256": f"content_digest IS NULL OR {_sha256('content_digest')}",
+        },
+    ),
+    StrippedContext: Suite(
+        key=("episode_id",),
+        rows={
+            "ids are not empty": "episode_id <> '' AND generation_id <> ''",
+            "token_ids and loss_mask have one length": "len(token_ids) > 0 AND len(token_ids) = len(loss_mask)",
+            "loss_mask holds 0 and 1 only": "list_min(loss_mask) >= 0 AND list_max(loss_mask) <= 1",
+            "token ids are not negative": "list_min(token_ids) >= 0",
         },
     ),
     Distillation: Suite(

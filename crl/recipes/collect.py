@@ -6,8 +6,9 @@ from crl.recipes.bank_access import chosen_by_episode, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import Episode, Generation, Retrieval, Task, Turn
+from crl.records import Episode, Generation, Retrieval, StrippedContext, Task, Turn
 from crl.rollout.play import waves_of
+from crl.rollout.stripped import stripped_context
 
 
 def count_parts(ctx: StageContext) -> int:
@@ -23,9 +24,10 @@ def collect_part(ctx: StageContext, part: int) -> None:
     digests = {row.content_digest for row in chosen.values()}
     texts = texts_of(ctx, ctx.bank(-1), digests)
     weights = weights_of(ctx, "actor", -1)
+    policy = ctx.services.policy("actor", weights)
     played = play(
         ctx,
-        ctx.services.policy("actor", weights),
+        policy,
         slots_of(tasks, chosen, texts),
         sampling=ctx.method.actor.sampling,
         weights_digest=weights.weights_digest,
@@ -33,6 +35,9 @@ def collect_part(ctx: StageContext, part: int) -> None:
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     ctx.write(Generation, [each.generation for each in played])
+    if ctx.method.self_distillation is not None:
+        guided = [each for each in played if each.episode.guided]
+        ctx.write(StrippedContext, [stripped_context(policy.chat, each, ctx.method) for each in guided])
 
 
 def _waves(ctx: StageContext) -> list[list[Task]]:

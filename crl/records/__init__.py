@@ -18,18 +18,29 @@ from crl.records.bank import (
 )
 from crl.records.base import Row, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.learning import BufferItem, Credit, EntryScore, Metric, Sample, Weights
-from crl.records.play import Episode, Evaluation, Generation, Retrieval, RetrievalCount, Task, Turn
+from crl.records.play import (
+    QUESTION,
+    Episode,
+    Evaluation,
+    Generation,
+    Question,
+    Retrieval,
+    RetrievalCount,
+    StrippedContext,
+    Task,
+    Turn,
+)
 
 ROW_TYPES: tuple[type[Row], ...] = (
-    Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Distillation, Operation, BankEntry, BankChange,
-    BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem, Sample, Weights, Metric,
-    Evaluation,
+    Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, Distillation, Operation,
+    BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
+    Sample, Weights, Metric, Evaluation,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
-    "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText",
-    "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation", "ImportedEntry",
-    "Metric", "Operation", "Retrieval", "RetrievalCount", "Row", "Sample", "Task", "Turn", "Weights", "rows_of",
-    "rows_with", "schema_of", "table_of", "vectors_of",
+    "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot",
+    "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation",
+    "ImportedEntry", "Metric", "Operation", "Question", "Retrieval", "RetrievalCount", "Row", "Sample",
+    "StrippedContext", "Task", "Turn", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

@@ -99,6 +99,46 @@ class Turn(Row):
     stop_reason: A[str, "end_of_turn or length"]
 
 
+QUESTION = "<ask>"
+"""Column `action` of a turn that asked a question (search-and-ask): answered if `valid`, else refused; what was replied
+stands in `feedback`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Question(Row):
+    """One question of an actor's (search-and-ask), answered or refused."""
+
+    table: ClassVar[str] = "questions"
+    question_id: A[str, "q-<episode>-<index>"]
+    round: A[int, "round of the episode"]
+    family: A[str, "task family of the episode"]
+    episode_id: A[str, "episode that asked"]
+    turn: A[int, "turn it was asked in; the turn is spent"]
+    question: A[str, "the actor's words"]
+    reason_code: A[str, "ok where it was answered, else why not: see crl/rollout/asking.py"]
+    entry_id: A[str | None, "top entry for the question; null where nothing was searched or found"]
+    content_digest: A[str | None, "version of that entry"]
+    similarity: A[float | None, "cosine of question and entry"]
+    generation_id: A[str | None, "token record of the answer (role extractor, kind ask); null where none was sampled"]
+    answer: A[str | None, "what the extractor answered, as the actor read it; null where it did not"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StrippedContext(Row):
+    """A guided episode as its free version would have been recorded: all experience text is left out (section 6).
+
+    The first prompt without the experience, then exactly the sampled ids and reply ids of the episode's own turns;
+    the offer to ask, turns that asked, and what was replied to them are left out.
+    """
+
+    table: ClassVar[str] = "stripped_contexts"
+    episode_id: A[str, "guided episode"]
+    generation_id: A[str, "token record it was made from"]
+    token_ids: A[list[int], TOKENS, "whole sequence without any experience text"]
+    loss_mask: A[list[int], MASK, "1 on the ids that the actor sampled in its own turns, else 0"]
+    removed_tokens: A[int, "tokens of the record that are left out: experience, offer, questions and what was replied"]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Generation(Row):
     """The token record of everything a model wrote: the ids sampled are the ids trained."""

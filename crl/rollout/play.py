@@ -41,6 +41,8 @@ class PlayedEpisode:
     episode: Episode
     turns: list[Turn]
     generation: Generation
+    start: Start
+    """What the environment said at reset."""
 
 
 Progress = Callable[[dict[str, Any]], None]
@@ -68,6 +70,7 @@ class _Row:
     """One episode while it is played."""
 
     slot: EpisodeSlot
+    start: Start
     actions: tuple[str, ...]
     observation: str
     prompt: str
@@ -189,6 +192,7 @@ def _open_row(
         )
     return _Row(
         slot=slot,
+        start=start,
         actions=start.actions,
         observation=start.observation,
         prompt=prompt_text(messages),
@@ -311,4 +315,4 @@ def _played(row: _Row, sampling: SamplingConfig, weights_digest: str, stage: str
         output="\n".join(turn.output for turn in row.turns),
         stop_reason=stop_reason,
     )
-    return PlayedEpisode(episode, row.turns, generation)
+    return PlayedEpisode(episode, row.turns, generation, row.start)

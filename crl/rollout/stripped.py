@@ -1,0 +1,46 @@
+"""A guided episode's tokens as its free version would have had them: the contexts of self-distillation (section 6).
+
+What is left out: the experience and the offer to ask in the first prompt, every turn that asked a question (answered or
+refused), and what was replied to it. What stays is copied id for id from the token record; only the first prompt is
+tokenised, by the function that opens a free episode. A reply that no own turn follows is left out as well: the context
+ends, as a free episode's record does, with what the actor wrote.
+"""
+
+from __future__ import annotations
+
+from crl.config import Method
+from crl.protocols import Chat
+from crl.records import QUESTION, StrippedContext
+from crl.rollout.play import PlayedEpisode
+from crl.rollout.prompts import actor_messages
+
+
+def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> StrippedContext:
+    """The stripped context of one guided episode; `chat` is the format that it was played with."""
+    record, start = played.generation, played.start
+    opening = actor_messages(
+        method.prompts.actor,
+        goal=start.goal,
+        observation=start.observation,
+        actions=start.actions,
+        experience=None,
+        placement=method.rollout.placement,
+    )
+    token_ids = list(chat.opening(opening))
+    loss_mask = [0] * len(token_ids)
+    replied: list[int] = []  # what the actor read after its last own turn
+    for place, turn in enumerate(played.turns):
+        if turn.action == QUESTION:
+            continue
+        written = record.token_ids[turn.first_token : turn.last_token]
+        token_ids += [*replied, *written]
+        loss_mask += [0] * len(replied) + [1] * len(written)
+        following = played.turns[place + 1 :]
+        replied = record.token_ids[turn.last_token : following[0].first_token] if following else []
+    return StrippedContext(
+        episode_id=played.episode.episode_id,
+        generation_id=record.generation_id,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        removed_tokens=len(record.token_ids) - len(token_ids),
+    )
