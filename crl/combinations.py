@@ -20,7 +20,7 @@ def check_combinations(method: Method) -> None:
 
 
 def check_offline_bank(method: Method, run_path: Path) -> None:
-    """Raise BadInput for an offline bank that nothing would ever fill: no warm-up round builds it, none was imported."""
+    """Raise BadInput for an offline bank that nothing fills: no warm-up round builds it, and none was imported."""
     if method.recipe is not RecipeName.offline_bank or method.warm_up_rounds > 0:
         return
     from crl.run.imports import imported_files

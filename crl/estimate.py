@@ -101,8 +101,10 @@ def estimate(experiment: Experiment) -> Estimate:
     if method.recipe is not RecipeName.baseline:
         roles["extractor"] = method.extractor
     untrained = {
-        RecipeName.static_online: "extractor", RecipeName.offline_bank: "extractor", RecipeName.experience_only: "actor",
-    }.get(method.recipe)  # fmt: skip
+        RecipeName.static_online: "extractor",
+        RecipeName.offline_bank: "extractor",
+        RecipeName.experience_only: "actor",
+    }.get(method.recipe)
     shapes = {name: shape_of(role.model) for name, role in roles.items()}
     episodes = sum(family.groups for family in method.families) * method.rollout.group_size
     outputs = episodes if "extractor" in roles else 0

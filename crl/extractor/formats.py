@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from crl.answers import json_part
+
 Format = Literal["json", "lines"]
 OutputKind = Literal["distill", "merge"]
 
@@ -33,7 +35,6 @@ WITH_TEXT = frozenset({"add", "update", "merge"})
 WITH_ENTRIES = KINDS["merge"]
 
 _KEYWORD = re.compile(r"([A-Za-z]+)[ \t]*")
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
 class ReasonCode(StrEnum):
@@ -144,7 +145,7 @@ def _indices(parts: Sequence[object]) -> tuple[int, ...]:
 
 def _read_json(text: str, kind: OutputKind) -> list[ParsedOperation]:
     try:
-        value = json.loads(_json_part(text))
+        value = json.loads(json_part(text))
     except (ValueError, RecursionError) as error:  # ValueError: also numbers with more digits than Python converts
         raise Malformed(ReasonCode.bad_json) from error
     if isinstance(value, dict) and "operations" in value:
@@ -154,21 +155,6 @@ def _read_json(text: str, kind: OutputKind) -> list[ParsedOperation]:
     if not isinstance(value, list):
         raise Malformed(ReasonCode.not_an_operation)
     return [_read_object(item, kind) for item in value]
-
-
-def _json_part(text: str) -> str:
-    answer = text.rpartition("</think>")[2]
-    fenced: str | None = None
-    opened: list[str] | None = None
-    for line in answer.split("\n"):
-        if _FENCE.match(line.rstrip("\r")):
-            if opened is None:
-                opened = []
-            else:
-                fenced, opened = "\n".join(opened), None
-        elif opened is not None:
-            opened.append(line)
-    return answer if fenced is None else fenced
 
 
 def _read_object(item: object, kind: OutputKind) -> ParsedOperation:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crl.answers import text_flaw
 from crl.extractor.formats import (
     Format,
     Malformed,
@@ -70,8 +71,9 @@ def parse_output(
         if len(operations) > (max_operations if kind == "distill" else source_count):
             raise Malformed(ReasonCode.too_many_operations)
         for operation in operations:
-            if operation.text is not None:
-                _check_text(operation.text, max_characters)
+            flaw = None if operation.text is None else text_flaw(operation.text, max_characters)
+            if flaw is not None:
+                raise Malformed(ReasonCode(flaw))
         if kind == "distill":
             _check_distilled(operations, guided)
         else:
@@ -79,19 +81,6 @@ def parse_output(
     except Malformed as malformed:
         return ParsedOutput(malformed.reason, (), kind)
     return ParsedOutput(ReasonCode.ok, tuple(operations), kind)
-
-
-def _check_text(text: str, max_characters: int) -> None:
-    if not text.strip():
-        raise Malformed(ReasonCode.empty_text)
-    if len(text) > max_characters:
-        raise Malformed(ReasonCode.text_too_long)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate, which JSON can spell
-        raise Malformed(ReasonCode.bad_text) from error
-    if any((character < " " and character not in "\n\t") or character == "\x7f" for character in text):
-        raise Malformed(ReasonCode.bad_text)
 
 
 def _check_distilled(operations: list[ParsedOperation], guided: bool) -> None:
