@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,14 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Free what the environment holds."""
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """What an environment may also be: one that knows what is true of it. Asked for metrics only, never in training."""
+
+    def truth(self, text: str) -> float | None:
+        """How far what an experience claims is right: 1 fully, 0 not at all; None: it claims nothing."""
 
 
 @dataclass(frozen=True, slots=True)

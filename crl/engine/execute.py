@@ -23,6 +23,7 @@ from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
 from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
+from crl.recipes.due import STAGES_OF_ROUND
 from crl.recipes.stage import Recipe, Stage
 from crl.records import Row
 from crl.run.seeds import stage_seed_words
@@ -79,7 +80,12 @@ def execute_stage(
             inputs=sorted(inputs),
             method_digest=run.method_digest,
             seed=stage_seed_words(run.method.seed, round_number, stage_name),
-            provenance={**_provenance(attempt, seconds), "checks": checked, **context.notes},
+            provenance={
+                **_provenance(attempt, seconds),
+                STAGES_OF_ROUND: [each.name for each in recipe.stages_of(run.method, round_number)],
+                "checks": checked,
+                **context.notes,
+            },
         )
     return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
 

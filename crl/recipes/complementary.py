@@ -13,7 +13,19 @@ from __future__ import annotations
 import dataclasses
 
 from crl.config import Method, RecipeName
-from crl.recipes import approve, collect, consolidate, credit, distill, evaluate, initialise, plan, update, warm_start
+from crl.recipes import (
+    approve,
+    collect,
+    consolidate,
+    credit,
+    distill,
+    evaluate,
+    health,
+    initialise,
+    plan,
+    update,
+    warm_start,
+)
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import (
     Approval,
@@ -100,6 +112,16 @@ CREDIT = Stage(
 )
 UPDATE_ACTOR = update.update_stage("actor")
 UPDATE_EXTRACTOR = update.update_stage("extractor")
+HEALTH = Stage(
+    name="health",
+    run=health.health,
+    reads=(
+        Read("collect"), Read("distill"), Read("merge"), Read("consolidate"), Read("credit"), Read("update_actor"),
+        Read("update_extractor"), Read("health", -1),
+    ),
+    writes=(Metric,),
+    observes=True,
+)  # fmt: skip
 EVALUATE = Stage(
     name="evaluate",
     reads=(Read("update_actor"), Read("consolidate"), Read("plan")),
@@ -148,7 +170,8 @@ def build(method: Method) -> Recipe:
     """The recipe a method names."""
     left_out = _LEFT_OUT[method.recipe]
     stages = (
-        PLAN, COLLECT, DISTILL, MERGE, APPROVE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, EVALUATE,
+        PLAN, COLLECT, DISTILL, MERGE, APPROVE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, HEALTH,
+        EVALUATE,
     )  # fmt: skip
     if method.recipe is RecipeName.offline_bank:
         stages = tuple(_in_warm_up_only(each) if each.name in _CHANGE_THE_BANK else each for each in stages)

@@ -60,6 +60,9 @@ class Stage:
     waits_for: Callable[[Method, int, RowsOf], list[str]] | None = None
     """Set where a person decides before the stage runs: gives, from the rows it reads, the ids of what they may refuse.
     The decision lies in `decisions/` of the run directory."""
+    observes: bool = False
+    """Whether it only looks at a round: no other stage reads it, so a round that was made before the stage existed is
+    whole without it (`crl/recipes/due.py`)."""
 
     def __post_init__(self) -> None:
         if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):

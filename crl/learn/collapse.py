@@ -1,0 +1,124 @@
+"""Collapse: kinds of a run that has stopped learning, each named once its sign has stood for some rounds in a row.
+
+The traps are those of section 10: outputs that are never scored win, all rewards of a batch are equal, an actor frozen
+or dead. What has stood so far is carried by the metrics of the round before, so a resumed run knows it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from crl.learn.health import Figures
+from crl.records import Metric
+
+ROUNDS = 5
+"""Rounds in a row with the sign of a kind until it is named."""
+WITHOUT_NOTE = 0.8
+"""Above this share of malformed and `return` outputs the extractor writes next to nothing that is ever scored."""
+ONE_TEXT = 0.8
+"""Above this share one text, not known to be right, stands for all notes."""
+BEST_SUCCESS = "best_success"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to collapse."""
+
+    name: str
+    role: str | None
+    """Role that must be trained in the round for the sign to mean anything; None: any."""
+    needs: tuple[str, ...]
+    """Figures it looks at: a round without them (no full batch, no note) says nothing, for or against."""
+    sign: Callable[[Mapping[str, float]], bool]
+    told: Callable[[Mapping[str, float]], str]
+
+
+KINDS = (
+    Kind(
+        "without_notes",
+        None,
+        ("share_without_note",),
+        lambda of: of["share_without_note"] > WITHOUT_NOTE,
+        lambda of: (
+            f"the extractor writes no notes: {of['share_without_note']:.0%} of its outputs are malformed or "
+            f"return (bound {WITHOUT_NOTE:.0%})"
+        ),
+    ),
+    Kind(
+        "one_text",
+        None,
+        ("notes_one_text",),
+        lambda of: of["notes_one_text"] > ONE_TEXT,
+        lambda of: (
+            f"the extractor repeats itself: one text is {of['notes_one_text']:.0%} of the new notes "
+            f"(bound {ONE_TEXT:.0%})"
+        ),
+    ),
+    Kind(
+        "equal_rewards",
+        "extractor",
+        ("extractor_without_gradient",),
+        lambda of: of["extractor_without_gradient"] == 1.0,
+        lambda of: "no update of the extractor is possible: all rewards of its full batches are equal",
+    ),
+    Kind(
+        "without_success",
+        "actor",
+        ("success", BEST_SUCCESS),
+        lambda of: of["success"] == 0.0 and of[BEST_SUCCESS] > 0.0,
+        lambda of: f"no episode succeeds any more (up to {of[BEST_SUCCESS]:.0%} did)",
+    ),
+    Kind(
+        "without_variance",
+        "actor",
+        ("success", "actor_groups_equal"),
+        lambda of: of["actor_groups_equal"] == 1.0 and of["success"] < 1.0,
+        lambda of: (
+            "no update of the actor is possible: all rewards of each baseline are equal, and not all episodes succeed"
+        ),
+    ),
+)
+
+
+def collapse_figures(
+    figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
+) -> tuple[Figures, list[str]]:
+    """(figures to carry on, what to tell of every kind that stands) after a round.
+
+    `figures` are those of the round, `previous` all of this stage's in the round before (empty before the first),
+    `trained` the roles this round trains. Of each kind with a sign `<kind>_rounds` counts the rounds in a row and
+    `<kind>_since` is the first of them.
+    """
+    carried: Figures = {}
+    if "success" in figures or BEST_SUCCESS in previous:
+        carried[BEST_SUCCESS] = max(figures.get("success", 0.0), previous.get(BEST_SUCCESS, 0.0))
+    seen = {**figures, **carried}
+    told = []
+    for kind in KINDS:
+        rounds, since = (previous.get(f"{kind.name}_{what}", 0.0) for what in ("rounds", "since"))
+        if (kind.role is None or kind.role in trained) and all(name in seen for name in kind.needs):
+            stands = kind.sign(seen)
+            since = (since if rounds else float(round)) if stands else 0.0
+            rounds = rounds + 1 if stands else 0.0
+        if not rounds:
+            continue
+        carried |= {f"{kind.name}_rounds": rounds, f"{kind.name}_since": since}
+        if rounds >= ROUNDS:
+            what = kind.told(seen) if all(name in seen for name in kind.needs) else kind.name.replace("_", " ")
+            told.append(f"{what}, since round {since:.0f}")
+    return carried, told
+
+
+def health_metrics(
+    figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int, stage: str = "health"
+) -> list[Metric]:
+    """The rows of a round's stage: its figures, what is carried on, and `collapsed`: how many kinds stand, named in
+    its alarm."""
+    carried, told = collapse_figures(figures, previous, trained, round=round)
+    alarm = f"this run has collapsed: {'; '.join(told)}" if told else None
+    values = {**figures, **carried, "collapsed": float(len(told))}
+    return [
+        Metric(round=round, stage=stage, name=name, value=value, alarm=alarm if name == "collapsed" else None)
+        for name, value in values.items()
+    ]

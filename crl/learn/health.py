@@ -1,0 +1,145 @@
+"""Health of a round: figures about what the extractor wrote, whether it is true, and what the updates can learn from.
+
+Pure functions over plain columns; the stage `health` gathers them. Nothing here is ever trained on: whether a note is
+true is known to the environment alone, and no stage that feeds training reads the stage that says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from crl.learn.advantages import SMALLEST_STD
+from crl.learn.credit import VERDICTS, usable
+from crl.records import Episode
+
+Figures = dict[str, float]
+RIGHT = 1.0
+"""Truth of a note that is fully right."""
+FEWEST_NOTES = 8
+"""With fewer notes, one of them being most of them says nothing."""
+UPDATE_FIGURES = ("ratio_mean", "ratio_max", "behaviour_gap")
+"""Figures of an update that are repeated as they are; its two clipped shares are summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One experience text, written, held or shown."""
+
+    family: str
+    text: str
+    truth: float | None = None
+    """1 fully right, 0 wrong, between: partly; None: it claims nothing, or nobody knows."""
+
+
+def output_shares(verdicts: Sequence[str]) -> Figures:
+    """Share of every kind of extractor output (`share_malformed`, …); none without outputs."""
+    counts = Counter(verdicts)
+    return {f"share_{verdict}": counts[verdict] / len(verdicts) for verdict in VERDICTS} if verdicts else {}
+
+
+def written_figures(notes: Sequence[Note]) -> Figures:
+    """How many notes were written, and the share of distinct ones among them."""
+    figures: Figures = {"notes_new": float(len(notes))}
+    if notes:
+        figures["notes_distinct"] = len({(note.family, note.text) for note in notes}) / len(notes)
+    return figures
+
+
+def one_text_share(notes: Sequence[Note]) -> Figures:
+    """`notes_one_text`: the share of the notes that the most frequent text has; nothing of fewer than
+    :data:`FEWEST_NOTES`.
+
+    Repetitions of what is known to be right do not count: in a family that has one right answer, every note of a good
+    extractor is that one.
+    """
+    if len(notes) < FEWEST_NOTES:
+        return {}
+    doubtful = Counter(note.text for note in notes if note.truth != RIGHT)
+    return {"notes_one_text": max(doubtful.values(), default=0) / len(notes)}
+
+
+def truth_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Figures:
+    """Share of the notes that are fully right, of families whose environment knows; nothing where there are none."""
+    known = frozenset(judged)
+    right = [note.truth == RIGHT for note in notes if note.family in known]
+    return {name: sum(right) / len(right)} if right else {}
+
+
+def claim_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Figures:
+    """Share of the notes that claim anything that can be right or wrong, likewise."""
+    known = frozenset(judged)
+    claims = [note.truth is not None for note in notes if note.family in known]
+    return {name: sum(claims) / len(claims)} if claims else {}
+
+
+def coverage(families: Sequence[str], held: Iterable[str], notes: Iterable[Note], judged: Sequence[str]) -> Figures:
+    """Share of the task families with a note, and of those whose environment knows with at least one right note.
+
+    `held` are the families of the bank's entries, `notes` those of its texts that were judged.
+    """
+    figures: Figures = {"families_with_note": len(set(held) & set(families)) / len(families)}
+    if judged:
+        right = {note.family for note in notes if note.truth == RIGHT}
+        figures["families_with_true_note"] = len(right & set(judged)) / len(judged)
+    return figures
+
+
+def play_figures(episodes: Sequence[Episode]) -> Figures:
+    """Success of all usable episodes, and of the guided less that of the free ones (-1 to 1)."""
+    played = [episode for episode in episodes if usable(episode)]
+    guided, free = ([each.success for each in played if each.guided is guided] for guided in (True, False))
+    figures: Figures = {}
+    if played:
+        figures["success"] = (sum(guided) + sum(free)) / len(played)
+    if guided and free:
+        figures["success_guided_minus_free"] = sum(guided) / len(guided) - sum(free) / len(free)
+    return figures
+
+
+def group_figures(episodes: Sequence[Episode], *, subgroups: bool) -> Figures:
+    """Share of groups whose rewards are all equal, so that every advantage of theirs is 0 (eq. 5).
+
+    With `subgroups` guided and free members have a baseline each, and the group counts if neither varies.
+    """
+    rewards: dict[tuple[str, int], dict[bool, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for episode in episodes:
+        if usable(episode):
+            rewards[episode.family, episode.group][episode.guided and subgroups].append(episode.reward)
+    if not rewards:
+        return {}
+    equal = [all(max(values) - min(values) < SMALLEST_STD for values in group.values()) for group in rewards.values()]
+    return {"actor_groups_equal": sum(equal) / len(equal)}
+
+
+def reward_figures(rewards: Sequence[float], advantages: Sequence[float]) -> Figures:
+    """The distribution of the rewards of the extractor's batch; nothing without one.
+
+    `extractor_reward_equal` is the share of the most frequent reward, `extractor_without_gradient` that of samples
+    whose advantage is 0.
+    """
+    if not rewards:
+        return {}
+    count = len(rewards)
+    mean = sum(rewards) / count
+    return {
+        "extractor_reward_mean": mean,
+        "extractor_reward_std": (sum((reward - mean) ** 2 for reward in rewards) / count) ** 0.5,
+        "extractor_reward_at_minimum": rewards.count(min(rewards)) / count,
+        "extractor_reward_equal": Counter(rewards).most_common(1)[0][1] / count,
+        "extractor_without_gradient": sum(abs(each) < SMALLEST_STD for each in advantages) / count,
+    }
+
+
+def clip_figures(role: str, figures: Mapping[str, float]) -> Figures:
+    """Clipped share of the trained tokens, ratio and gap of a role's update; nothing where it took no step."""
+    if "ratio_mean" not in figures:
+        return {}
+    found = {f"{role}_{name}": figures[name] for name in UPDATE_FIGURES if name in figures}
+    return {f"{role}_clipped": figures.get("clipped_low", 0.0) + figures.get("clipped_high", 0.0), **found}
+
+
+def age_figures(name: str, ages: Sequence[int]) -> Figures:
+    """Mean and largest of ages in rounds."""
+    return {f"{name}_mean": sum(ages) / len(ages), f"{name}_max": float(max(ages))} if ages else {}

@@ -1,0 +1,150 @@
+"""Stage `health`: what a round says about the extractor and the updates, from recorded rows alone, without a model.
+
+It only observes. Whether a note is true is asked of environments that know (protocol `Judge`), for a metric: no other
+stage reads this one, so nothing that trains can see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crl.bank.segments import load_texts
+from crl.learn.collapse import health_metrics
+from crl.learn.health import (
+    Figures,
+    Note,
+    age_figures,
+    claim_share,
+    clip_figures,
+    coverage,
+    group_figures,
+    one_text_share,
+    output_shares,
+    play_figures,
+    reward_figures,
+    truth_share,
+    written_figures,
+)
+from crl.protocols import Judge
+from crl.recipes.context import StageContext
+from crl.records import BufferItem, Credit, Distillation, Episode, Metric, Operation, Row, Sample, rows_with
+
+OUTPUTS = ("distill", "merge")
+NOTES = ("add", "update", "merge")
+"""Operations that write a text."""
+
+_texts: dict[str, str] = {}
+"""Texts of the bank by digest, from the last round this process looked at: most stay from round to round."""
+
+
+def health(ctx: StageContext) -> None:
+    """Write the figures of the round, and whether the run has collapsed."""
+    episodes = ctx.rows(Episode, "collect")
+    trained = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
+    figures = play_figures(episodes)
+    figures |= group_figures(episodes, subgroups=ctx.method.actor_objective.advantage == "subgroup")
+    if ctx.recipe.guided:
+        figures |= _outputs(ctx)
+        figures |= _notes(ctx, episodes)
+        figures |= _training(ctx)
+    for role in sorted(ctx.recipe.trains):
+        figures |= clip_figures(role, _recorded(ctx, f"update_{role}"))
+    ctx.write(Metric, health_metrics(figures, _recorded(ctx, "health", -1), trained, round=ctx.round))
+
+
+def _outputs(ctx: StageContext) -> Figures:
+    distilled, merged = (_column(ctx, Distillation, stage, "verdict") for stage in OUTPUTS)
+    figures = output_shares([*distilled, *merged])
+    if distilled:  # merges come in some rounds only, and are never malformed or `return` for long
+        without = [verdict in ("malformed", "return") for verdict in distilled]
+        figures["share_without_note"] = sum(without) / len(without)
+    return figures
+
+
+def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
+    judges = {
+        family.name: environment
+        for family in ctx.method.families
+        if isinstance(environment := ctx.services.environment(family.name), Judge)
+    }
+    truths: dict[tuple[str, str], float | None] = {}
+
+    def judged(family: str, text: str) -> Note:
+        if family in judges and (family, text) not in truths:
+            truths[family, text] = judges[family].truth(text)
+        return Note(family, text, truths.get((family, text)))
+
+    distilled, merged = (_written(ctx, stage, judged) for stage in OUTPUTS)
+    written = [*distilled, *merged]
+    used = [judged(each.family, each.experience) for each in episodes if each.experience is not None]
+    bank = ctx.bank().table
+    held = _held(ctx, bank, judges, judged)
+    return {
+        **written_figures(written),
+        **one_text_share(distilled),
+        **truth_share("notes_true_new", written, judges),
+        **claim_share("notes_claiming_new", written, judges),
+        **truth_share("notes_true", held, judges),
+        **claim_share("notes_claiming", held, judges),
+        **truth_share("notes_true_used", used, judges),
+        **coverage(
+            [family.name for family in ctx.method.families], pc.unique(bank["family"]).to_pylist(), held, list(judges)
+        ),
+    }
+
+
+def _written(ctx: StageContext, stage: str, judged: Callable[[str, str], Note]) -> list[Note]:
+    operations = rows_with(ctx.table(Operation, stage), "kind", NOTES)
+    pairs = zip(operations["family"].to_pylist(), operations["text"].to_pylist(), strict=True)
+    return [judged(family, text) for family, text in pairs if text is not None]
+
+
+def _held(ctx: StageContext, bank: pa.Table, families: Iterable[str], judged: Callable[[str, str], Note]) -> list[Note]:
+    """Notes of the bank that somebody can judge."""
+    known = rows_with(bank, "family", families)
+    texts = _texts_of(ctx, known)
+    pairs = zip(known["family"].to_pylist(), known["content_digest"].to_pylist(), strict=True)
+    return [judged(family, texts[digest]) for family, digest in pairs]
+
+
+def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:
+    wanted = set(entries["content_digest"].to_pylist())
+    found = {digest: text for digest, text in _texts.items() if digest in wanted}
+    missing = wanted - found.keys()
+    if missing:
+        found |= load_texts(ctx.run_path, rows_with(entries, "content_digest", missing))
+    _texts.clear()
+    _texts.update(found)
+    return found
+
+
+def _training(ctx: StageContext) -> Figures:
+    """The extractor's batch and buffer, and how old the texts are that were used."""
+    samples = ctx.table(Sample, "credit")
+    batch = samples.filter(pc.and_(pc.equal(samples["role"], "extractor"), pc.equal(samples["objective"], "cispo")))
+    effects = pc.multiply(batch["advantage"], batch["weight"]).to_pylist()
+    written = [int(source.split("/")[0]) for source in batch["source"].to_pylist()]
+    buffer = ctx.table(BufferItem, "credit")
+    waiting = buffer.filter(pc.equal(buffer["status"], "waiting"))["entered_round"].to_pylist()
+    made = dict(zip(buffer["generation_id"].to_pylist(), buffer["generation_round"].to_pylist(), strict=True))
+    used = [made[each] for each in _column(ctx, Credit, "credit", "generation_id") if each in made]
+    return {
+        **reward_figures(batch["reward"].to_pylist(), effects),
+        **age_figures("trained_age", [ctx.round - number for number in written]),
+        **age_figures("used_age", [ctx.round - number for number in used]),
+        "buffer_oldest_wait": float(max((ctx.round - number for number in waiting), default=0)),
+    }
+
+
+def _recorded(ctx: StageContext, stage: str, offset: int = 0) -> dict[str, float]:
+    """Figures of a stage by name."""
+    rows = ctx.table(Metric, stage, offset)
+    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+
+def _column(ctx: StageContext, row_type: type[Row], stage: str, name: str) -> list[str]:
+    values: list[str] = ctx.table(row_type, stage)[name].to_pylist()
+    return values
