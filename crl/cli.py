@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from crl.commands import approve, bank, doctor, evaluate, mend, report, sql, status, train
+from crl.commands import approve, bank, compare, doctor, evaluate, mend, report, sql, status, train
 from crl.errors import CrlError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("resume")(train.resume)
+app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)
 app.command("status")(status.status)

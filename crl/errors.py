@@ -155,6 +155,10 @@ class NotDeepSpeed(CrlError):
     """An RL update did not run on a DeepSpeedEngine. A silent fallback is an error (never a warning)."""
 
 
+class StudyIncomplete(CrlError):
+    """Some runs of a study failed; `found` names them. The others are finished and in its table."""
+
+
 def _subclasses(cls: type[CrlError]) -> dict[str, type[CrlError]]:
     found = {cls.__name__: cls}
     for child in cls.__subclasses__():

@@ -20,10 +20,11 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
-    its content becomes part of the method. Raises BadInput naming file, key, what was found and what was expected.
+    its content becomes part of the method. A family with `repeat: 8` is eight families; `{index}` in its texts is their
+    number. Raises BadInput naming file, key, what was found and what was expected.
     """
     path = Path(path)
-    return parse_experiment(_read_yaml(path), overrides, base=path.parent, where=str(path))
+    return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
 
 
 def parse_experiment(
@@ -37,10 +38,10 @@ def parse_experiment(
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
     try:
-        return Experiment.model_validate(_with_prompts(data, base, where))
+        return Experiment.model_validate(_with_families(_with_prompts(data, base, where), where))
     except ValidationError as error:
         raise BadInput(
-            f"{where} is not a valid experiment:\n" + "\n".join(_readable(item) for item in error.errors()),
+            f"{where} is not a valid experiment:\n" + "\n".join(readable(item) for item in error.errors()),
             next_step="correct the keys named above; every field is described in crl/config/",
         ) from None
 
@@ -52,7 +53,8 @@ def runs_root(experiment: Experiment | None = None) -> Path:
     return Path(os.environ.get("CRL_RUNS", "runs"))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML file. Raises BadInput where there is none, naming the files that lie beside it."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -74,8 +76,35 @@ def _with_prompts(data: dict[str, Any], base: Path, where: str) -> dict[str, Any
     method = data.get("method")
     if not isinstance(method, dict) or not isinstance(method.get("prompts"), str):
         return data
-    prompts = _read_yaml(_find_prompts(method["prompts"], base, where))
+    prompts = read_yaml(find_prompts(method["prompts"], base, where))
     return {**data, "method": {**method, "prompts": prompts}}
+
+
+def _with_families(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """The data with every family that has a `repeat` written out: as many families, `{index}` in texts being 0, 1, …"""
+    method = data.get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("families"), list):
+        return data
+    families: list[Any] = []
+    for family in method["families"]:
+        if not isinstance(family, dict) or "repeat" not in family:
+            families.append(family)
+            continue
+        count, rest = family["repeat"], {key: value for key, value in family.items() if key != "repeat"}
+        if not isinstance(count, int) or not 1 <= count <= 1000:
+            raise BadInput(
+                f"method.families: repeat is {count!r}", expected="a whole number from 1 to 1000", where=where
+            )
+        families += [_indexed(rest, index) for index in range(count)]
+    return {**data, "method": {**method, "families": families}}
+
+
+def _indexed(value: Any, index: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _indexed(item, index) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_indexed(item, index) for item in value]
+    return value.replace("{index}", str(index)) if isinstance(value, str) else value
 
 
 def _value(dotted: str, value: Any) -> Any:
@@ -90,7 +119,8 @@ def _value(dotted: str, value: Any) -> Any:
         ) from None
 
 
-def _find_prompts(name: str, base: Path, where: str) -> Path:
+def find_prompts(name: str, base: Path, where: str) -> Path:
+    """The prompt file of a name: in `prompts/` of the folder given or of a parent. Raises BadInput."""
     places = [folder / "prompts" / f"{name}.yaml" for folder in (base, *base.resolve().parents[:2])]
     for place in places:
         if place.is_file():
@@ -126,10 +156,11 @@ def _list_index(key: str, listed: list[Any], dotted: str) -> int:
     return int(key)
 
 
-def _readable(item: Any) -> str:
+def readable(item: Any, model: type[BaseModel] = Experiment) -> str:
+    """One error of pydantic in words: the key, what is wrong with it, and for an unknown key the nearest known one."""
     place = ".".join(str(part) for part in item["loc"]) or "(top level)"
     if item["type"] == "extra_forbidden":
-        known = _fields_at(item["loc"][:-1])
+        known = _fields_at(item["loc"][:-1], model)
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
         return f"  {place}: unknown key{hint}"
@@ -138,11 +169,11 @@ def _readable(item: Any) -> str:
     return f"  {place}: {item['msg'].removeprefix('Value error, ')}{shown}"
 
 
-def _fields_at(location: tuple[Any, ...]) -> list[str]:
+def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
     """Field names of the model at a location, walking annotations; tags of a discriminated union are part of it."""
     import typing
 
-    candidates: list[Any] = [Experiment]
+    candidates: list[Any] = [root]
     for part in location:
         following: list[Any] = []
         for model in candidates:

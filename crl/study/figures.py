@@ -1,0 +1,121 @@
+"""What the record of one run says, as far as a study asks: success at every evaluation, episodes, extractor health.
+
+Only tables of the record are read, each held against its manifest. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
+
+from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.records import Distillation, Episode, Evaluation, Metric
+from crl.run.directory import RunDirectory
+
+EVALUATE, COLLECT, HEALTH = "evaluate", "collect", "health"
+"""Stages that tables are read of."""
+NOTES_TRUE, COVERAGE = "notes_true", "coverage"
+"""Names of metrics of stage `health`, where the environment knows the truth."""
+
+
+class Rate(BaseModel):
+    """Successes of a number of held-out episodes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    successes: int
+    episodes: int
+
+    @property
+    def value(self) -> float:
+        """The share that was won."""
+        return self.successes / self.episodes
+
+
+class RunFigures(BaseModel):
+    """One run of a study."""
+
+    model_config = ConfigDict(frozen=True)
+
+    with_bank: dict[int, Rate]
+    """Held-out success by round. Where the bank is still empty there is nothing to show: it is that without the bank.
+    Empty for a run that never had a bank."""
+    without_bank: dict[int, Rate]
+    episodes: dict[int, int]
+    """Training episodes up to and including each round, those of warm-up rounds too."""
+    outputs: int
+    """Extractor outputs of all rounds."""
+    malformed: int
+    returned: int
+    """Outputs that say `return`: nothing is to be learned."""
+    notes_true: float | None
+    """Share of the bank that is true after the last round; None where nothing knows the truth."""
+    coverage: float | None
+    """Share of task families with a true note after the last round."""
+
+    def success(self, *, bank: bool) -> dict[int, float]:
+        """Held-out success by round."""
+        return {number: rate.value for number, rate in (self.with_bank if bank else self.without_bank).items()}
+
+
+def success_of(run: RunDirectory, round_number: int) -> dict[str, float]:
+    """Held-out success of a round by arm of the evaluation; empty where it was not evaluated."""
+    return {arm: rate.value for arm, rate in _rates(run, round_number).items()}
+
+
+def read_run(path: Path, rounds: int) -> RunFigures:
+    """The figures of a run up to round `rounds`. Raises RecordDamaged, RunDirectoryUnusable."""
+    run = RunDirectory.open(path)
+    numbers = [number for number in run.rounds() if number <= rounds]
+    rates = {number: found for number in numbers if (found := _rates(run, number))}
+    without = {number: found[WITHOUT_BANK] for number, found in rates.items()}
+    has_bank = any(WITH_BANK in found for found in rates.values())
+    verdicts = _verdicts(run, numbers)
+    health = _metrics(run, numbers[-1]) if numbers else {}
+    return RunFigures(
+        with_bank={number: found.get(WITH_BANK, without[number]) for number, found in rates.items()}
+        if has_bank
+        else {},
+        without_bank=without,
+        episodes=_episodes(run, numbers),
+        outputs=sum(verdicts.values()),
+        malformed=verdicts.get("malformed", 0),
+        returned=verdicts.get("return", 0),
+        notes_true=health.get(NOTES_TRUE),
+        coverage=health.get(COVERAGE),
+    )
+
+
+def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
+    if not run.is_complete(number, EVALUATE):
+        return {}
+    table = run.read(number, EVALUATE, Evaluation)
+    counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count")]).to_pylist()
+    return {row["arm"]: Rate(successes=row["success_sum"], episodes=row["success_count"]) for row in counted}
+
+
+def _episodes(run: RunDirectory, numbers: list[int]) -> dict[int, int]:
+    total, found = 0, {}
+    for number in numbers:
+        if number > 0 and run.is_complete(number, COLLECT):
+            total += run.manifest(number, COLLECT).rows().get(Episode.table, 0)
+        found[number] = total
+    return found
+
+
+def _verdicts(run: RunDirectory, numbers: list[int]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for number in numbers:
+        for stage in ("distill", "merge"):
+            if number > 0 and run.is_complete(number, stage):
+                for each in pc.value_counts(run.read(number, stage, Distillation)["verdict"]).to_pylist():
+                    counts[each["values"]] = counts.get(each["values"], 0) + each["counts"]
+    return counts
+
+
+def _metrics(run: RunDirectory, number: int) -> dict[str, float]:
+    if not run.is_complete(number, HEALTH):
+        return {}
+    return {row["name"]: row["value"] for row in run.read(number, HEALTH, Metric).to_pylist()}

@@ -1,0 +1,65 @@
+"""The files of a study's result: `study.json`, `study.md` and `results.parquet` in its directory. All derived.
+
+They are made from the runs' records at any time, hold no times, and are the same again from the same records.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crl.run.files import write_atomically
+from crl.study.results import Figures, StudyResult
+from crl.study.table import study_markdown
+
+JSON, MARKDOWN, PARQUET = "study.json", "study.md", "results.parquet"
+SCHEMA = pa.schema(
+    [
+        ("arm", pa.string()),
+        ("seed", pa.int64()),
+        ("round", pa.int64()),
+        ("bank", pa.bool_()),
+        ("successes", pa.int64()),
+        ("episodes", pa.int64()),
+        ("success", pa.float64()),
+        ("training_episodes", pa.int64()),
+    ]
+)
+"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes`."""
+
+
+def write_results(directory: Path, result: StudyResult, figures: Figures) -> list[Path]:
+    """Write all three, each whole or not at all. Raises DiskFull."""
+    contents = {
+        JSON: result.model_dump_json(indent=1).encode() + b"\n",
+        MARKDOWN: study_markdown(result).encode(),
+        PARQUET: _parquet(figures),
+    }
+    for name, content in contents.items():
+        write_atomically(directory / name, content)
+    return [directory / name for name in contents]
+
+
+def _parquet(figures: Figures) -> bytes:
+    rows = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "round": number,
+            "bank": bank,
+            "successes": rate.successes,
+            "episodes": rate.episodes,
+            "success": rate.value,
+            "training_episodes": run.episodes[number],
+        }
+        for arm, runs in figures.items()
+        for seed, run in runs.items()
+        for bank, rates in ((True, run.with_bank), (False, run.without_bank))
+        for number, rate in rates.items()
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
+    return buffer.getvalue()

@@ -1,0 +1,182 @@
+"""The result of a study: each arm over its seeds, and paired differences. From the runs' records and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from crl.study.config import Study
+from crl.study.figures import RunFigures, read_run
+from crl.study.plan import PlannedRun
+from crl.study.statistics import Interval, Reached, area, final, first_at, interval, median_reached, paired
+
+
+class Difference(BaseModel):
+    """An arm less a reference, seed by seed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arm: str
+    reference: str
+    with_bank: Interval | None
+    """The arm with its bank, less the reference with its bank where it has one, else without. None: no bank."""
+    without_bank: Interval | None
+    """Both without a bank."""
+    equal_episodes: bool
+    """Whether every pair of runs trained on as many episodes."""
+
+
+class Success(BaseModel):
+    """An arm's held-out success, with its bank or without."""
+
+    model_config = ConfigDict(frozen=True)
+
+    final: dict[int, float]
+    """By seed: the mean of the last evaluations."""
+    mean: Interval
+    area: Interval | None
+    """Mean success over the rounds. None where there is one evaluation only."""
+    rounds_to_level: Reached
+    episodes_to_level: Reached
+
+
+class ArmResult(BaseModel):
+    """One arm over the seeds whose runs are finished."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arm: str
+    title: str
+    switch: str | None
+    rounds: int
+    seeds: list[int]
+    """Seeds it is to be reported on."""
+    finished: list[int]
+    """Those of them that figures are about."""
+    with_bank: Success | None
+    """None for an arm without a bank."""
+    without_bank: Success | None
+    """None while no run is finished."""
+    episodes: dict[int, int]
+    """Training episodes by seed, warm-up rounds included."""
+    malformed: Interval | None
+    """Share of extractor outputs of all rounds that are malformed."""
+    returned: Interval | None
+    notes_true: Interval | None
+    """Share of the last bank that is true, where the environment knows."""
+    coverage: Interval | None
+
+
+class StudyResult(BaseModel):
+    """What `study.json` holds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    question: str
+    level: float
+    last: int
+    tuned_on: list[int]
+    reported_on: list[int]
+    arms: list[ArmResult]
+    differences: list[Difference]
+
+    @property
+    def unfinished(self) -> int:
+        """Runs that are missing."""
+        return sum(len(arm.seeds) - len(arm.finished) for arm in self.arms)
+
+
+Figures = dict[str, dict[int, RunFigures]]
+"""Of the finished runs, by arm and seed."""
+
+
+def read_figures(runs: Sequence[PlannedRun]) -> Figures:
+    """Read every run that is finished. Raises RecordDamaged naming the file."""
+    found: Figures = {}
+    for planned in runs:
+        if planned.is_finished():
+            found.setdefault(planned.arm, {})[planned.seed] = read_run(planned.path, planned.rounds)
+    return found
+
+
+def summarise_study(study: Study, figures: Figures) -> StudyResult:
+    """Means, intervals and differences. Pure: the same figures give the same result."""
+    arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
+    by_name = {arm.arm: arm for arm in arms}
+    differences = [
+        difference
+        for arm in arms
+        for reference in study.references_of(arm.arm)
+        if (difference := _difference(arm, by_name[reference])) is not None
+    ]
+    reported = sorted({seed for name in study.arms for seed in study.seeds_of(name)})
+    return StudyResult(
+        name=study.name,
+        question=study.question,
+        level=study.level,
+        last=study.last,
+        tuned_on=study.tuned_on,
+        reported_on=reported,
+        arms=arms,
+        differences=differences,
+    )
+
+
+def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
+    has_bank = any(run.with_bank for run in runs.values())
+    return ArmResult(
+        arm=name,
+        title=study.title_of(name),
+        switch=study.arms[name].switch,
+        rounds=study.rounds_of(name),
+        seeds=study.seeds_of(name),
+        finished=[seed for seed in study.seeds_of(name) if seed in runs],
+        with_bank=_success(study, runs, bank=True) if has_bank else None,
+        without_bank=_success(study, runs, bank=False) if runs else None,
+        episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
+        malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
+        returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
+        notes_true=_mean(runs, lambda run: run.notes_true),
+        coverage=_mean(runs, lambda run: run.coverage),
+    )
+
+
+def _success(study: Study, runs: Mapping[int, RunFigures], *, bank: bool) -> Success:
+    # A run whose bank stayed empty to its end has no experience to show: it is that without the bank.
+    curves = {seed: run.success(bank=bank) or run.success(bank=False) for seed, run in runs.items()}
+    finals = {seed: final(curve, study.last) for seed, curve in curves.items()}
+    areas = [found for curve in curves.values() if (found := area(curve)) is not None]
+    reached = {seed: first_at(curve, study.level) for seed, curve in curves.items()}
+    episodes = [None if number is None else runs[seed].episodes[number] for seed, number in reached.items()]
+    return Success(
+        final=finals,
+        mean=interval(list(finals.values())),
+        area=interval(areas) if areas else None,
+        rounds_to_level=median_reached(list(reached.values())),
+        episodes_to_level=median_reached(episodes),
+    )
+
+
+def _difference(arm: ArmResult, reference: ArmResult) -> Difference | None:
+    if arm.without_bank is None or reference.without_bank is None:
+        return None
+    without = paired(arm.without_bank.final, reference.without_bank.final)
+    if without is None:
+        return None
+    against = reference.with_bank or reference.without_bank
+    return Difference(
+        arm=arm.arm,
+        reference=reference.arm,
+        with_bank=None if arm.with_bank is None else paired(arm.with_bank.final, against.final),
+        without_bank=without,
+        equal_episodes=all(
+            arm.episodes[seed] == reference.episodes[seed] for seed in arm.finished if seed in reference.episodes
+        ),
+    )
+
+
+def _mean(runs: Mapping[int, RunFigures], of: Callable[[RunFigures], float | None]) -> Interval | None:
+    values = [value for run in runs.values() if (value := of(run)) is not None]
+    return interval(values) if values else None
