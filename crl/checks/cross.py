@@ -6,18 +6,8 @@ tables they speak of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class CrossRule:
-    """One rule; `violations` selects (row, id) from the tables, which have their rows numbered in `row`."""
-
-    rule: str
-    tables: tuple[str, ...]
-    """The first is the one whose rows are named."""
-    violations: str
-
+from crl.checks.reward_rules import REWARD_CROSS_RULES
+from crl.checks.suite import CrossRule
 
 CROSS_RULES: tuple[CrossRule, ...] = (
     CrossRule(
@@ -163,4 +153,5 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "SELECT b.row, b.generation_id AS id FROM buffer b ANTI JOIN samples s USING (generation_id) "
         "WHERE b.status = 'selected'",
     ),
+    *REWARD_CROSS_RULES,
 )

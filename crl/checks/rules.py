@@ -7,8 +7,8 @@ seen by SQL: `summaries.py` turns them into counts (`n_tokens`, `trained`, `posi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from crl.checks.reward_rules import REWARD_SUITES
+from crl.checks.suite import Suite, sha256, together, unique
 from crl.records import (
     Approval,
     BankChange,
@@ -37,35 +37,6 @@ from crl.records import (
     Weights,
 )
 
-
-@dataclass(frozen=True)
-class Suite:
-    """The rules of one record type."""
-
-    key: tuple[str, ...]
-    """Columns that together are unique; they also name a row in messages."""
-    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Allowed values by column."""
-    ranges: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Smallest and largest value by column."""
-    rows: dict[str, str] = field(default_factory=dict)
-    """SQL predicate by the sentence it stands for."""
-
-
-def _sha256(column: str) -> str:
-    return f"regexp_full_match({column}, '[0-9a-f]{{64}}')"
-
-
-def _together(*columns: str) -> str:
-    """All of the columns are null, or none is."""
-    first, *others = columns
-    return " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
-
-
-def _unique(*columns: str) -> str:
-    return f"count(*) OVER (PARTITION BY {', '.join(columns)}) = 1"
-
-
 _ROLES = ("actor", "extractor")
 _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
 _QUESTION_REASONS = (
@@ -83,10 +54,10 @@ _TOKEN_ROWS = {
 _ENTRY_ROWS = {
     "ids are not empty": "entry_id <> '' AND family <> '' AND operation_id <> '' AND distillation_id <> ''"
     " AND generation_id <> ''",
-    "content_digest is a SHA-256": _sha256("content_digest"),
+    "content_digest is a SHA-256": sha256("content_digest"),
     "text and embedding lie in the bank": "segment LIKE 'bank/%' AND embedding_file LIKE 'bank/%'",
     "updated no earlier than created": "updated_round >= created_round",
-    "age order is unique": _unique('"order"'),
+    "age order is unique": unique('"order"'),
     "an entry derives from some episode": "len(episode_ids) > 0",
     "an entry is not its own parent": "NOT list_contains(parents, entry_id)",
 }
@@ -99,7 +70,7 @@ SUITES: dict[type[Row], Suite] = {
         rows={
             "ids are not empty": "episode_id <> '' AND family <> ''",
             "round, group and member are not negative": 'round >= 0 AND "group" >= 0 AND member >= 0',
-            "a place in a group is planned once": _unique('"group"', "member"),
+            "a place in a group is planned once": unique('"group"', "member"),
             "a group shares one environment seed": 'min(environment_seed) OVER g = max(environment_seed) OVER g',
             "a group is of one family": "min(family) OVER g = max(family) OVER g",
             "the query is not empty": "query <> ''",
@@ -110,11 +81,11 @@ SUITES: dict[type[Row], Suite] = {
         ranges={"similarity": (-1.0001, 1.0001), "rank": (0, None)},
         rows={
             "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
-            "content_digest is a SHA-256": _sha256("content_digest"),
+            "content_digest is a SHA-256": sha256("content_digest"),
             "every term of eq. 6 is finite": "isfinite(similarity) AND isfinite(rank_score) AND isfinite(score)",
             "count is not negative": "count >= 0",
             "the bank is not newer than the round": "bank_round <= round",
-            "ranks of an episode differ": _unique("episode_id", "rank"),
+            "ranks of an episode differ": unique("episode_id", "rank"),
             "at most one candidate of an episode is chosen": (
                 "NOT chosen OR sum(chosen::INT) OVER (PARTITION BY episode_id) = 1"
             ),
@@ -134,9 +105,9 @@ SUITES: dict[type[Row], Suite] = {
         ranges={"turns": (0, None)},
         rows={
             "ids are not empty": "episode_id <> '' AND generation_id <> '' AND family <> ''",
-            "an episode has its own token record": _unique("generation_id"),
+            "an episode has its own token record": unique("generation_id"),
             "guided means that an experience was shown": "guided = (entry_id IS NOT NULL) AND "
-            + _together("entry_id", "content_digest", "experience"),
+            + together("entry_id", "content_digest", "experience"),
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
@@ -161,12 +132,12 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Generation: Suite(
         key=("generation_id",),
-        sets={"role": _ROLES, "kind": ("episode", "ask", "distill", "merge")},
+        sets={"role": _ROLES, "kind": ("episode", "critic", "ask", "distill", "merge")},
         rows={
             "ids are not empty": "generation_id <> '' AND stage <> '' AND stop_reason <> ''",
-            "weights_digest is a SHA-256": _sha256("weights_digest"),
+            "weights_digest is a SHA-256": sha256("weights_digest"),
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
-            "an actor plays episodes, an extractor does not": "(role = 'actor') = (kind = 'episode')",
+            "an actor plays and judges, an extractor does not": "(role = 'actor') = (kind IN ('episode', 'critic'))",
             **_TOKEN_ROWS,
         },
     ),
@@ -177,12 +148,12 @@ SUITES: dict[type[Row], Suite] = {
         rows={
             "ids are not empty": "question_id <> '' AND episode_id <> '' AND family <> ''",
             "the id names the episode": "starts_with(question_id, 'q-' || episode_id || '-')",
-            "a turn asks once": _unique("episode_id", "turn"),
+            "a turn asks once": unique("episode_id", "turn"),
             "ok means that there is an answer": "(reason_code = 'ok') = (answer IS NOT NULL)",
             "an answer was sampled": "answer IS NULL OR (generation_id IS NOT NULL AND trim(answer) <> '')",
             "an answer comes from an entry": "generation_id IS NULL OR entry_id IS NOT NULL",
-            "an entry comes with its version and similarity": _together("entry_id", "content_digest", "similarity"),
-            "content_digest is a SHA-256": f"content_digest IS NULL OR {_sha256('content_digest')}",
+            "an entry comes with its version and similarity": together("entry_id", "content_digest", "similarity"),
+            "content_digest is a SHA-256": f"content_digest IS NULL OR {sha256('content_digest')}",
         },
     ),
     StrippedContext: Suite(
@@ -203,7 +174,7 @@ SUITES: dict[type[Row], Suite] = {
         },
         rows={
             "ids are not empty": "distillation_id <> '' AND generation_id <> '' AND family <> '' AND reason_code <> ''",
-            "an output is accounted for once": _unique("generation_id"),
+            "an output is accounted for once": unique("generation_id"),
             "a distillation has its episode, a merge its entries": (
                 "(kind = 'distill') = (episode_id IS NOT NULL) AND (kind = 'distill' OR len(source_entry_ids) > 0)"
             ),
@@ -231,7 +202,7 @@ SUITES: dict[type[Row], Suite] = {
         key=("round",),
         ranges={"entries": (0, None), "changed": (0, None), "removed": (0, None), "changes_since_base": (0, None)},
         rows={
-            "digest is 64 hexadecimal digits": _sha256("digest"),
+            "digest is 64 hexadecimal digits": sha256("digest"),
             "a base lies in this round or before it": "base_round BETWEEN 0 AND round",
             "after a base nothing has changed yet": "base_round < round OR changes_since_base = 0",
         },
@@ -265,7 +236,7 @@ SUITES: dict[type[Row], Suite] = {
         rows={
             "ids are not empty": "family <> '' AND generation_id <> '' AND source_experiment <> ''"
             " AND source_family <> ''",
-            "digests are SHA-256": f"{_sha256('content_digest')} AND {_sha256('source_snapshot')}",
+            "digests are SHA-256": f"{sha256('content_digest')} AND {sha256('source_snapshot')}",
             "the id names where it comes from": (
                 "entry_id = source_experiment || '-r' || printf('%04d', source_round) || '-' || source_entry_id"
             ),
@@ -292,9 +263,9 @@ SUITES: dict[type[Row], Suite] = {
         ranges={"free_mean": (-1, 1)},
         rows={
             "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
-            "content_digest is a SHA-256": _sha256("content_digest"),
+            "content_digest is a SHA-256": sha256("content_digest"),
             "an outcome is +1 or -1": "outcome IN (-1, 1)",
-            "the difference is taken where there are free twins": _together("free_mean", "guided_minus_free"),
+            "the difference is taken where there are free twins": together("free_mean", "guided_minus_free"),
             "the difference is outcome minus free mean": (
                 "guided_minus_free IS NULL OR abs(guided_minus_free - (outcome - free_mean)) < 1e-9"
             ),
@@ -315,8 +286,8 @@ SUITES: dict[type[Row], Suite] = {
         rows={
             "ids are not empty": "generation_id <> ''",
             "counts are not negative": "uses >= 0 AND train_count >= 0",
-            "the sum of outcomes is at most the uses": (
-                "isfinite(score_sum) AND (kind <> 'used' OR abs(score_sum) <= uses + 1e-9)"
+            "the sum of rewards is at most three a use": (  # s_c 1, and guided minus free 2
+                "isfinite(score_sum) AND (kind <> 'used' OR abs(score_sum) <= 3 * uses + 1e-9)"
             ),
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
@@ -340,7 +311,7 @@ SUITES: dict[type[Row], Suite] = {
         sets={"role": (*_ROLES, "embedder")},
         ranges={"updates": (0, None)},
         rows={
-            "digests are SHA-256": f"{_sha256('base_digest')} AND {_sha256('weights_digest')}",
+            "digests are SHA-256": f"{sha256('base_digest')} AND {sha256('weights_digest')}",
             "updated weights have a checkpoint": "updates = 0 OR checkpoint IS NOT NULL",
             "a checkpoint lies inside the record": "checkpoint IS NULL OR checkpoint LIKE 'rounds/%'",
         },
@@ -366,6 +337,7 @@ SUITES: dict[type[Row], Suite] = {
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
         },
     ),
+    **REWARD_SUITES,
 }  # fmt: skip
 
 WINDOWS: dict[type[Row], str] = {Task: 'WINDOW g AS (PARTITION BY "group")'}

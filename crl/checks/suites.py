@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.checks.cross import CROSS_RULES
-from crl.checks.rules import SUITES, WINDOWS, Suite
+from crl.checks.rules import SUITES, WINDOWS
+from crl.checks.suite import Suite
 from crl.checks.summaries import summarise
 from crl.errors import DataCheckFailed
 from crl.records import ROW_TYPES, Row

@@ -17,7 +17,17 @@ from crl.records.bank import (
     Operation,
 )
 from crl.records.base import Row, rows_of, rows_with, schema_of, table_of, vectors_of
-from crl.records.learning import BufferItem, Credit, EntryScore, Metric, Sample, Weights
+from crl.records.judging import Judgement, SuccessRate
+from crl.records.learning import (
+    BufferItem,
+    Credit,
+    EntryScore,
+    EntryUsefulness,
+    Metric,
+    Sample,
+    UseReward,
+    Weights,
+)
 from crl.records.play import (
     QUESTION,
     Episode,
@@ -34,13 +44,14 @@ from crl.records.play import (
 ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, Distillation, Operation,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
-    Sample, Weights, Metric, Evaluation,
+    Sample, Weights, Metric, Evaluation, Judgement, SuccessRate, UseReward, EntryUsefulness,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
     "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot",
-    "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "Episode", "Evaluation", "Generation",
-    "ImportedEntry", "Metric", "Operation", "Question", "Retrieval", "RetrievalCount", "Row", "Sample",
-    "StrippedContext", "Task", "Turn", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
+    "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation",
+    "Generation", "ImportedEntry", "Judgement", "Metric", "Operation", "Question", "Retrieval", "RetrievalCount", "Row",
+    "Sample", "StrippedContext", "SuccessRate", "Task", "Turn", "UseReward", "Weights", "rows_of", "rows_with",
+    "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

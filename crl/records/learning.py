@@ -25,6 +25,32 @@ class Credit(Row):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UseReward(Row):
+    """What one use of an experience earned for the output that wrote it, where that is not its outcome alone."""
+
+    table: ClassVar[str] = "use_rewards"
+    round: A[int, "round of the use"]
+    episode_id: A[str, "episode the experience was used for"]
+    entry_id: A[str, "entry that was used"]
+    generation_id: A[str, "extractor output that wrote the version used"]
+    basis: A[str, "what r is: outcome, guided_minus_free or usefulness; none where the experience was rejected"]
+    outcome: A[float | None, "+1 success, -1 failure; null where the experience was rejected"]
+    usefulness: A[float | None, "running usefulness of the entry after this use; null where r is another"]
+    critic_score: A[float | None, "s_c of eq. 8; null where nobody judged, or the verdict was malformed"]
+    reward: A[float, "s_c + r (eq. 8): what the output earned"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EntryUsefulness(Row):
+    """Running usefulness of an entry: the mean of its outcomes, in which the latest weigh most."""
+
+    table: ClassVar[str] = "entry_usefulness"
+    entry_id: A[str, "bank entry"]
+    uses: A[int, "outcomes so far"]
+    usefulness: A[float, "mean of +1 / -1 over them, an outcome n uses ago weighing decay^n"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryScore(Row):
     """Cumulative usefulness of an entry."""
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.checks.cross import CROSS_RULES
-from crl.checks.rules import SUITES, Suite
+from crl.checks.rules import SUITES
+from crl.checks.suite import Suite
 from crl.run.directory import complete_stages
 from crl.run.manifest import Manifest, key_of
 

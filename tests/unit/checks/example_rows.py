@@ -183,6 +183,40 @@ def credit() -> dict[type[Row], list[Row]]:
     return {r.Credit: credits, r.EntryScore: scores, r.BufferItem: buffer, r.Sample: samples}
 
 
+def judge() -> dict[type[Row], list[Row]]:
+    """The actor-critic: two experiences accepted, one rejected, one verdict that is none."""
+    verdicts = (("accept", 1.0), ("refine", 0.5), ("reject", 0.0), ("malformed", None))
+    rows = [
+        r.Judgement(
+            episode_id=_episode(i), round=1, family="room", entry_id="e0", content_digest=SHA, generation_id=f"c{i}",
+            success_rate=0.5, verdict=verdict, reason_code="ok" if score is not None else "no_verdict", score=score,
+            text=None if verdict == "reject" else "go east",
+        )
+        for i, (verdict, score) in enumerate(verdicts)
+    ]  # fmt: skip
+    generations = [_generation(f"c{i}", "actor", "critic", "judge") for i in range(4)]
+    return {
+        r.Generation: generations,
+        r.Judgement: rows,
+        r.SuccessRate: [r.SuccessRate(family="room", episodes=8, successes=4)],
+    }
+
+
+def reward() -> dict[type[Row], list[Row]]:
+    """Credit where a use earns more than its outcome: the first by guided minus free, the third was rejected."""
+    rows = [
+        r.UseReward(
+            round=1, episode_id=_episode(i), entry_id="e0", generation_id="x0", basis=basis, outcome=outcome,
+            usefulness=0.2 if basis == "usefulness" else None, critic_score=score, reward=earned,
+        )
+        for i, (basis, outcome, score, earned) in enumerate(
+            [("guided_minus_free", 1.0, 0.5, 1.5), ("usefulness", -1.0, None, 0.2), ("none", None, 0.0, 0.0)]
+        )
+    ]  # fmt: skip
+    usefulness = [r.EntryUsefulness(entry_id="e0", uses=2, usefulness=0.2)]
+    return {r.Credit: credit()[r.Credit], r.UseReward: rows, r.EntryUsefulness: usefulness}
+
+
 def _sample(name: str, role: str, objective: str, generation: str) -> r.Sample:
     return r.Sample(
         sample_id=name, round=1, role=role, objective=objective, source="0001/collect", generation_id=generation,
@@ -213,4 +247,4 @@ def evaluate() -> dict[type[Row], list[Row]]:
     return {r.Evaluation: rows}
 
 
-STAGES = (initialise, plan, collect, distill, approve, consolidate, credit, update, evaluate)
+STAGES = (initialise, plan, judge, collect, distill, approve, consolidate, credit, reward, update, evaluate)

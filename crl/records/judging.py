@@ -1,0 +1,37 @@
+"""Rows of the actor-critic (eq. 8): what the actor said of the experiences it was given, and how well it knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated as A
+from typing import ClassVar
+
+from crl.records.base import Row
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement(Row):
+    """The actor's verdict on the experience that was retrieved for an episode, before it was played."""
+
+    table: ClassVar[str] = "judgements"
+    episode_id: A[str, "episode the experience was retrieved for"]
+    round: A[int, "round of the episode"]
+    family: A[str, "task family of the episode"]
+    entry_id: A[str, "entry that was judged"]
+    content_digest: A[str, "version of that entry"]
+    generation_id: A[str, "token record of the verdict (role actor, kind critic)"]
+    success_rate: A[float | None, "the actor's success rate on the family so far, as it was told; null: unknown"]
+    verdict: A[str, "accept, refine, reject or malformed"]
+    reason_code: A[str, "ok, or why the verdict is malformed: the experience is then shown as it is"]
+    score: A[float | None, "s_c of eq. 8: 1 accept, 0.5 refine, 0 reject; null where malformed"]
+    text: A[str | None, "experience that guides the episode; null where it was rejected: the episode is then free"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessRate(Row):
+    """Cumulative success of the actor on a task family before a round, over the episodes of all rounds so far."""
+
+    table: ClassVar[str] = "success_rates"
+    family: A[str, "task family"]
+    episodes: A[int, "episodes so far; those that the environment broke are left out"]
+    successes: A[int, "how many of them were won"]
