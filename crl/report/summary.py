@@ -143,8 +143,9 @@ class _Figures:
         self._buffer = {
             row[0]: tuple(map(_whole, row[1:]))
             for row in fetch(
-                "SELECT stages.round, count_if(buffer.status = 'waiting'), count_if(buffer.status = 'selected'), "
-                "count_if(buffer.status = 'dropped') FROM stages "
+                # With FILTER, not count_if: that is NULL, and not 0, where every row is NULL.
+                "SELECT stages.round, count(*) FILTER (buffer.status = 'waiting'), "
+                "count(*) FILTER (buffer.status = 'selected'), count(*) FILTER (buffer.status = 'dropped') FROM stages "
                 "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
             )
         }
