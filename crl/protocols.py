@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.config import SamplingConfig
-from crl.records import Weights
+from crl.records import Generation, Weights
 
 
 class StopReason(StrEnum):
@@ -136,6 +136,41 @@ class Policy(Protocol):
 
     def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Session:
         """Start one row a prompt; what all rows, then rows of one group, share is read once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A question of an actor's, with what whoever answers may know (search-and-ask)."""
+
+    question_id: str
+    episode_id: str
+    family: str
+    goal: str
+    observation: str
+    """What the actor sees while it asks."""
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What came of an inquiry: an answer, or a reason code why there is none."""
+
+    reason_code: str
+    answer: str | None = None
+    """Text for the actor; None unless the reason code is ok."""
+    entry_id: str | None = None
+    content_digest: str | None = None
+    similarity: float | None = None
+    """Cosine of the question and the entry that was found."""
+    generation: Generation | None = None
+    """Token record of what was sampled; None where nothing was."""
+
+
+class Advisor(Protocol):
+    """Answers questions that actors ask while they play."""
+
+    def advise(self, inquiries: Sequence[Inquiry]) -> list[Advice]:
+        """One advice an inquiry, in their order; all of them are answered as one batch."""
 
 
 class Embedder(Protocol):

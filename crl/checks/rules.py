@@ -40,7 +40,7 @@ from crl.records import (
 _ROLES = ("actor", "extractor")
 _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
 _QUESTION_REASONS = (
-    "ok", "free_episode", "uses_spent", "empty", "too_long", "no_turn_left", "no_entry", "prompt_too_long", "no_answer",
+    "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
 )  # fmt: skip
 _TOKEN_ROWS = {
     "token_ids, loss_mask and logprobs have one length": "n_tokens = n_mask AND n_tokens = n_logprobs",

@@ -1,9 +1,10 @@
-"""Messages of the extractor's two prompts, from the experiment's prompt set.
+"""Messages of the extractor's prompts, from the experiment's prompt set.
 
 System text and first user message are templates; the few-shot exchanges between them are shown word for word.
 
     distill   {goal} {trajectory} {outcome} {experience} {max_operations} {max_characters}
     merge     {family} {entries} {max_characters}
+    ask       {goal} {observation} {question} {experience}
 
 `{experience}` is the text that guided the episode, or `none`. `{entries}` is one entry a line, counted from 1.
 """
@@ -16,11 +17,12 @@ from crl import templates
 from crl.config import DistillConfig, Method, PromptConfig, PromptSet
 from crl.errors import PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
-from crl.protocols import Chat
+from crl.protocols import Chat, Inquiry
 from crl.records import Episode, Turn
 
 DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
 MERGE_NAMES = ("family", "entries", "max_characters")
+ASK_NAMES = ("goal", "observation", "question", "experience")
 NO_EXPERIENCE = "none"
 
 Messages = list[dict[str, str]]
@@ -28,10 +30,7 @@ Messages = list[dict[str, str]]
 
 def check_prompts(prompts: PromptSet) -> None:
     """Raise BadInput, naming the prompt and its part, for a placeholder the extractor does not fill."""
-    for name, prompt, allowed in (
-        ("distill", prompts.distill, DISTILL_NAMES),
-        ("merge", prompts.merge, MERGE_NAMES),
-    ):
+    for name, prompt, allowed in _prompts(prompts):
         for part, template in (("system", prompt.system), ("first", prompt.first)):
             templates.check(template, allowed, where=f"prompts: {name}.{part}")
 
@@ -43,10 +42,7 @@ def check_room(chat: Chat, context: int, method: Method) -> None:
     """
     role = method.extractor
     room = min(context, role.context) - role.sampling.max_new_tokens
-    for name, prompt, names in (
-        ("distill", method.prompts.distill, DISTILL_NAMES),
-        ("merge", method.prompts.merge, MERGE_NAMES),
-    ):
+    for name, prompt, names in _prompts(method.prompts):
         needed = len(chat.opening(_messages(prompt, dict.fromkeys(names, ""))))
         if needed >= room:
             raise PromptTooLong(
@@ -80,9 +76,31 @@ def merge_messages(prompt: PromptConfig, family: str, texts: Sequence[str], conf
     return _messages(prompt, {"family": family, "entries": entries, "max_characters": str(config.max_characters)})
 
 
+def ask_messages(prompt: PromptConfig, inquiry: Inquiry, experience: str) -> Messages:
+    """The prompt to answer one question from the entry that was found for it."""
+    return _messages(
+        prompt,
+        {
+            "goal": inquiry.goal,
+            "observation": inquiry.observation,
+            "question": inquiry.question,
+            "experience": experience,
+        },
+    )
+
+
 def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
     """The messages as one readable text (column `prompt` of a generation)."""
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+
+
+def _prompts(prompts: PromptSet) -> list[tuple[str, PromptConfig, tuple[str, ...]]]:
+    """Each prompt that the extractor has, with the names it fills in."""
+    found: list[tuple[str, PromptConfig, tuple[str, ...]]] = [
+        ("distill", prompts.distill, DISTILL_NAMES),
+        ("merge", prompts.merge, MERGE_NAMES),
+    ]
+    return found if prompts.ask is None else [*found, ("ask", prompts.ask, ASK_NAMES)]
 
 
 def _messages(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:

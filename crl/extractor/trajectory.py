@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.records import Episode, Turn
+from crl.records import QUESTION, Episode, Turn
 
 _UNCHANGED = "(unchanged)"
 _CUT = " … "
@@ -55,6 +55,8 @@ def _pieces(turns: Sequence[Turn]) -> list[str]:
 def _done(turn: Turn) -> str:
     """What the actor wrote, and what was understood where that is not the same."""
     written = turn.output.strip()
+    if turn.valid and turn.action == QUESTION:
+        return f"{written} → answer: {(turn.feedback or '').strip()}"
     if turn.valid:
         return written if written == turn.action else f"{written} → {turn.action}"
     return f"{written} → invalid" + (f" ({turn.feedback.strip()})" if turn.feedback else "")

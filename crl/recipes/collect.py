@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from crl.recipes.asking import advisor_of
 from crl.recipes.bank_access import chosen_by_episode, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import Episode, Generation, Retrieval, StrippedContext, Task, Turn
+from crl.records import Episode, Generation, Question, Retrieval, StrippedContext, Task, Turn
 from crl.rollout.play import waves_of
 from crl.rollout.stripped import stripped_context
 
@@ -22,7 +23,8 @@ def collect_part(ctx: StageContext, part: int) -> None:
     wanted = {task.episode_id for task in tasks}
     chosen = chosen_by_episode([row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted])
     digests = {row.content_digest for row in chosen.values()}
-    texts = texts_of(ctx, ctx.bank(-1), digests)
+    bank = ctx.bank(-1)
+    texts = texts_of(ctx, bank, digests)
     weights = weights_of(ctx, "actor", -1)
     policy = ctx.services.policy("actor", weights)
     played = play(
@@ -31,10 +33,14 @@ def collect_part(ctx: StageContext, part: int) -> None:
         slots_of(tasks, chosen, texts),
         sampling=ctx.method.actor.sampling,
         weights_digest=weights.weights_digest,
+        advisor=advisor_of(ctx, bank, offset=-1, seed_of=lambda question_id: ctx.seed("ask", question_id)),
     )
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    answers = [answer for each in played for answer in each.answers]
+    ctx.write(Generation, [*(each.generation for each in played), *answers])
+    if ctx.method.rollout.search_and_ask is not None:
+        ctx.write(Question, [question for each in played for question in each.questions])
     if ctx.method.self_distillation is not None:
         guided = [each for each in played if each.episode.guided]
         ctx.write(StrippedContext, [stripped_context(policy.chat, each, ctx.method) for each in guided])

@@ -26,6 +26,7 @@ from crl.recipes import (
     update,
     warm_start,
 )
+from crl.recipes.asking import with_questions
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import (
     Approval,
@@ -169,7 +170,7 @@ _CHANGE_THE_BANK = frozenset({"distill", "merge", "approve"})
 def build(method: Method) -> Recipe:
     """The recipe a method names."""
     left_out = _LEFT_OUT[method.recipe]
-    stages = (
+    stages: tuple[Stage, ...] = (
         PLAN, COLLECT, DISTILL, MERGE, APPROVE, CONSOLIDATE, CREDIT, UPDATE_ACTOR, UPDATE_EXTRACTOR, HEALTH,
         EVALUATE,
     )  # fmt: skip
@@ -186,7 +187,7 @@ def build(method: Method) -> Recipe:
         preparation.append(WARM_START_EXTRACTOR)
     return Recipe(
         name=method.recipe.value,
-        preparation=(*preparation, EVALUATE),
+        preparation=tuple(_switched(each, method) for each in (*preparation, EVALUATE)),
         stages=tuple(stage for stage in stages if stage.name not in left_out),
         initial={
             "consolidate": "initialise",
@@ -211,4 +212,6 @@ def _switched(stage: Stage, method: Method) -> Stage:
     """The stage with what the method's switches let it read and write besides; as it is where they are off."""
     if stage.name == "collect" and method.self_distillation is not None:
         stage = dataclasses.replace(stage, writes=(*stage.writes, StrippedContext))
+    if stage.name in ("collect", "evaluate") and method.rollout.search_and_ask is not None:
+        stage = with_questions(stage)
     return stage

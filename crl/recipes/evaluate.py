@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.recipes.asking import advisor_of
 from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
@@ -67,6 +68,15 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
         sampling=sampling,
         weights_digest=weights.weights_digest,
         seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", episode_id.split("/")[-1]),
+        # Questions are answered as in training; they are no rows here and count nowhere.
+        advisor=advisor_of(
+            ctx,
+            bank,
+            offset=0,
+            seed_of=lambda question_id: seed_for(ctx.method.seed, "evaluation", "ask", question_id.split("/")[-1]),
+        )
+        if wave.arm == WITH_BANK
+        else None,
     )
     ctx.write(Evaluation, [_row(ctx, wave.arm, each) for each in played])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from crl.config import SamplingConfig
-from crl.protocols import Environment, Policy
+from crl.protocols import Advisor, Environment, Policy
 from crl.recipes.context import StageContext
 from crl.records import Retrieval, Task
 from crl.rollout.environments import MixedEnvironment
@@ -42,8 +42,12 @@ def play(
     weights_digest: str,
     seed_of: Callable[[str], np.random.SeedSequence] | None = None,
     environment: Environment | None = None,
+    advisor: Advisor | None = None,
 ) -> list[PlayedEpisode]:
-    """Play one wave, in the environment of its family (or of its families) unless another is given."""
+    """Play one wave, in the environment of its family (or of its families) unless another is given.
+
+    `advisor` answers the questions of guided episodes; without one they are offered none.
+    """
     return play_wave(
         policy,
         environment or environment_of(ctx, [slot.task.family for slot in slots]),
@@ -53,6 +57,7 @@ def play(
         sampling=sampling,
         weights_digest=weights_digest,
         stage=ctx.stage.name,
+        advisor=advisor,
         progress=lambda figures: ctx.progress(**figures),
     )
 

@@ -1,4 +1,4 @@
-"""From the actor's text to a legal action, or to none: never an error, whatever the text holds."""
+"""From the actor's text to a legal action, a question, or neither: never an error, whatever the text holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ ActionFormat = Literal["tag", "word"]
 
 # The body may not open another tag, so that `<action><action>north</action>` still names north.
 _TAG = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.IGNORECASE | re.DOTALL)
+
+_ASK_TAG = re.compile(r"<ask>((?:(?!<ask>).)*?)</ask>", re.IGNORECASE | re.DOTALL)
+# Tokenizers of whole words set the colon apart; a word that only ends in "ask" is none.
+_ASK_LINE = re.compile(r"^[ \t]*ASK[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 def _key(text: str) -> str:
@@ -43,3 +47,20 @@ def parse_action(text: str, actions: Sequence[str], action_format: ActionFormat)
         if action is not None:
             return action
     return None
+
+
+def parse_question(text: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
+    """The question that a text asks, blanks at its ends aside; None where it asks none. It may be empty.
+
+    A turn acts or asks. `tag`: `<ask>…</ask>` asks unless an action tag stands behind it: the last tag counts.
+    `word`: a line `ASK: …` asks unless a legal action is named before it: the first thing named counts.
+    """
+    if action_format == "tag":
+        asked = list(_ASK_TAG.finditer(text))
+        if not asked or any(found.start() > asked[-1].start() for found in _TAG.finditer(text)):
+            return None
+        return asked[-1].group(1).strip()
+    line = _ASK_LINE.search(text)
+    if line is None or parse_action(text[: line.start()], actions, "word") is not None:
+        return None
+    return line.group(1).strip()

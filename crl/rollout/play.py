@@ -4,34 +4,28 @@ A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unl
 session, which keeps the key-value cache between turns; a finished row is dropped from it. The token record of an
 episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is
 tokenised twice, and the mask is 1 exactly on the ids that were sampled. Rows are returned to the caller; no file is
-written here.
+written here. What becomes of a turn that asks a question (search-and-ask) is in `asking.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from crl.config import Method, SamplingConfig
 from crl.errors import PromptTooLong, StageFailed
-from crl.protocols import Environment, Policy, Sampled, Session, Start, Step, StopReason
-from crl.records import Episode, Generation, Task, Turn
+from crl.protocols import Advisor, Environment, Policy, Sampled, Session, Start, Step, StopReason
+from crl.records import QUESTION, Episode, Generation, Question, Task, Turn
 from crl.rollout.actions import parse_action
+from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import MixedEnvironment, step_or_error
+from crl.rollout.live import EpisodeSlot, LiveEpisode
 from crl.rollout.prompts import actor_messages, following_text, prompt_text
 
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSlot:
-    """A planned episode with what guides it. Without an `experience` it is free, whatever its slot was planned as."""
-
-    task: Task
-    entry_id: str | None = None
-    content_digest: str | None = None
-    experience: str | None = None
+__all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +37,9 @@ class PlayedEpisode:
     generation: Generation
     start: Start
     """What the environment said at reset."""
+    questions: list[Question]
+    answers: list[Generation]
+    """Token records of the answers that it got."""
 
 
 Progress = Callable[[dict[str, Any]], None]
@@ -65,45 +62,6 @@ def waves_of(tasks: Sequence[Task], wave_groups: int, *, mixed: bool = False) ->
     return waves
 
 
-@dataclass
-class _Row:
-    """One episode while it is played."""
-
-    slot: EpisodeSlot
-    start: Start
-    actions: tuple[str, ...]
-    observation: str
-    prompt: str
-    generator: np.random.Generator
-    token_ids: list[int]
-    loss_mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    invalid_actions: int = 0
-    success: bool = False
-    reward: float = 0.0
-    stop_reason: StopReason | None = None
-    error: str | None = None
-
-    def __post_init__(self) -> None:
-        self.loss_mask = [0] * len(self.token_ids)
-        self.logprobs = [0.0] * len(self.token_ids)
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Ids that the model read and did not write."""
-        self.token_ids.extend(token_ids)
-        self.loss_mask.extend([0] * len(token_ids))
-        self.logprobs.extend([0.0] * len(token_ids))
-
-    def append_sampled(self, sampled: Sampled) -> tuple[int, int]:
-        """Ids that the model wrote; their offsets (first, one past the last)."""
-        first = len(self.token_ids)
-        self.token_ids.extend(sampled.token_ids)
-        self.loss_mask.extend([1] * len(sampled.token_ids))
-        self.logprobs.extend(sampled.logprobs)
-        return first, len(self.token_ids)
-
-
 def play_wave(
     policy: Policy,
     environment: Environment,
@@ -114,6 +72,7 @@ def play_wave(
     sampling: SamplingConfig,
     weights_digest: str,
     stage: str,
+    advisor: Advisor | None = None,
     progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
     """Play every slot of a wave to its end, one turn of all live rows at a time; results in the order of the slots.
@@ -121,7 +80,8 @@ def play_wave(
     Each episode samples from its own stream `default_rng(seed_of(episode_id))`, so its tokens do not depend on which
     rows share its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode
     ends by success, failure or turn limit as the environment says, at the context limit where the next reply and a full
-    turn no longer fit, or by an error of the environment (kept, with a reason code and reward 0).
+    turn no longer fit, or by an error of the environment (kept, with a reason code and reward 0). With an `advisor`,
+    guided episodes are offered to ask, and their questions of one turn are answered as one batch.
 
     Raises PromptTooLong for a first prompt that leaves no room for a turn, StageFailed where the environment starts
     otherwise than planned or the session's length disagrees with the token record.
@@ -132,14 +92,14 @@ def play_wave(
         raise ValueError("a wave of several task families needs an environment of them all")
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     rows = [
-        _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling)
+        _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
         for slot, start in zip(slots, starts, strict=True)
     ]
     session = policy.open([row.token_ids for row in rows], [slot.task.group for slot in slots])
     live = list(range(len(rows)))
     while live:
         sampled = session.sample(live, {index: rows[index].generator for index in live}, sampling)
-        pieces = _turn(policy, environment, rows, live, sampled, method=method, sampling=sampling)
+        pieces = _turn(policy, environment, rows, live, sampled, method=method, sampling=sampling, advisor=advisor)
         finished = [index for index in live if rows[index].stop_reason is not None]
         live = [index for index in live if rows[index].stop_reason is None]
         if finished:
@@ -164,8 +124,10 @@ def _open_row(
     method: Method,
     seed_of: Callable[[str], np.random.SeedSequence],
     sampling: SamplingConfig,
-) -> _Row:
+    answered: bool,
+) -> LiveEpisode:
     task = slot.task
+    may_ask = answered and slot.experience is not None
     if (start.goal, start.observation) != (task.goal, task.first_observation):
         raise StageFailed(
             f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
@@ -180,6 +142,7 @@ def _open_row(
         actions=start.actions,
         experience=slot.experience,
         placement=method.rollout.placement,
+        offer=method.prompts.ask.offer if may_ask and method.prompts.ask is not None else "",
     )
     token_ids = list(policy.chat.opening(messages))
     allowed = policy.context - sampling.max_new_tokens
@@ -190,7 +153,7 @@ def _open_row(
             where=f"role actor, family {task.family}",
             next_step="shorten the prompt or its examples, or raise the role's context",
         )
-    return _Row(
+    return LiveEpisode(
         slot=slot,
         start=start,
         actions=start.actions,
@@ -198,38 +161,49 @@ def _open_row(
         prompt=prompt_text(messages),
         generator=np.random.default_rng(seed_of(task.episode_id)),
         token_ids=token_ids,
+        may_ask=may_ask,
     )
 
 
 def _turn(
     policy: Policy,
     environment: Environment,
-    rows: Sequence[_Row],
+    rows: Sequence[LiveEpisode],
     live: Sequence[int],
     sampled: Mapping[int, Sampled],
     *,
     method: Method,
     sampling: SamplingConfig,
+    advisor: Advisor | None,
 ) -> dict[int, list[int]]:
     """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
     texts = {index: policy.chat.decode(sampled[index].token_ids) for index in live}
-    actions = {index: parse_action(texts[index], rows[index].actions, method.rollout.action_format) for index in live}
+    inquiries = questions_of(rows, texts, method.rollout)
+    actions = {
+        index: None
+        if index in inquiries
+        else parse_action(texts[index], rows[index].actions, method.rollout.action_format)
+        for index in live
+    }
     steps = step_or_error(environment, actions)
+    advice = advise(rows, inquiries, steps, method.rollout, advisor)
     pieces: dict[int, list[int]] = {}
     for index in live:
-        row, step = rows[index], steps[index]
+        row, step, asked = rows[index], steps[index], index in inquiries
+        if asked:
+            step = record(row, step, inquiries[index], advice[index])
         first, last = row.append_sampled(sampled[index])
-        answered = step.error is None and not step.legal
-        row.invalid_actions += answered
+        refused_turn = step.error is None and not step.legal
+        row.invalid_actions += refused_turn
         row.turns.append(
             Turn(
                 episode_id=row.slot.task.episode_id,
                 turn=len(row.turns),
                 observation=row.observation,
                 output=texts[index],
-                action=actions[index],
+                action=QUESTION if asked else actions[index],
                 valid=step.legal and step.error is None,
-                feedback=step.feedback if answered else None,
+                feedback=step.feedback if refused_turn or asked else None,
                 first_token=first,
                 last_token=last,
                 stop_reason=sampled[index].stop_reason.value,
@@ -254,7 +228,7 @@ def _turn(
     return pieces
 
 
-def _finish(row: _Row, step: Step) -> None:
+def _finish(row: LiveEpisode, step: Step) -> None:
     row.error = step.error
     if step.error is not None:
         row.stop_reason = StopReason.error
@@ -263,7 +237,7 @@ def _finish(row: _Row, step: Step) -> None:
     row.stop_reason = step.stop_reason or (StopReason.success if step.success else StopReason.failure)
 
 
-def _compare_lengths(session: Session, rows: Sequence[_Row], live: Sequence[int]) -> None:
+def _compare_lengths(session: Session, rows: Sequence[LiveEpisode], live: Sequence[int]) -> None:
     for index in live:
         found, expected = session.length(index), len(rows[index].token_ids)
         if found != expected:
@@ -275,7 +249,7 @@ def _compare_lengths(session: Session, rows: Sequence[_Row], live: Sequence[int]
             )
 
 
-def _played(row: _Row, sampling: SamplingConfig, weights_digest: str, stage: str) -> PlayedEpisode:
+def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, stage: str) -> PlayedEpisode:
     task, slot = row.slot.task, row.slot
     stop_reason = (row.stop_reason or StopReason.error).value
     generation_id = f"{task.episode_id}-{stage}"
@@ -315,4 +289,4 @@ def _played(row: _Row, sampling: SamplingConfig, weights_digest: str, stage: str
         output="\n".join(turn.output for turn in row.turns),
         stop_reason=stop_reason,
     )
-    return PlayedEpisode(episode, row.turns, generation, row.start)
+    return PlayedEpisode(episode, row.turns, generation, row.start, row.questions, row.answers)

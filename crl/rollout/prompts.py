@@ -46,6 +46,8 @@ def check_prompts(prompts: PromptSet, placement: Placement = "user") -> None:
     check(actor.first, _FIRST, "prompts.actor.first")
     check(actor.following, _FOLLOWING, "prompts.actor.following")
     check(actor.experience, {"experience"}, "prompts.actor.experience")
+    if prompts.ask is not None:
+        check(prompts.ask.offer, (), "prompts.ask.offer")
     _require(actor.first, ("observation",), "prompts.actor.first")
     _require(actor.following, ("feedback", "observation"), "prompts.actor.following")
     _require(actor.experience, ("experience",), "prompts.actor.experience")
@@ -70,9 +72,13 @@ def actor_messages(
     actions: Sequence[str],
     experience: str | None,
     placement: Placement,
+    offer: str = "",
 ) -> list[dict[str, str]]:
-    """Messages of a first prompt: system, example exchanges, first user message. None shows no experience."""
-    shown = "" if experience is None else fill(prompt.experience, {"experience": experience})
+    """Messages of a first prompt: system, example exchanges, first user message. None shows no experience.
+
+    `offer` (search-and-ask) stands directly behind the experience; a free episode, which has none, is offered nothing.
+    """
+    shown = "" if experience is None else fill(prompt.experience, {"experience": experience}) + offer
     values = {"goal": goal, "actions": ", ".join(actions)}
     system = fill(prompt.system, values)
     if placement == "system" and shown:

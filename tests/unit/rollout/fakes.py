@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from crl.config import (
+    AskPrompt,
     Exchange,
     FamilyConfig,
     FrozenLakeConfig,
@@ -152,12 +153,18 @@ def actor_prompt() -> PromptConfig:
     )
 
 
+OFFER = "Or ASK: something.\n"
+
+
 def method(**rollout: object) -> Method:
     extractor = PromptConfig(system="s", first="{trajectory}")
+    ask = AskPrompt(system="s", first="{question}", offer=OFFER) if rollout.get("search_and_ask") else None
     return Method(
         families=[FamilyConfig(name="walk", environment=FrozenLakeConfig())],
         rollout=RolloutConfig(group_size=2, **rollout),  # type: ignore[arg-type]
-        prompts=PromptSet(actor=actor_prompt(), distill=extractor, merge=PromptConfig(system="s", first="{entries}")),
+        prompts=PromptSet(
+            actor=actor_prompt(), distill=extractor, merge=PromptConfig(system="s", first="{entries}"), ask=ask
+        ),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from crl.config import SamplingConfig
+from crl.config import SamplingConfig, SearchAndAskConfig
+from crl.protocols import Advice, Inquiry
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.rollout.stripped import stripped_context
 from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, method, task
@@ -16,12 +19,20 @@ Script = list[tuple[str, bool]]
 """What is said, turn by turn, and whether its end was sampled."""
 
 
+class Echo:
+    """Answers every question with itself."""
+
+    def advise(self, inquiries: Sequence[Inquiry]) -> list[Advice]:
+        return [Advice("ok", each.question, "e2", "d2", 0.5) for each in inquiries]
+
+
 def play(script: Script, *, guided: bool, seed: int = 3, **rollout: object) -> PlayedEpisode:
     policy = ScriptedPolicy(lambda row, turn: script[turn])
     slot = EpisodeSlot(task(0, seed), "e1", "d1", NOTE) if guided else EpisodeSlot(task(1, seed))
     return play_wave(
         policy, Corridor(), [slot], method=method(**rollout), seed_of=lambda name: np.random.SeedSequence(1),
         sampling=SAMPLING, weights_digest="w", stage="collect",
+        advisor=Echo() if rollout.get("search_and_ask") else None,
     )[0]  # fmt: skip
 
 
@@ -48,3 +59,44 @@ def test_without_questions(script: Script, placement: str) -> None:
     played = [play(script, guided=guided, placement=placement) for guided in (True, False)]
     assert played[0].episode.guided and NOTE not in played[1].generation.prompt
     assert_as_free(*played, placement=placement)
+
+
+ASK = ("ASK: where is {it}?", True)
+CUT = ("ASK: where", False)
+EMPTY = ("ASK:", True)
+
+
+@pytest.mark.parametrize("placement", ["user", "system"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        [ASK, ("right", True), ("right", True), ("right", True)],
+        [("right", False), CUT, ASK, ("right", True), ("right", False)],
+        [("hm", True), ASK, ("hm", False), EMPTY, ("left", True)],
+        [ASK, CUT, EMPTY, ("right", True), ("right", True), ("right", True)],
+    ],
+    ids=["first", "in a row, the end not sampled", "between invalid actions", "beyond the uses"],
+)
+def test_turns_that_ask_are_left_out_with_what_was_replied(script: Script, placement: str) -> None:
+    asking = {"placement": placement, "search_and_ask": SearchAndAskConfig()}
+    guided = play(script, guided=True, **asking)
+    assert "ASK: something" in guided.generation.prompt and len(guided.questions) > 0
+    free = play([said for said in script if said not in (ASK, CUT, EMPTY)], guided=False, **asking)
+    assert_as_free(guided, free, **asking)
+
+
+def test_a_context_ends_with_what_the_actor_wrote_itself() -> None:
+    """Out of turns while asking: the reply to the last own turn was answered by questions only."""
+    guided = play([("right", True)] + [EMPTY] * 5, guided=True, search_and_ask=SearchAndAskConfig())
+    row = stripped_context(CharacterChat(), guided, method())
+    assert guided.episode.stop_reason == "turn_limit"
+    whole = play([("right", True)] * 3, guided=False).generation
+    assert row.token_ids == whole.token_ids[: len(row.token_ids)]
+    assert row.loss_mask == whole.loss_mask[: len(row.loss_mask)] and row.loss_mask[-1] == 1
+    assert sum(row.loss_mask) == len("right") + 1
+
+
+def test_an_episode_of_questions_only_keeps_its_first_prompt() -> None:
+    guided = play([EMPTY] * 6, guided=True, search_and_ask=SearchAndAskConfig())
+    row = stripped_context(CharacterChat(), guided, method())
+    assert sum(row.loss_mask) == 0 and len(row.token_ids) == len(row.loss_mask) > 0

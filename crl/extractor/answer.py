@@ -1,0 +1,65 @@
+"""Answers to the questions that actors ask (search-and-ask, section 4): the extractor reads the entry that was found.
+
+One sample a question, all questions of a turn in batches. The ids sampled are the ids recorded; an answer is not
+trained: the paper scores experiences only. An answer that the length limit cut off is shown as it is: the actor loses
+less by half a sentence than by none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crl.config import AskPrompt, Method
+from crl.extractor.outputs import Prompt, SeedOf, room_for_prompt, sample_outputs, token_record
+from crl.extractor.prompts import ask_messages
+from crl.protocols import Inquiry, Policy
+from crl.records import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer; without a text where the reason code is not ok."""
+
+    reason_code: str
+    text: str | None
+    generation: Generation | None
+    """Token record; None where the prompt did not fit and nothing was sampled."""
+
+
+def answer_all(
+    policy: Policy,
+    inquiries: Sequence[Inquiry],
+    experiences: Sequence[str],
+    *,
+    prompt: AskPrompt,
+    method: Method,
+    seed_of: SeedOf,
+    weights_digest: str,
+    round: int,
+    stage: str,
+) -> list[Answered]:
+    """Answer each inquiry from the experience beside it; `seed_of` gives the random stream of a question id."""
+    role = method.extractor
+    room = room_for_prompt(policy, role)
+    prompts = []
+    for inquiry, experience in zip(inquiries, experiences, strict=True):
+        messages = ask_messages(prompt, inquiry, experience)
+        token_ids = policy.chat.opening(messages)
+        prompts.append(Prompt(inquiry.question_id, messages, token_ids if len(token_ids) <= room else None))
+    answered = []
+    for output in sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch):
+        if output.sampled is None:
+            answered.append(Answered("prompt_too_long", None, None))
+            continue
+        text = output.text.strip()
+        record = token_record(
+            output,
+            round=round,
+            stage=stage,
+            kind="ask",
+            weights_digest=weights_digest,
+            temperature=role.sampling.temperature,
+        )
+        answered.append(Answered("ok" if text else "no_answer", text or None, record))
+    return answered

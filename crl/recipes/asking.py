@@ -1,0 +1,99 @@
+"""Who answers the questions of a stage (search-and-ask): the bank is searched and the extractor reads what is found.
+
+The question is the query, in the same scope as planning searches. The top entry is that of eq. 6 with the counters that
+planning ended with; no question moves them. They would otherwise depend on which questions were asked before, in other
+waves, so on how collecting is sharded; and the next round's plan would depend on it as well. A use that is asked for
+earns the entry nothing either: the paper scores experiences by the episodes they guided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from crl.bank.retrieve import BankRetriever
+from crl.bank.snapshot import Snapshot
+from crl.errors import BadInput
+from crl.extractor.answer import answer_all
+from crl.extractor.outputs import SeedOf
+from crl.protocols import Advice, Advisor, Inquiry
+from crl.recipes.bank_access import open_retriever, texts_of
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Read, Stage
+from crl.recipes.weights import weights_of
+from crl.records import Question, RetrievalCount
+
+EXTRACTOR = "update_extractor"
+
+
+def with_questions(stage: Stage) -> Stage:
+    """`collect` or `evaluate` where guided episodes may ask: it reads the extractor's weights besides."""
+    if stage.name == "collect":
+        return dataclasses.replace(stage, reads=(*stage.reads, Read(EXTRACTOR, -1)), writes=(*stage.writes, Question))
+    return dataclasses.replace(stage, reads=(*stage.reads, Read(EXTRACTOR)))
+
+
+def advisor_of(ctx: StageContext, bank: Snapshot, *, offset: int, seed_of: SeedOf) -> Advisor | None:
+    """Who answers the guided episodes of a stage; None where they may not ask, or where no entry could guide them.
+
+    `bank` and the extractor are those of `offset` rounds back. `seed_of` gives the random stream of a question id.
+    """
+    if ctx.method.rollout.search_and_ask is None or not len(bank):
+        return None
+    return _BankAdvisor(ctx, bank, offset, seed_of)
+
+
+class _BankAdvisor:
+    """Answers from one bank snapshot. Index and model are made ready by the first question."""
+
+    def __init__(self, ctx: StageContext, bank: Snapshot, offset: int, seed_of: SeedOf) -> None:
+        if ctx.method.prompts.ask is None:
+            raise BadInput(
+                "guided actors may ask, and there is no prompt for it",
+                expected="a prompt `ask` in the prompt set",
+                where="method.prompts.ask",
+                next_step="add `ask` to the prompt file, or leave the setting out",
+            )
+        self._ctx, self._bank, self._offset, self._seed_of = ctx, bank, offset, seed_of
+        self._prompt = ctx.method.prompts.ask
+        self._counts = ctx.rows(RetrievalCount, "plan")
+        self._weights = weights_of(ctx, "extractor", offset)
+        self._retriever: BankRetriever | None = None
+
+    def advise(self, inquiries: Sequence[Inquiry]) -> list[Advice]:
+        """The extractor's answer from the top entry of each question."""
+        ctx = self._ctx
+        if self._retriever is None:
+            bank_round = ctx.round + self._offset
+            self._retriever = open_retriever(ctx, self._bank, self._counts, bank_round=bank_round)
+        vectors_QD = ctx.services.embedder().embed([each.question for each in inquiries])
+        asked = [(each.episode_id, each.family) for each in inquiries]
+        rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)
+        found = [next((row for row in candidates if row.chosen), None) for candidates in rows]
+        texts = texts_of(ctx, self._bank, {row.content_digest for row in found if row is not None})
+        known = [(each, row) for each, row in zip(inquiries, found, strict=True) if row is not None]
+        answers = iter(
+            answer_all(
+                ctx.services.policy("extractor", self._weights),
+                [each for each, _ in known],
+                [texts[row.content_digest] for _, row in known],
+                prompt=self._prompt,
+                method=ctx.method,
+                seed_of=self._seed_of,
+                weights_digest=self._weights.weights_digest,
+                round=ctx.round,
+                stage=ctx.stage.name,
+            )
+        )
+        advice = []
+        for row in found:
+            if row is None:
+                advice.append(Advice("no_entry"))
+                continue
+            answer = next(answers)
+            advice.append(
+                Advice(
+                    answer.reason_code, answer.text, row.entry_id, row.content_digest, row.similarity, answer.generation
+                )
+            )
+        return advice
