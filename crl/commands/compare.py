@@ -76,6 +76,7 @@ def _work(study: Study, wanted: Sequence[PlannedRun], jobs: int | None) -> dict[
 
 
 def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, failed: dict[str, CrlError]) -> None:
+    from crl.report.study_page import write_study_page
     from crl.study.files import write_results
     from crl.study.results import read_figures, summarise_study
     from crl.study.table import study_markdown
@@ -84,7 +85,7 @@ def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, fail
     figures = read_figures(planned)
     result = summarise_study(study, figures)
     directory.mkdir(parents=True, exist_ok=True)
-    written = write_results(directory, result, figures)
+    written = [*write_results(directory, result, figures), write_study_page(directory, result, planned)]
     out.print()
     print(study_markdown(result), end="")
     out.print()

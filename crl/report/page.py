@@ -100,10 +100,10 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
     checked = [(number, history.checks(number)) for number in rounds[-1:]]
     played = {each.round: each.guided.episodes + each.free.episodes for each in trained}
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
-            **{name: _Inline(file) for name, file in (("style", "style.css"), ("script", "episodes.js"))},
+            **{name: Inline(file) for name, file in (("style", "style.css"), ("script", "episodes.js"))},
             replays=replays(run_path, played, episodes),
             useful=_usefulness(history),
             malformed_by=_reasons(trained),
@@ -128,13 +128,13 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
     )  # fmt: skip
 
 
-class _Inline:
+class Inline:
     """A style sheet or a script of our own inside the page. The page's policy allows it by its digest, and no other."""
 
     def __init__(self, file: str) -> None:
-        loader = _environment().loader
+        loader = environment().loader
         assert loader is not None
-        self.text = loader.get_source(_environment(), file)[0]
+        self.text = loader.get_source(environment(), file)[0]
         self.allowed = f"'sha256-{base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}'"
 
 
@@ -220,20 +220,21 @@ def _suites(checks: StageChecks) -> Sequence[Any]:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates beside this file: they escape every text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    made = Environment(
         loader=PackageLoader("crl.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "words": _words, "duration": _duration, "percent": _percent, "cut": _cut, "signed": _signed,
     }  # fmt: skip
-    return environment
+    return made
 
 
 def _words(name: str) -> str:

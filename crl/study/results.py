@@ -21,7 +21,7 @@ class Difference(BaseModel):
     reference: str
     with_bank: Interval | None
     """The arm with its bank, less the reference with its bank where it has one, else without. None: no bank."""
-    without_bank: Interval | None
+    without_bank: Interval
     """Both without a bank."""
     equal_episodes: bool
     """Whether every pair of runs trained on as many episodes."""
@@ -35,6 +35,8 @@ class Success(BaseModel):
     final: dict[int, float]
     """By seed: the mean of the last evaluations."""
     mean: Interval
+    curve: dict[int, Interval]
+    """By round, over seeds."""
     area: Interval | None
     """Mean success over the rounds. None where there is one evaluation only."""
     rounds_to_level: Reached
@@ -153,10 +155,17 @@ def _success(study: Study, runs: Mapping[int, RunFigures], *, bank: bool) -> Suc
     return Success(
         final=finals,
         mean=interval(list(finals.values())),
+        curve=_curve(list(curves.values())),
         area=interval(areas) if areas else None,
         rounds_to_level=median_reached(list(reached.values())),
         episodes_to_level=median_reached(episodes),
     )
+
+
+def _curve(curves: Sequence[Mapping[int, float]]) -> dict[int, Interval]:
+    """Of the rounds that every seed was evaluated after: a mean over fewer would jump where one is missing."""
+    common = [number for number in curves[0] if all(number in curve for curve in curves)]
+    return {number: interval([curve[number] for curve in curves]) for number in common}
 
 
 def _difference(arm: ArmResult, reference: ArmResult) -> Difference | None:

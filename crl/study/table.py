@@ -1,92 +1,98 @@
-"""The result of a study as Markdown: for the terminal, `study.md`, the Prefect UI and the documentation, all the same.
+"""The tables of a study's result, and the same as Markdown: for the terminal, `study.md`, the UI and documentation.
 
 The texts of a study file are marked as text, whatever they hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from crl.report.markdown import plain
-from crl.study.results import ArmResult, Difference, StudyResult, Success
+from crl.study.results import ArmResult, StudyResult, Success
 from crl.study.statistics import Interval, Reached
 
 NONE = "–"
 NOT_REACHED = "not reached"
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts; the first `named` columns hold words of the study file."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    named: int = 1
+
+
 def study_markdown(result: StudyResult) -> str:
     """Every table of a result."""
-    titles = {arm.arm: arm.title for arm in result.arms}
-    parts = [f"# {plain(result.name)}"]
-    if result.question:
-        parts.append(plain(result.question))
+    parts = [f"# {plain(result.name)}", *([plain(result.question)] if result.question else [])]
     parts.append(" ".join(seed_words(result)))
-    parts += _section("Held-out success", SUCCESS_COLUMNS, [success_row(arm) for arm in result.arms])
-    if result.differences:
-        parts += _section(
-            "Paired differences", DIFFERENCE_COLUMNS, [difference_row(each, titles) for each in result.differences]
-        )
-    parts += _section(
-        f"On the way: rounds and training episodes to {result.level:.2f}",
-        LEARNING_COLUMNS,
-        [learning_row(arm) for arm in result.arms],
-    )
-    parts += _section("Extractor and budget", HEALTH_COLUMNS, [health_row(arm) for arm in result.arms])
-    parts += _section("Every seed: with bank / without", *seed_table(result.arms))
-    parts += [f"- {plain(note)}" for note in notes(result)]
+    for table in tables(result):
+        parts += [f"## {table.title}", _markdown(table)]
+    parts.append("\n".join(f"- {plain(note)}" for note in notes(result)))
     return "\n\n".join(parts) + "\n"
 
 
-SUCCESS_COLUMNS = ("arm", "seeds", "with bank", "without bank")
-DIFFERENCE_COLUMNS = ("arm", "less", "with bank", "without bank", "pairs")
-LEARNING_COLUMNS = (
-    "arm", "rounds, with bank", "without", "episodes, with bank", "without", "area, with bank", "without",
-)  # fmt: skip
-HEALTH_COLUMNS = ("arm", "training episodes a run", "malformed", "return", "notes true", "coverage")
+def tables(result: StudyResult) -> list[Table]:
+    """Every table of a result, the most important first; one without rows is left out."""
+    found = [_success(result), _differences(result), _learning(result), _health(result), _seeds(result)]
+    return [table for table in found if table.rows]
 
 
-def success_row(arm: ArmResult) -> list[str]:
-    """Final success of an arm."""
-    seeds = (
-        f"{len(arm.finished)}" if len(arm.finished) == len(arm.seeds) else f"{len(arm.finished)} of {len(arm.seeds)}"
-    )
-    return [arm.title, seeds, _mean(arm.with_bank), _mean(arm.without_bank)]
+def _success(result: StudyResult) -> Table:
+    columns = ("arm", "seeds", "with bank", "without bank")
+    rows = [[arm.title, _seed_count(arm), _mean(arm.with_bank), _mean(arm.without_bank)] for arm in result.arms]
+    return Table("Held-out success", columns, rows)
 
 
-def difference_row(each: Difference, titles: Mapping[str, str]) -> list[str]:
-    """One paired comparison; one at unequal episodes is marked."""
-    pairs = each.without_bank.seeds if each.without_bank is not None else 0
-    told = f"{pairs}" if each.equal_episodes else f"{pairs}, unequal episodes"
-    return [
-        titles[each.arm], titles[each.reference], interval_text(each.with_bank, signed=True),
-        interval_text(each.without_bank, signed=True), told,
-    ]  # fmt: skip
+def _differences(result: StudyResult) -> Table:
+    titles = {arm.arm: arm.title for arm in result.arms}
+    rows = []
+    for each in result.differences:
+        pairs = str(each.without_bank.seeds)
+        rows.append(
+            [
+                titles[each.arm],
+                titles[each.reference],
+                interval_text(each.with_bank, signed=True),
+                interval_text(each.without_bank, signed=True),
+                pairs if each.equal_episodes else f"{pairs}, unequal episodes",
+            ]
+        )
+    return Table("Paired differences", ("arm", "less", "with bank", "without bank", "pairs"), rows, named=2)
 
 
-def learning_row(arm: ArmResult) -> list[str]:
-    """When the level was reached, and the area under the curve."""
-    both = (arm.with_bank, arm.without_bank)
-    return [
-        arm.title,
-        *(reached_text(each.rounds_to_level) if each else NONE for each in both),
-        *(reached_text(each.episodes_to_level) if each else NONE for each in both),
-        *(interval_text(each.area) if each else NONE for each in both),
-    ]
+def _learning(result: StudyResult) -> Table:
+    level = f"{result.level:g}"
+    figures = (f"rounds to {level}", f"episodes to {level}", "area")
+    columns = ["arm", *(f"{figure}, {which}" for figure in figures for which in ("with bank", "without"))]
+    rows = []
+    for arm in result.arms:
+        both = (arm.with_bank, arm.without_bank)
+        row = [arm.title]
+        row += [reached_text(each.rounds_to_level) if each else NONE for each in both]
+        row += [reached_text(each.episodes_to_level) if each else NONE for each in both]
+        row += [interval_text(each.area) if each else NONE for each in both]
+        rows.append(row)
+    return Table("On the way", columns, rows)
 
 
-def health_row(arm: ArmResult) -> list[str]:
-    """Budget, and what became of the extractor."""
-    episodes = sorted(set(arm.episodes.values()))
-    told = NONE if not episodes else f"{episodes[0]}" if len(episodes) == 1 else f"{episodes[0]} to {episodes[-1]}"
-    shares = (arm.malformed, arm.returned, arm.notes_true, arm.coverage)
-    return [arm.title, told, *(NONE if share is None else f"{share.mean:.2f}" for share in shares)]
+def _health(result: StudyResult) -> Table:
+    columns = ("arm", "training episodes a run", "malformed", "return", "notes true", "coverage")
+    rows = []
+    for arm in result.arms:
+        shares = (arm.malformed, arm.returned, arm.notes_true, arm.coverage)
+        rows.append([arm.title, _budget(arm), *(NONE if each is None else f"{each.mean:.2f}" for each in shares)])
+    return Table("Budget and extractor", columns, rows)
 
 
-def seed_table(arms: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """(headings, rows): final success of every arm and seed."""
-    seeds = sorted({seed for arm in arms for seed in arm.seeds})
-    return ["arm", *map(str, seeds)], [[arm.title, *(_seed_cell(arm, seed) for seed in seeds)] for arm in arms]
+def _seeds(result: StudyResult) -> Table:
+    seeds = sorted({seed for arm in result.arms for seed in arm.seeds})
+    rows = [[arm.title, *(_seed_cell(arm, seed) for seed in seeds)] for arm in result.arms]
+    return Table("Every seed: with bank / without", ["arm", *map(str, seeds)], rows)
 
 
 def seed_words(result: StudyResult) -> list[str]:
@@ -110,7 +116,11 @@ def notes(result: StudyResult) -> list[str]:
     ]
     budgets = {episodes for arm in result.arms for episodes in arm.episodes.values()}
     if len(budgets) > 1:
-        found.append("Training episodes differ: " + _budgets(result.arms) + ".")
+        found.append(
+            "Training episodes differ: "
+            + ", ".join(f"{arm.title} {_budget(arm)}" for arm in result.arms if arm.episodes)
+            + "."
+        )
     if result.unfinished:
         found.append(f"{result.unfinished} runs are not finished and not in these figures.")
     return found
@@ -120,10 +130,8 @@ def interval_text(value: Interval | None, *, signed: bool = False) -> str:
     """`0.51 [0.45, 0.57]`; one value has no interval."""
     if value is None:
         return NONE
-    form = "{:+.2f}" if signed else "{:.2f}"
-    mean = form.format(value.mean)
-    text = mean if value.low is None else f"{mean} [{form.format(value.low)}, {form.format(value.high)}]"
-    return text.replace("-", "−")
+    numbers = [_number(each, signed) for each in (value.mean, value.low, value.high) if each is not None]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
 def reached_text(value: Reached) -> str:
@@ -132,6 +140,22 @@ def reached_text(value: Reached) -> str:
         return f"{value.median:g}"
     median = NOT_REACHED if value.median is None else f"{value.median:g}"
     return f"{median} ({value.reached} of {value.seeds} seeds)"
+
+
+def _seed_count(arm: ArmResult) -> str:
+    return f"{len(arm.finished)}" + ("" if len(arm.finished) == len(arm.seeds) else f" of {len(arm.seeds)}")
+
+
+def _budget(arm: ArmResult) -> str:
+    """Training episodes of a run; a range where runs differ."""
+    found = sorted(set(arm.episodes.values()))
+    return NONE if not found else f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _number(value: float, signed: bool) -> str:
+    # Adding 0 makes a −0.0 that rounding left a plain 0.
+    told = round(value, 2) + 0.0
+    return (f"{told:+.2f}" if signed else f"{told:.2f}").replace("-", "−")
 
 
 def _mean(success: Success | None) -> str:
@@ -146,10 +170,6 @@ def _seed_cell(arm: ArmResult, seed: int) -> str:
     return NONE if cells == [NONE, NONE] else " / ".join(cells)
 
 
-def _budgets(arms: Sequence[ArmResult]) -> str:
-    return ", ".join(f"{arm.title} {health_row(arm)[1]}" for arm in arms if arm.episodes)
-
-
 def _listed(seeds: Sequence[int]) -> str:
     """Seeds in words; consecutive ones as a range."""
     runs: list[list[int]] = []
@@ -161,7 +181,9 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(plain(cell) for cell in row) + " |" for row in rows]
-    return [f"## {title}", "\n".join(lines)]
+def _markdown(table: Table) -> str:
+    lines = ["| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
+    for row in table.rows:
+        cells = [*map(plain, row[: table.named]), *row[table.named :]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
