@@ -53,6 +53,9 @@ class RealmsConfig(Model):
     objects: int = Field(4, ge=2, le=12, description="Symbols on a grid: key, goal, and deadly decoys.")
     longest_path: int = Field(6, ge=2, le=64, description="Most moves that the shortest way takes.")
     max_turns: int = Field(10, ge=2, le=1000, description="Turns before an episode counts as failed.")
+    practice: bool = Field(
+        False, description="Every seed draws a realm and a rule of its own, one that no world has: for a warm start."
+    )
     held_out_from: int = Field(
         1_000_000, ge=1, description="Seeds from here on draw layouts that no smaller seed ever draws."
     )

@@ -102,6 +102,10 @@ class DistillConfig(Model):
     format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
     max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")
     max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience text.")
+    # Left out of the digest at its default: experiments frozen before it existed keep theirs.
+    batch: int = Field(
+        16, ge=1, le=4096, exclude_if=lambda value: value == 16, description="Prompts sampled side by side."
+    )
 
 
 class MergeConfig(Model):
@@ -176,6 +180,10 @@ class SelfDistillationConfig(Model):
     )
     weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
 
+    def due(self, round_number: int) -> bool:
+        """Whether it happens in a round: in multiples of `every`, from `first_round` on."""
+        return round_number >= self.first_round and round_number % self.every == 0
+
 
 class EvaluationConfig(Model):
     """Held-out evaluation."""
@@ -194,3 +202,12 @@ class WarmStartConfig(Model):
     )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
+    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant",
+        exclude_if=lambda value: value == "constant",
+        description="Learning rate over the steps: as it is, or falling to 0 in half a cosine.",
+    )
+    rising_steps: int = Field(
+        0, ge=0, exclude_if=lambda value: value == 0, description="Steps in which the learning rate rises from 0."
+    )

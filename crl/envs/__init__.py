@@ -1,4 +1,5 @@
-"""Text environments behind the batched `Environment` protocol, one file each: MiniHack and FrozenLake.
+"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake and the
+realms of the laboratory.
 
 :func:`make_environment` builds one from its config, :func:`check_environment` refuses what cannot work before any work
 starts. What an environment needs is imported when it is asked for: importing this package stays cheap. Nothing here
@@ -44,7 +45,23 @@ def _check_frozenlake(config: Any) -> None:
     """Every config of the model's bounds can be played: a map is solvable by construction."""
 
 
-_KINDS = {"minihack": _Kind(_minihack, _check_minihack), "frozenlake": _Kind(_frozenlake, _check_frozenlake)}
+def _realms(config: Any) -> Environment:
+    from crl.envs.realms import RealmsEnvironment
+
+    return RealmsEnvironment(config)
+
+
+def _check_realms(config: Any) -> None:
+    from crl.envs.realms import check_realms
+
+    check_realms(config)
+
+
+_KINDS = {
+    "minihack": _Kind(_minihack, _check_minihack),
+    "frozenlake": _Kind(_frozenlake, _check_frozenlake),
+    "realms": _Kind(_realms, _check_realms),
+}
 
 
 def _kind(config: EnvironmentConfig) -> _Kind:

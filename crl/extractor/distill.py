@@ -73,7 +73,7 @@ def distill_wave(
     origin = Origin(round, "distill", weights_digest, method.distill.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
     prompts = [_fitted(policy, item, method, room) for item in items]
-    outputs = sample_outputs(policy, prompts, role.sampling, seed_of)
+    outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
     return [_rows(item, output, origin, method.distill) for item, output in zip(items, outputs, strict=True)]
 
 

@@ -133,7 +133,7 @@ def run_merge(
         if not steps:
             return results
         prompts = [_prompt(policy, family, shown, method, room, round) for family, shown in steps]
-        outputs = sample_outputs(policy, prompts, role.sampling, seed_of)
+        outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
         for (family, shown), output in zip(steps, outputs, strict=True):
             results.append(_apply(family, shown, output, origin, method))
 

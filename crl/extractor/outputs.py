@@ -22,8 +22,6 @@ from crl.records import Distillation, Generation, Operation
 
 SeedOf = Callable[[str], np.random.SeedSequence]
 """Seed of the random stream of a distillation id."""
-BATCH = 16
-"""Prompts a session: part of the numbers (a batch's composition can change a last digit), so it is fixed."""
 
 
 class Distilled(NamedTuple):
@@ -39,6 +37,7 @@ class Prompt:
     """A prompt ready to be sampled; `token_ids` None where it does not fit the context."""
 
     distillation_id: str
+    """Id of the distillation, or of the question to answer: it names token record and random stream."""
     messages: Messages
     token_ids: list[int] | None
 
@@ -74,19 +73,23 @@ def room_for_prompt(policy: Policy, role: RoleConfig) -> int:
 
 
 def sample_outputs(
-    policy: Policy, prompts: Sequence[Prompt], sampling: SamplingConfig, seed_of: SeedOf
+    policy: Policy, prompts: Sequence[Prompt], sampling: SamplingConfig, seed_of: SeedOf, *, batch: int
 ) -> list[Output]:
-    """One output a prompt, in their order; prompts that do not fit are passed over, with an empty text."""
+    """One output a prompt, in their order; prompts that do not fit are passed over, with an empty text.
+
+    `batch` is the number of prompts a session. It is part of the method: the composition of a batch can change a last
+    digit.
+    """
     ready = [index for index, prompt in enumerate(prompts) if prompt.token_ids is not None]
     sampled: dict[int, Sampled] = {}
-    for first in range(0, len(ready), BATCH):
-        batch = ready[first : first + BATCH]
-        session = policy.open([prompts[index].token_ids or [] for index in batch], list(range(len(batch))))
-        rows = list(range(len(batch)))
-        generators = {row: np.random.default_rng(seed_of(prompts[batch[row]].distillation_id)) for row in rows}
+    for first in range(0, len(ready), batch):
+        chosen = ready[first : first + batch]
+        session = policy.open([prompts[index].token_ids or [] for index in chosen], list(range(len(chosen))))
+        rows = list(range(len(chosen)))
+        generators = {row: np.random.default_rng(seed_of(prompts[chosen[row]].distillation_id)) for row in rows}
         found = session.sample(rows, generators, sampling)
         session.drop(rows)
-        sampled.update({batch[row]: found[row] for row in rows})
+        sampled.update({chosen[row]: found[row] for row in rows})
     return [
         Output(prompt, sampled.get(index), _text(policy, sampled[index]) if index in sampled else "")
         for index, prompt in enumerate(prompts)
@@ -99,6 +102,20 @@ def _text(policy: Policy, sampled: Sampled) -> str:
 
 
 def generation_row(output: Output, origin: Origin) -> Generation:
+    """The token record of a distillation or merge; without tokens where nothing was sampled."""
+    return token_record(
+        output,
+        round=origin.round,
+        stage=origin.stage,
+        kind=origin.stage,
+        weights_digest=origin.weights_digest,
+        temperature=origin.temperature,
+    )
+
+
+def token_record(
+    output: Output, *, round: int, stage: str, kind: str, weights_digest: str, temperature: float
+) -> Generation:
     """The token record of an output; without tokens where nothing was sampled."""
     prompt_ids: list[int] = []
     new_ids: list[int] = []
@@ -109,12 +126,12 @@ def generation_row(output: Output, origin: Origin) -> Generation:
         logprobs, stop_reason = list(output.sampled.logprobs), output.sampled.stop_reason
     return Generation(
         generation_id=generation_id_of(output.prompt.distillation_id),
-        round=origin.round,
-        stage=origin.stage,
+        round=round,
+        stage=stage,
         role="extractor",
-        kind=origin.stage,
-        weights_digest=origin.weights_digest,
-        temperature=origin.temperature,
+        kind=kind,
+        weights_digest=weights_digest,
+        temperature=temperature,
         token_ids=prompt_ids + new_ids,
         loss_mask=[0] * len(prompt_ids) + [1] * len(new_ids),
         logprobs=[0.0] * len(prompt_ids) + logprobs,

@@ -32,6 +32,14 @@ _IGNORED = -100
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+def settle_torch(threads: int) -> None:
+    """Threads and determinism of this process, for supervised updates outside an engine."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every new tensor with NaN is for finding bugs in torch; it took half the time and changes no number.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
 def run_warm_start(
     role: RoleConfig,
     model_path: Path,
@@ -43,9 +51,9 @@ def run_warm_start(
 ) -> dict[str, float]:
     """Train `config.epochs` passes over `samples` and write the sampling weights into `output_dir`.
 
-    A step is one micro-batch of the role (`deepspeed.micro_batch` samples, shuffled by `seed`), AdamW at the constant
-    `config.learning_rate`; full weights or LoRA as the role says. Equal inputs write equal bytes; no checkpoints, logs
-    or model cards are left behind and nothing is reported anywhere.
+    A step is one micro-batch of the role (`deepspeed.micro_batch` samples, shuffled by `seed`), AdamW at
+    `config.learning_rate` with its `schedule`; full weights or LoRA as the role says. Equal inputs write equal bytes;
+    no checkpoints, logs or model cards are left behind and nothing is reported anywhere.
 
     Returns figures: `loss_first`, `loss_last` (mean next-token loss of the first and last step), `steps`, `samples`,
     `tokens` (trained tokens of one pass), `deepspeed` 0. Raises BadInput without a sample to learn from, RecordDamaged
@@ -128,7 +136,8 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
                 per_device_train_batch_size=role.deepspeed.micro_batch,
                 gradient_accumulation_steps=1,
                 learning_rate=config.learning_rate,
-                lr_scheduler_type="constant",
+                lr_scheduler_type=_schedule(config),
+                warmup_steps=config.rising_steps,
                 weight_decay=role.optimizer.weight_decay,
                 max_grad_norm=role.optimizer.gradient_clip,
                 seed=seed,
@@ -160,6 +169,13 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
         trainer.train()
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return losses
+
+
+def _schedule(config: WarmStartConfig) -> str:
+    """The trainer's name for the schedule: its `constant` ignores the rising steps."""
+    if config.schedule == "constant" and config.rising_steps:
+        return "constant_with_warmup"
+    return config.schedule
 
 
 @contextlib.contextmanager

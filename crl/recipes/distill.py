@@ -8,7 +8,7 @@ from crl.bank.consolidate import consolidate
 from crl.config import Method
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.merge import run_merge
-from crl.extractor.outputs import BATCH, Distilled
+from crl.extractor.outputs import Distilled
 from crl.recipes.candidates import merge_candidates
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
@@ -21,10 +21,11 @@ def distill(ctx: StageContext) -> None:
     policy = ctx.services.policy("extractor", weights)
     items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), ctx.method.distill)
     results: list[Distilled] = []
-    for at in range(0, len(items), BATCH):
+    batch = ctx.method.distill.batch
+    for at in range(0, len(items), batch):
         results += distill_wave(
             policy,
-            items[at : at + BATCH],
+            items[at : at + batch],
             method=ctx.method,
             seed_of=lambda distillation_id: ctx.seed(distillation_id),
             weights_digest=weights.weights_digest,

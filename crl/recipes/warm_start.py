@@ -18,14 +18,14 @@ import numpy as np
 from crl.bank.segments import text_digest
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.formats import ParsedOperation, write_operations
-from crl.extractor.outputs import BATCH, Distilled
+from crl.extractor.outputs import Distilled
 from crl.protocols import Chat, Environment, Start, Step
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
 from crl.recipes.scripted import ScriptedPolicy
 from crl.recipes.waves import play
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
-from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
+from crl.records import QUESTION, Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
 WAVE = 16
@@ -154,11 +154,12 @@ def warm_start_extractor(ctx: StageContext) -> None:
             ctx.method.distill.model_copy(update={"episodes": "all"}),
         )
         said = [template_output(item.episode, item.turns, ctx.method.distill.format) for item in items]
-        for at in range(0, len(items), BATCH):
-            part = said[at : at + BATCH]
+        batch = ctx.method.distill.batch
+        for at in range(0, len(items), batch):
+            part = said[at : at + batch]
             results += distill_wave(
                 ScriptedPolicy(chat, context, lambda row, part=part: part[row]),  # type: ignore[misc]
-                items[at : at + BATCH],
+                items[at : at + batch],
                 method=ctx.method,
                 seed_of=lambda distillation_id: ctx.seed(distillation_id),
                 weights_digest=before.weights_digest,
@@ -177,7 +178,7 @@ def warm_start_extractor(ctx: StageContext) -> None:
 
 def template_output(episode: Episode, turns: Sequence[Turn], form: Literal["json", "lines"]) -> str:
     """A plain, true sentence about an episode, as the operation that fits: form without judgement."""
-    actions = [turn.action for turn in turns if turn.action]
+    actions = [turn.action for turn in turns if turn.action and turn.action != QUESTION]
     moves = ", ".join(actions[:6]) or "nothing legal"
     if episode.success:
         text = f"From such a start, {moves} reached the goal."

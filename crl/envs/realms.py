@@ -1,0 +1,275 @@
+"""Key then goal, in realms: what an experience bank is for, small enough to measure in minutes.
+
+A grid holds the agent and a few abstract symbols. One symbol is the key, one the goal, the others are deadly decoys,
+and so is the goal before the key. Which symbol is which is a rule of the realm: hidden, the same in all its episodes,
+drawn from the world's seed. An episode shows whether it was won, never the rule, so what one episode finds out helps
+all later ones of the realm: by an experience that is passed on, or slowly through the weights.
+
+What is held out, by construction (no list is kept):
+
+- layouts (symbols, their cells, the agent's cell): a layout's hash decides whether it is for evaluation; seeds from
+  `held_out_from` on draw only such layouts, smaller ones never do, in all realms and worlds;
+- rules: of the ordered pairs of symbols, each realm reserves a quarter by hash for worlds; practice draws the others.
+  Every pair is practised in other realms, so that no pair is less likely than another to an actor that knows nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+
+import numpy as np
+
+from crl.config import RealmsConfig
+from crl.errors import BadInput
+from crl.protocols import Start, Step, StopReason
+
+ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+"""The four moves with their offset (row, column)."""
+PRACTICE_REALMS = 16
+"""Realms that practice draws its names from."""
+
+_FEEDBACK = "invalid"
+_FAR = 10_000
+_HELD_OUT_SHARE = 0.25
+_ATTEMPTS = 20_000
+_CLAIM = re.compile(r"\btake ([A-Z])(?: then ([A-Z]))?\b")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One grid: the cell of every symbol (cells count row by row from 0), the agent's cell, key, goal and realm."""
+
+    realm: int
+    side: int
+    cells: Mapping[str, int]
+    start: int
+    key: str
+    goal: str
+
+    @property
+    def decoys(self) -> frozenset[int]:
+        """Cells that are deadly whatever the agent holds."""
+        return frozenset(cell for symbol, cell in self.cells.items() if symbol not in (self.key, self.goal))
+
+    def text(self) -> str:
+        """The first observation: symbols with their cells in order of cells, and where the agent stands."""
+        listed = sorted(self.cells.items(), key=lambda item: item[1])
+        return " ".join([*(f"{symbol} p{cell}" for symbol, cell in listed), f"at p{self.start}"])
+
+    def distances(self, has_key: bool) -> tuple[int, ...]:
+        """Moves from every cell to the key, or with the key to the goal, around what is deadly; large: no way."""
+        blocked = self.decoys if has_key else self.decoys | {self.cells[self.goal]}
+        target = self.cells[self.goal if has_key else self.key]
+        return _distances(self.side, target, blocked)
+
+
+def hidden_rule(config: RealmsConfig) -> tuple[str, str]:
+    """(key, goal) symbols of the config's realm in its world."""
+    rules = _rules(config.realm, config.symbols)[0]
+    return rules[int(np.random.default_rng(np.random.SeedSequence([config.world, config.realm])).integers(len(rules)))]
+
+
+def note(key: str, goal: str) -> str:
+    """The experience that says all there is to know of a realm."""
+    return f"take {key} then {goal}"
+
+
+def draw_layout(config: RealmsConfig, seed: int) -> Layout:
+    """The layout of a seed: held out or not as the seed says, and won in at most `longest_path` moves at best."""
+    generator = np.random.default_rng(np.random.SeedSequence([config.world, config.realm, seed]))
+    realm, rule = config.realm, hidden_rule(config)
+    if config.practice:
+        realm = int(generator.integers(PRACTICE_REALMS))
+        rules = _rules(realm, config.symbols)[1]
+        rule = rules[int(generator.integers(len(rules)))]
+    symbols = [chr(ord("A") + index) for index in range(config.symbols)]
+    others = [symbol for symbol in symbols if symbol not in rule]
+    for _ in range(_ATTEMPTS):
+        decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.objects - 2]]
+        drawn = [int(cell) for cell in generator.permutation(config.side**2)[: config.objects + 1]]
+        layout = Layout(
+            realm, config.side, dict(zip([*rule, *decoys], drawn[1:], strict=True)), drawn[0], key=rule[0], goal=rule[1]
+        )
+        if is_held_out(layout.text()) is not (seed >= config.held_out_from):
+            continue
+        moves = layout.distances(False)[layout.start] + layout.distances(True)[layout.cells[layout.key]]
+        if moves <= config.longest_path:
+            return layout
+    raise BadInput(
+        f"no layout with a way of at most {config.longest_path} moves was found in {_ATTEMPTS} draws",
+        expected="a grid on which some layouts can be won",
+        where=f"environment realms, side {config.side}, {config.objects} objects, seed {seed}",
+        next_step="raise longest_path or side, or lower objects",
+    )
+
+
+def is_held_out(layout_text: str) -> bool:
+    """Whether a first observation is for evaluation only."""
+    return hashlib.sha256(layout_text.encode()).digest()[0] < 256 * _HELD_OUT_SHARE
+
+
+def vocabulary(side: int, symbols: int) -> list[str]:
+    """Every word that goals, observations, actions and experiences of such grids are made of."""
+    cells = [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
+    letters = [chr(ord("A") + index) for index in range(symbols)]
+    return [
+        *ACTIONS,
+        *letters,
+        *cells,
+        *(f"r{realm}" for realm in range(PRACTICE_REALMS)),
+        "at",
+        "take",
+        "then",
+        _FEEDBACK,
+    ]
+
+
+def check_realms(config: RealmsConfig) -> None:
+    """Raise BadInput where a grid of these sizes cannot be drawn."""
+    for seed in (0, config.held_out_from):
+        draw_layout(config, seed)
+
+
+@dataclass
+class _Slot:
+    layout: Layout
+    cell: int
+    has_key: bool = False
+    turns: int = 0
+    done: bool = False
+
+
+class RealmsEnvironment:
+    """A wave of episodes of one realm (protocols `Environment` and `Judge`). Reward is 1 on the goal with the key,
+    else 0.
+
+    A decoy, and the goal before the key, end the episode as a failure, `max_turns` at the turn limit. A move into the
+    border is legal and moves nothing.
+    """
+
+    def __init__(self, config: RealmsConfig) -> None:
+        self.config = config
+        self._layout = lru_cache(maxsize=4096)(self._draw)
+        self._slots: list[_Slot] = []
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i."""
+        layouts = [self._layout(seed) for seed in seeds]
+        self._slots = [_Slot(layout, layout.start) for layout in layouts]
+        return [Start(f"r{layout.realm}", layout.text(), tuple(ACTIONS)) for layout in layouts]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        for index in actions:
+            if self._slots[index].done:
+                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def oracle(self, slot: int) -> str | None:
+        """First move of a shortest safe way, ties in the order of :data:`ACTIONS`; None when the episode is done."""
+        moves = self.best_moves(slot)
+        return moves[0] if moves else None
+
+    def best_moves(self, slot: int) -> list[str]:
+        """Every move that begins a shortest safe way; none when the episode is done or no way is left."""
+        state = self._slots[slot]
+        if state.done:
+            return []
+        distances = state.layout.distances(state.has_key)
+        reached = {action: distances[_moved(state.layout.side, state.cell, action)] for action in ACTIONS}
+        best = min(reached.values())
+        return [action for action, distance in reached.items() if distance == best < _FAR]
+
+    def safe_moves(self, slot: int) -> list[str]:
+        """Every move that does not end the episode as a failure."""
+        state = self._slots[slot]
+        deadly = state.layout.decoys if state.has_key else state.layout.decoys | {state.layout.cells[state.layout.goal]}
+        return [action for action in ACTIONS if _moved(state.layout.side, state.cell, action) not in deadly]
+
+    def layout(self, slot: int) -> Layout:
+        """The layout of a slot, for demonstrations."""
+        return self._slots[slot].layout
+
+    def truth(self, text: str) -> float | None:
+        """How much of a text's claim about this realm is right: 1 key and goal, 0.5 one of them; None: no claim.
+
+        A metric for people. Nothing that is trained may see it.
+        """
+        claim = _CLAIM.search(text)
+        if claim is None or self.config.practice:
+            return None
+        key, goal = hidden_rule(self.config)
+        return ((claim.group(1) == key) + (claim.group(2) == goal)) / 2
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._slots = []
+
+    def _draw(self, seed: int) -> Layout:
+        return draw_layout(self.config, seed)
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        legal = action in ACTIONS
+        reason = self._move(slot, action) if action is not None and legal else None
+        if reason is None and slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        slot.done = reason is not None
+        success = reason is StopReason.success
+        observation = f"{'k' if slot.has_key else 'p'}{slot.cell}"
+        actions = () if slot.done else tuple(ACTIONS)
+        feedback = "" if legal else _FEEDBACK
+        return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
+
+    def _move(self, slot: _Slot, action: str) -> StopReason | None:
+        layout = slot.layout
+        target = _moved(layout.side, slot.cell, action)
+        if target == slot.cell:
+            return None
+        slot.cell = target
+        if target == layout.cells[layout.key]:
+            slot.has_key = True
+        elif target == layout.cells[layout.goal]:
+            return StopReason.success if slot.has_key else StopReason.failure
+        elif target in layout.decoys:
+            return StopReason.failure
+        return None
+
+
+@lru_cache(maxsize=256)
+def _rules(realm: int, symbols: int) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """The ordered pairs of different symbols, cut by hash: those reserved for worlds, and those for practice."""
+    letters = [chr(ord("A") + index) for index in range(symbols)]
+
+    def drawn(pair: tuple[str, str]) -> bytes:
+        return hashlib.sha256(f"r{realm} {pair[0]}{pair[1]}".encode()).digest()
+
+    pairs = sorted(permutations(letters, 2), key=drawn)
+    reserved = len(pairs) // 4
+    return tuple(pairs[:reserved]), tuple(pairs[reserved:])
+
+
+def _moved(side: int, cell: int, action: str) -> int:
+    row, column = cell // side + ACTIONS[action][0], cell % side + ACTIONS[action][1]
+    return row * side + column if 0 <= row < side and 0 <= column < side else cell
+
+
+@lru_cache(maxsize=65_536)
+def _distances(side: int, target: int, blocked: frozenset[int]) -> tuple[int, ...]:
+    """Moves from every cell to the target without entering a blocked one."""
+    found = {target: 0}
+    queue = deque([target])
+    while queue:
+        cell = queue.popleft()
+        for action in ACTIONS:
+            neighbour = _moved(side, cell, action)  # moves can be undone, so ways back are ways there
+            if neighbour not in found and neighbour not in blocked:
+                found[neighbour] = found[cell] + 1
+                queue.append(neighbour)
+    return tuple(found.get(cell, _FAR) for cell in range(side**2))

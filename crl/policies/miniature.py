@@ -1,0 +1,73 @@
+"""Miniatures: small Llamas with a word-level tokenizer, ordinary transformers checkpoints made from a list of words.
+
+A word is a token, so an episode of the laboratory takes some fifty tokens and a round of them about a second on one
+core. Everything derives from the arguments: equal words, sizes and seed write equal bytes with the same torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+PAD, END, GO = "<pad>", "<end>", "<go>"
+"""Control tokens: padding, the end of an assistant's turn, and what stands before one."""
+UNKNOWN = "?"
+"""What a word outside the vocabulary is read as."""
+
+# A blank behind every text: words of two messages must not run together.
+_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}<go>{{ message['content'] }}<end>"
+    "{% else %}{{ message['content'] }} {% endif %}{% endfor %}{% if add_generation_prompt %}<go>{% endif %}"
+)
+
+
+def write_miniature(
+    directory: Path, words: Sequence[str], *, width: int, layers: int, heads: int, positions: int, seed: int
+) -> None:
+    """Write model (random weights), tokenizer and chat template into an existing directory.
+
+    Args:
+        directory: where the checkpoint goes, in transformers' layout.
+        words: the vocabulary; repeated words count once.
+        width: hidden size; a feed-forward layer has 8/3 of it, as Llama's.
+        layers: number of layers.
+        heads: attention heads of a layer; they divide the width.
+        positions: longest sequence in tokens.
+        seed: of the random weights.
+    """
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([UNKNOWN, *words]))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[GO],
+        model_max_length=positions,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = _TEMPLATE
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).float()
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

@@ -1,0 +1,340 @@
+"""Makes a warm start: base model, demonstrations, supervised updates, and the record of all of it.
+
+    $CRL_MODELS/warm/<name>/
+      actor/ extractor/          ordinary transformers checkpoints: models `warm:<name>/actor`, `warm:<name>/extractor`
+      record/*.parquet           every demonstration: tasks, episodes, generations, distillations, operations
+      warm_start.json            settings and their digest, digests of the models, figures, versions
+
+It is written beside its place and renamed once; made again from the same file it has the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from crl.config import (
+    DistillConfig,
+    FamilyConfig,
+    MergeConfig,
+    Method,
+    OptimizerConfig,
+    RoleConfig,
+    RolloutConfig,
+    SamplingConfig,
+    SeedRange,
+    WarmStartConfig,
+)
+from crl.errors import BadInput
+from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
+from crl.records import Generation, Row, Sample, table_of
+from crl.run.seeds import seed_for
+from crl.warm.config import Training, WarmStartFile, load_warm_start
+from crl.warm.words import words_of
+
+if TYPE_CHECKING:
+    from crl.protocols import Policy
+
+RECORD = "warm_start.json"
+_PACKAGES = ("torch", "transformers", "tokenizers", "trl", "numpy")
+_NEW_TOKENS = 24
+_RISING_STEPS = 100
+_GUARD = 1_000
+"""Practice seeds between the actor's demonstrations and the extractor's, so that a test set fits in between."""
+Say = Callable[[str], None]
+
+
+def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False) -> Path:
+    """The directory of the warm start that a file describes, made now if it is not there yet.
+
+    `say` is told what is going on, a line at a time. With `again` one of other settings under the same name is
+    replaced. Raises BadInput for a bad file, and where one of other settings is in its place.
+    """
+    from filelock import FileLock
+
+    settings = load_warm_start(path)
+    place = warm_directory(settings.name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.parent / f".{settings.name}.lock"):
+        if _is_there(place, settings, again):
+            return place
+        temporary = place.parent / f".{settings.name}.partial"
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a process that died; the lock is ours
+        temporary.mkdir()
+        _make(settings, temporary, say)
+        shutil.rmtree(place, ignore_errors=True)
+        temporary.rename(place)
+    return place
+
+
+def _is_there(place: Path, settings: WarmStartFile, again: bool) -> bool:
+    try:
+        found = json.loads((place / RECORD).read_text(encoding="utf-8"))["settings_digest"]
+    except (OSError, ValueError, KeyError):
+        return False
+    if found == settings.digest():
+        return True
+    if again:
+        return False
+    raise BadInput(
+        f"a warm start named {settings.name!r} was made from other settings",
+        expected=f"settings of digest {settings.digest()[:12]}, found {found[:12]}",
+        where=str(place),
+        next_step="give the file another name, or replace it: crl warm-start FILE --again",
+    )
+
+
+def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
+    from crl.learn.warm_start import settle_torch
+
+    name_accelerator()
+    settle_torch(settings.threads)
+    record = directory / "record"
+    record.mkdir()
+    method = practice_method(settings)
+    figures: dict[str, Any] = {}
+    with _base(settings) as base:
+        policy = _loaded(method.actor, base, settings)
+        say(f"actor: playing {settings.actor.episodes} demonstrations")
+        generations = _actor_record(policy, method, settings, record)
+        say("actor: learning")
+        figures["actor"] = _train(settings, "actor", base, generations, settings.actor.training, directory)
+        actor = _loaded(method.actor, directory / "actor", settings)
+        figures["actor"] |= _measure(actor, method, settings)
+        say("actor: " + _shown(figures["actor"]))
+        say(f"extractor: writing about {settings.extractor.episodes} episodes")
+        generations = _extractor_record(actor, policy, method, settings, record)
+        say("extractor: learning")
+        figures["extractor"] = _train(settings, "extractor", base, generations, settings.extractor.training, directory)
+        extractor = _loaded(method.extractor, directory / "extractor", settings)
+        figures["extractor"] |= _measure_extractor(actor, extractor, method, settings)
+        say("extractor: " + _shown(figures["extractor"]))
+    _write_record(settings, directory, figures)
+
+
+def practice_method(settings: WarmStartFile) -> Method:
+    """The method that practice is played and written by: one family, the settings' prompts and sizes."""
+    role = RoleConfig(
+        model=settings.model,
+        context=settings.context,
+        sampling=SamplingConfig(max_new_tokens=_NEW_TOKENS),
+        optimizer=OptimizerConfig(weight_decay=0.01),
+        deepspeed=settings.deepspeed,
+    )
+    family = FamilyConfig(
+        name="practice",
+        environment=settings.environment,
+        train_seeds=SeedRange(start=0, count=settings.environment.held_out_from),
+        evaluation_seeds=SeedRange(start=settings.environment.held_out_from, count=512),
+    )
+    return Method(
+        seed=settings.seed,
+        families=[family],
+        actor=role,
+        extractor=role,
+        rollout=RolloutConfig(action_format="word"),
+        distill=DistillConfig(format="lines", max_operations=1, max_characters=80),
+        merge=MergeConfig(every=0),
+        prompts=settings.prompts,
+        threads=settings.threads,
+    )
+
+
+def _loaded(role: RoleConfig, path: Path, settings: WarmStartFile) -> Policy:
+    from crl.policies import load_policy
+
+    return cast("Policy", load_policy(role, path, None, threads=settings.threads))
+
+
+@contextmanager
+def _base(settings: WarmStartFile) -> Iterator[Path]:
+    if settings.model != "miniature":
+        yield resolve_model(settings.model).path
+        return
+    from crl.policies.miniature import write_miniature
+
+    with tempfile.TemporaryDirectory(prefix="crl-miniature-") as directory:
+        write_miniature(
+            Path(directory), words_of(settings.environment, settings.prompts), seed=settings.seed,
+            **settings.miniature.model_dump(),
+        )  # fmt: skip
+        yield Path(directory)
+
+
+def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
+    from crl.warm.actor import actor_demonstrations
+
+    waves = actor_demonstrations(policy.chat, method, settings.actor, settings.seed, first_seed=0)
+    shown = [each for wave in waves for each in wave]
+    _write_rows(record / "actor_tasks.parquet", [each.task for each in shown])
+    _write_rows(record / "actor_episodes.parquet", [each.episode for each in shown])
+    generations = [each.generation for each in shown]
+    _write_rows(record / "actor_generations.parquet", generations)
+    return generations
+
+
+def _extractor_record(
+    actor: Policy, base: Policy, method: Method, settings: WarmStartFile, record: Path
+) -> list[Generation]:
+    from crl.warm.extractor import extractor_demonstrations, merge_demonstrations
+
+    first = settings.actor.episodes + _GUARD
+    waves = extractor_demonstrations(actor, base.chat, method, settings.extractor, settings.seed, first_seed=first)
+    results = [each for wave in waves for each in wave]
+    generations = [each.generation for each in results]
+    generations += merge_demonstrations(
+        base.chat, method, settings.extractor, settings.environment.symbols, settings.seed
+    )
+    _write_rows(record / "extractor_distillations.parquet", [each.distillation for each in results])
+    _write_rows(record / "extractor_generations.parquet", generations)
+    return generations
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table_of(type(rows[0]), rows), path, compression="zstd")
+
+
+def _train(
+    settings: WarmStartFile,
+    role: str,
+    base: Path,
+    generations: Iterable[Generation],
+    training: Training,
+    directory: Path,
+) -> dict[str, float]:
+    from crl.learn.warm_start import run_warm_start
+
+    samples = [_sample(role, row) for row in generations]
+    config = RoleConfig(
+        model=settings.model,
+        context=settings.context,
+        optimizer=OptimizerConfig(weight_decay=0.01),
+        deepspeed=settings.deepspeed.model_copy(update={"micro_batch": training.batch}),
+    )
+    figures = run_warm_start(
+        config,
+        base,
+        samples,
+        WarmStartConfig(
+            epochs=training.epochs,
+            learning_rate=training.learning_rate,
+            schedule="cosine",
+            rising_steps=_RISING_STEPS,
+        ),
+        seed=int(seed_for(settings.seed, "training", role).generate_state(1)[0]),
+        threads=settings.threads,
+        output_dir=directory / role,
+    )
+    for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
+        shutil.copyfile(file, directory / role / file.name)
+    return figures
+
+
+def _sample(role: str, row: Generation) -> Sample:
+    return Sample(
+        sample_id=row.generation_id, round=0, role=role, objective="nll", source=f"0000/{row.stage}",
+        generation_id=row.generation_id, reward=0.0, advantage=1.0, weight=1.0, temperature=1.0,
+        token_ids=row.token_ids, loss_mask=row.loss_mask, logprobs=row.logprobs,
+    )  # fmt: skip
+
+
+def _measure(actor: Policy, method: Method, settings: WarmStartFile) -> dict[str, float]:
+    """Success on held-out practice layouts with the whole hint, half of it, none, and a wrong one."""
+    from crl.envs.realms import RealmsEnvironment, note
+    from crl.rollout.play import play_wave
+    from crl.warm.actor import STAGE, practice_slots
+
+    environment = RealmsEnvironment(settings.environment)
+    held_out = method.families[0].evaluation_seeds
+    seeds = range(held_out.start, held_out.start + held_out.count)
+    random = np.random.default_rng(seed_for(settings.seed, "wrong"))
+
+    def hint(kind: str, slot: int) -> str | None:
+        layout = environment.layout(slot)
+        if kind == "wrong":
+            first, second = random.choice(sorted(layout.cells), size=2, replace=False)
+            return note(str(first), str(second))
+        return {"full": note(layout.key, layout.goal), "partial": f"take {layout.key}", "none": None}[kind]
+
+    figures = {}
+    for kind in ("full", "partial", "none", "wrong"):
+        played = play_wave(
+            actor,
+            environment,
+            practice_slots(environment, seeds, lambda slot, kind=kind: hint(kind, slot), f"test-{kind}"),  # type: ignore[misc]
+            method=method,
+            seed_of=lambda episode_id: seed_for(settings.seed, "test", episode_id),
+            sampling=method.actor.sampling,
+            weights_digest="",
+            stage=STAGE,
+        )
+        figures[f"success_{kind}"] = float(np.mean([each.episode.success for each in played]))
+    return figures
+
+
+def _measure_extractor(actor: Policy, extractor: Policy, method: Method, settings: WarmStartFile) -> dict[str, float]:
+    """Share of sampled notes that are true, about won and about lost episodes on held-out layouts; share in form."""
+    from crl.envs.realms import RealmsEnvironment, note
+    from crl.extractor.distill import DistillItem, distill_wave
+    from crl.rollout.play import play_wave
+    from crl.warm.actor import STAGE, practice_slots
+
+    environment = RealmsEnvironment(settings.environment)
+    held_out = method.families[0].evaluation_seeds
+    seeds = range(held_out.start, held_out.start + held_out.count)
+    environment.reset_many(seeds)
+    layouts = [environment.layout(slot) for slot in range(len(seeds))]
+    hints = [note(layout.key, layout.goal) if slot % 2 else None for slot, layout in enumerate(layouts)]
+    played = play_wave(
+        actor,
+        environment,
+        practice_slots(environment, seeds, lambda slot: hints[slot], "test-notes"),
+        method=method,
+        seed_of=lambda episode_id: seed_for(settings.seed, "test", episode_id),
+        sampling=method.actor.sampling,
+        weights_digest="",
+        stage=STAGE,
+    )
+    results = distill_wave(
+        extractor,
+        [DistillItem(each.episode, tuple(each.turns)) for each in played],
+        method=method,
+        seed_of=lambda distillation_id: seed_for(settings.seed, "test", distillation_id),
+        weights_digest="",
+        round=0,
+    )
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for each, result, layout in zip(played, results, layouts, strict=True):
+        for operation in result.operations:
+            if operation.text is not None:
+                right[each.episode.success].append(operation.text == note(layout.key, layout.goal))
+    return {
+        "true_about_won": float(np.mean(right[True])) if right[True] else 0.0,
+        "true_about_lost": float(np.mean(right[False])) if right[False] else 0.0,
+        "in_form": float(np.mean([result.distillation.reason_code == "ok" for result in results])),
+    }
+
+
+def _shown(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+
+
+def _write_record(settings: WarmStartFile, directory: Path, figures: dict[str, Any]) -> None:
+    content = {
+        "settings_digest": settings.digest(),
+        "settings": settings.model_dump(mode="json"),
+        "models": {role: directory_digest(directory / role) for role in ("actor", "extractor")},
+        "figures": figures,
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+    }
+    (directory / RECORD).write_text(json.dumps(cast(Any, content), indent=2) + "\n", encoding="utf-8")

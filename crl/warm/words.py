@@ -1,0 +1,50 @@
+"""The vocabulary of a miniature: every word of its environment, its prompts and the forms it has to write."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+from crl.config import PromptSet, RealmsConfig
+from crl.envs.realms import vocabulary
+from crl.templates import placeholders
+
+_CHUNK = 5
+"""Entries a merge shows: their numbers are words."""
+_TURNS = 64
+_FORMS = "ADD: UPDATE: RETURN KEEP MERGE DROP ASK: ACCEPT REFINE: REJECT unknown none → invalid"
+# What the extractor's view of an episode is written with (crl/extractor/trajectory.py).
+_TRAJECTORY = "Turn Action: (unchanged) success failure (turn limit) (context (invalid) limit)"
+
+
+def words_of(environment: RealmsConfig, prompts: PromptSet) -> list[str]:
+    """Words in a fixed order."""
+    numbers = [
+        ",".join(map(str, chosen))
+        for size in range(1, _CHUNK + 1)
+        for chosen in combinations(range(1, _CHUNK + 1), size)
+    ]
+    return [
+        *vocabulary(environment.side, environment.symbols),
+        *_prompt_words(prompts),
+        *_FORMS.split(),
+        *_TRAJECTORY.split(),
+        *(f"{turn}:" for turn in range(1, _TURNS + 1)),
+        *(f"{number}." for number in range(1, _CHUNK + 1)),
+        *numbers,
+        *(f"{listed}:" for listed in numbers),
+        *(f"{tenths / 10}" for tenths in range(11)),
+    ]
+
+
+def _prompt_words(prompts: PromptSet) -> list[str]:
+    """Words of the templates themselves, placeholders left out."""
+    texts: list[str] = []
+    for prompt in (prompts.actor, prompts.distill, prompts.merge, prompts.ask, prompts.critic):
+        if prompt is not None:
+            texts += [prompt.system, prompt.first, prompt.following, prompt.experience]
+    if prompts.ask is not None:
+        texts.append(prompts.ask.offer)
+    names = {name for text in texts for name in placeholders(text)}
+    blank = re.compile("|".join(re.escape("{" + name + "}") for name in sorted(names)))
+    return [word for text in texts for word in blank.sub(" ", text).split()]
