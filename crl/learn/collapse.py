@@ -26,57 +26,49 @@ class Kind:
     """One way to collapse."""
 
     name: str
+    told: str
     role: str | None
     """Role that must be trained in the round for the sign to mean anything; None: any."""
     needs: tuple[str, ...]
     """Figures it looks at: a round without them (no full batch, no note) says nothing, for or against."""
     sign: Callable[[Mapping[str, float]], bool]
-    told: Callable[[Mapping[str, float]], str]
 
 
 KINDS = (
     Kind(
         "without_notes",
+        f"the extractor writes no notes: more than {WITHOUT_NOTE:.0%} of its outputs are malformed or return",
         None,
         ("share_without_note",),
         lambda of: of["share_without_note"] > WITHOUT_NOTE,
-        lambda of: (
-            f"the extractor writes no notes: {of['share_without_note']:.0%} of its outputs are malformed or "
-            f"return (bound {WITHOUT_NOTE:.0%})"
-        ),
     ),
     Kind(
         "one_text",
+        f"the extractor repeats itself: one text is more than {ONE_TEXT:.0%} of the new notes",
         None,
         ("notes_one_text",),
         lambda of: of["notes_one_text"] > ONE_TEXT,
-        lambda of: (
-            f"the extractor repeats itself: one text is {of['notes_one_text']:.0%} of the new notes "
-            f"(bound {ONE_TEXT:.0%})"
-        ),
     ),
     Kind(
         "equal_rewards",
+        "no update of the extractor is possible: all rewards of its full batches are equal",
         "extractor",
         ("extractor_without_gradient",),
         lambda of: of["extractor_without_gradient"] == 1.0,
-        lambda of: "no update of the extractor is possible: all rewards of its full batches are equal",
     ),
     Kind(
         "without_success",
+        "no episode succeeds any more",
         "actor",
         ("success", BEST_SUCCESS),
         lambda of: of["success"] == 0.0 and of[BEST_SUCCESS] > 0.0,
-        lambda of: f"no episode succeeds any more (up to {of[BEST_SUCCESS]:.0%} did)",
     ),
     Kind(
         "without_variance",
+        "no update of the actor is possible: all rewards of each baseline are equal, and not all episodes succeed",
         "actor",
         ("success", "actor_groups_equal"),
         lambda of: of["actor_groups_equal"] == 1.0 and of["success"] < 1.0,
-        lambda of: (
-            "no update of the actor is possible: all rewards of each baseline are equal, and not all episodes succeed"
-        ),
     ),
 )
 
@@ -105,8 +97,7 @@ def collapse_figures(
             continue
         carried |= {f"{kind.name}_rounds": rounds, f"{kind.name}_since": since}
         if rounds >= ROUNDS:
-            what = kind.told(seen) if all(name in seen for name in kind.needs) else kind.name.replace("_", " ")
-            told.append(f"{what}, since round {since:.0f}")
+            told.append(f"{kind.told}, since round {since:.0f}")
     return carried, told
 
 

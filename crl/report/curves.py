@@ -19,6 +19,26 @@ OUTCOMES = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4),
 """What becomes of what the extractor asks for, with a colour each; a malformed output asks for nothing."""
 AGES = ((0, "this round"), (1, "1–3"), (4, "4–15"), (16, "16–63"), (64, "64+"))
 """Classes of age in rounds: smallest age, name."""
+HEALTH: tuple[tuple[str, bool, tuple[tuple[str, str, int], ...]], ...] = (
+    ("kinds of extractor outputs", True, (
+        ("add", "share_add", 0), ("update", "share_update", 2), ("return", "share_return", 4),
+    )),
+    ("notes that are right", True, (
+        ("new", "notes_true_new", 0), ("in the bank", "notes_true", 2), ("shown", "notes_true_used", 1),
+    )),
+    ("task families covered", True, (
+        ("by a note", "families_with_note", 0), ("by a right one", "families_with_true_note", 2),
+    )),
+    ("distinct texts among new notes", True, (("distinct", "notes_distinct", 0),)),
+    ("rewards of the extractor's batch", True, (
+        ("equal to most", "extractor_reward_equal", 0), ("at the minimum", "extractor_reward_at_minimum", 1),
+    )),
+    ("groups without an advantage", True, (("groups", "actor_groups_equal", 1),)),
+    ("rounds from writing to training", False, (
+        ("mean", "trained_age_mean", 0), ("oldest", "trained_age_max", 2), ("waiting longest", "buffer_oldest_wait", 1),
+    )),
+)  # fmt: skip
+"""Charts of the stage `health`: title, whether shares are drawn, and its lines as (name, figure, colour)."""
 _RAMP = 10
 """First of the colours that grow stronger."""
 _STAGES = 6
@@ -106,7 +126,7 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
 
 
 def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """Malformed outputs, clipped tokens, the buffer."""
+    """What the extractor writes and whether it is right, what the updates learn from, clipped tokens, the buffer."""
     malformed = _line("malformed", 6, summaries, lambda each: each.malformed / each.outputs if each.outputs else None)
     clipped = [
         _line(f"{role}", colour, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
@@ -115,11 +135,25 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [
         line_chart("malformed extractor outputs", [malformed], top=1.0, share=True),
+        *_observed(summaries),
         line_chart("tokens the objective clipped", clipped, share=True),
         _counts("outputs in the training buffer", buffered, summaries, lambda each: (
             each.buffer_trained, each.buffer or 0, each.buffer_dropped
         )),
     ]  # fmt: skip
+
+
+def _observed(summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """Charts of :data:`HEALTH` that have anything to show: not every environment knows what is right."""
+    charts = []
+    for title, share, named in HEALTH:
+        lines = [
+            _line(name, colour, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
+            for name, figure, colour in named
+        ]
+        if any(line.points for line in lines):
+            charts.append(line_chart(title, lines, top=1.0 if share else None, share=share))
+    return charts
 
 
 def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:

@@ -87,6 +87,8 @@ class RoundSummary:
     """Malformed outputs by reason, most frequent first."""
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
+    health: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the stage `health` (`crl/learn/health.py`); none in a round from before it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds a stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
@@ -181,6 +183,9 @@ class _Figures:
             "AND stage LIKE 'update\\_%' ESCAPE '\\' GROUP BY ALL ORDER BY ALL"
         ):
             self._clipped.setdefault(number, {})[str(stage).removeprefix("update_")] = float(share)
+        self._health: dict[Any, dict[str, float]] = {}
+        for number, name, value in fetch("SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL"):
+            self._health.setdefault(number, {})[str(name)] = float(value)
         self._seconds: dict[Any, dict[str, float]] = {}
         for number, stage, seconds in fetch(
             "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage"
@@ -218,6 +223,7 @@ class _Figures:
             actor_updates=self._updates.get((number, "actor")),
             changes=self._changes.get(number, {}),
             clipped=self._clipped.get(number, {}),
+            health=self._health.get(number, {}),
             seconds=self._seconds.get(number, {}),
             alarms=tuple(self._alarms.get(number, ())),
         )

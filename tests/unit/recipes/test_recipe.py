@@ -28,7 +28,7 @@ def test_a_round_of_complementary_rl():
         "initialise", "evaluate_base", "warm_start_actor", "warm_start_extractor", "evaluate",
     ]  # fmt: skip
     assert names(chosen, 1) == [
-        "plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor", "evaluate",
+        "plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor", "health", "evaluate",
     ]  # fmt: skip
     assert "merge" in names(chosen, 2), "conf/tiny.yaml merges every second round"
 
@@ -51,10 +51,10 @@ def test_baselines_leave_stages_out(recipe, missing, trains):
 def test_an_offline_bank_is_built_in_the_warm_up_and_never_changed_after_it():
     chosen = method(recipe="offline_bank", warm_up_rounds=2, approve_bank=True)
     recipe = recipe_of(chosen)
-    online = ["plan", "collect", "distill", "approve", "consolidate", "credit", "update_actor", "evaluate"]
+    online = ["plan", "collect", "distill", "approve", "consolidate", "credit", "update_actor", "health", "evaluate"]
     assert names(chosen, 1) == online
     assert names(chosen, 2) == [*online[:3], "merge", *online[3:]], "conf/tiny.yaml merges every second round"
-    offline = ["plan", "collect", "consolidate", "credit", "update_actor", "evaluate"]
+    offline = ["plan", "collect", "consolidate", "credit", "update_actor", "health", "evaluate"]
     assert names(chosen, 3) == names(chosen, 4) == offline
     assert recipe.trains == {"actor"} and recipe.guided
     assert recipe.resolve(chosen, 4, "consolidate", -1) == (3, "consolidate")

@@ -1,0 +1,253 @@
+"""Stage `health`: from rows alone, seen by nothing that trains, and no burden to runs from before it existed."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.config import ActorCriticConfig, FamilyConfig, RealmsConfig, RecipeName, SelfDistillationConfig
+from crl.engine.driver import Driver
+from crl.envs import make_environment
+from crl.envs.realms import hidden_rule, note
+from crl.recipes import recipe_of
+from crl.recipes.context import StageContext
+from crl.recipes.due import STAGES_OF_ROUND
+from crl.records import Metric, rows_of
+from crl.report.standing import unfinished
+from crl.run.directory import RunDirectory
+from crl.run.journal import Journal
+from crl.run.manifest import MANIFEST, Manifest
+from tests.tiny_run import ROUNDS, crl, experiment
+from tests.unit.report.scripted import Ask, ScriptedRun, Services
+from tests.unit.report.scripted import experiment as scripted_experiment
+
+ROOT = Path(__file__).parents[3]
+SWITCHES: dict[str, Any] = {
+    "actor_critic": ActorCriticConfig(), "self_distillation": SelfDistillationConfig(), "approve_bank": True,
+}  # fmt: skip
+
+
+def methods():
+    """Every recipe, with every set of switches that adds stages or reads."""
+    base = experiment().method
+    for name in RecipeName:
+        for count in range(len(SWITCHES) + 1):
+            for chosen in itertools.combinations(SWITCHES, count):
+                changes = {switch: SWITCHES[switch] for switch in chosen}
+                yield base.model_copy(update={"recipe": name, **changes})
+
+
+# -- what may see it ------------------------------------------------------------------------------------------------
+
+
+def test_no_stage_of_any_recipe_reads_what_only_observes():
+    seen = 0
+    for method in methods():
+        recipe = recipe_of(method)
+        stages = (*recipe.preparation, *recipe.stages)
+        observing = {stage.name for stage in stages if stage.observes}
+        assert observing == {"health"}, f"recipe {recipe.name}"
+        assert not observing & set(recipe.initial.values()) and not observing & set(recipe.initial)
+        for stage in stages:
+            read = {each.stage for each in stage.reads}
+            assert stage.observes or not read & observing, f"{recipe.name}: {stage.name} reads {read & observing}"
+            seen += 1
+    assert seen > 100
+
+
+def test_the_reads_behind_an_update_never_come_to_it():
+    for method in methods():
+        recipe = recipe_of(method)
+        reads = {stage.name: {each.stage for each in stage.reads} for stage in (*recipe.preparation, *recipe.stages)}
+        behind = {stage.name for stage in (*recipe.preparation, *recipe.stages) if stage.role is not None}
+        while (more := behind | {name for each in behind for name in reads.get(each, ())}) != behind:
+            behind = more
+        assert {"credit", "plan", "collect"} <= behind and "health" not in behind, recipe.name
+
+
+def test_only_this_stage_asks_what_is_true():
+    """The truth is asked of an environment by one call in one file."""
+    asking = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "crl").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "truth" and isinstance(node.ctx, ast.Load)
+        and not (isinstance(node.value, ast.Name) and node.value.id == "note")
+    ]  # fmt: skip
+    assert asking == ["crl/recipes/health.py"]
+
+
+# -- what it says ---------------------------------------------------------------------------------------------------
+
+
+class Realms(Services):
+    """The services of a scripted run, with the environments of its method."""
+
+    def __init__(self, families: list[FamilyConfig]) -> None:
+        super().__init__()
+        self._families = {family.name: family for family in families}
+
+    def environment(self, family: str) -> Any:
+        return make_environment(self._families[family].environment)
+
+
+def figures_of(run: RunDirectory, round_number: int) -> dict[str, float]:
+    return {row.name: row.value for row in rows_of(Metric, run.read(round_number, "health", Metric))}
+
+
+def test_truth_and_coverage_of_two_realms(tmp_path):
+    worlds = [RealmsConfig(realm=realm, world=3) for realm in range(2)]
+    families = [FamilyConfig(name=f"r{world.realm}", environment=world) for world in worlds]
+    made = scripted_experiment(method__recipe="experience_only", method__merge__every=0)
+    made = made.model_copy(update={"method": made.method.model_copy(update={"families": families})})
+    right = [note(*hidden_rule(world)) for world in worlds]
+    key, goal = hidden_rule(worlds[0])
+    with ScriptedRun(tmp_path, made, services=Realms(families)) as scripted:
+        scripted.initialise()
+
+        def play(*asks: Ask, **more: Any) -> tuple[list[str], dict[str, float]]:
+            ids = scripted.play(*asks, family="r0", **more)
+            scripted._stage(scripted.newest, "health")
+            return ids, figures_of(scripted.run, scripted.newest)
+
+        (good, *_), first = play(
+            Ask("add", right[0], family="r0"),
+            Ask("add", note(goal, key), family="r0"),
+            Ask("add", "go on", family="r1"),
+            Ask("return"),
+        )
+        _, second = play(
+            Ask("add", right[1], family="r1"), Ask("add", right[1], family="r1"), guided=[(good, True), (good, False)]
+        )
+    assert first["notes_new"] == 3 and first["notes_distinct"] == 1.0
+    assert first["notes_true_new"] == first["notes_true"] == pytest.approx(1 / 3)
+    assert first["notes_claiming"] == pytest.approx(2 / 3), "`go on` claims nothing"
+    assert (first["families_with_note"], first["families_with_true_note"]) == (1.0, 0.5)
+    assert first["share_return"] == first["share_without_note"] == 0.25
+    assert "notes_true_used" not in first, "nothing was shown"
+    assert second["notes_true_new"] == 1.0 and second["notes_distinct"] == 0.5
+    assert second["notes_true"] == 0.5, "the bank refuses the same text twice: 2 of 4"
+    assert (second["families_with_note"], second["families_with_true_note"]) == (1.0, 1.0)
+    assert second["notes_true_used"] == 0.0, "what was shown is judged, not what the bank holds by that name"
+    assert (second["used_age_mean"], second["used_age_max"]) == (1.0, 1.0)
+    assert second["success_guided_minus_free"] == 0.0 and second["success"] == 0.5
+
+
+def test_the_figures_of_a_real_round_are_those_of_its_rows(finished):
+    import duckdb
+
+    from crl.report.views import reading
+
+    found = {number: figures_of(RunDirectory.open(finished), number) for number in (1, 2)}
+    with reading(finished, None) as connection:
+        assert isinstance(connection, duckdb.DuckDBPyConnection)
+
+        def one(sql: str) -> Any:
+            return connection.execute(sql).fetchone()
+
+        for number, figures in found.items():
+            assert one(
+                "SELECT avg((verdict = 'malformed')::INT), avg((verdict = 'add')::INT) FROM distillations "
+                f"WHERE round = {number} AND stage IN ('distill', 'merge')"
+            ) == pytest.approx((figures["share_malformed"], figures["share_add"]))
+            texts = one(
+                "SELECT count(*), count(DISTINCT (family, text)) / count(*) FROM operations WHERE "
+                f"round = {number} AND stage IN ('distill', 'merge') AND kind IN ('add', 'update', 'merge')"
+            )
+            assert texts == pytest.approx((figures["notes_new"], figures["notes_distinct"]))
+            assert one(f"SELECT avg(success::INT) FROM episodes WHERE round = {number} AND stage = 'collect'") == (
+                pytest.approx(figures["success"]),
+            )
+            assert figures["collapsed"] == 0 and "notes_true" not in figures, "FrozenLake knows no truth"
+        batch = one("SELECT avg(reward), stddev_pop(reward), avg(round - split_part(source, '/', 1)::INT) FROM samples "
+                    "WHERE round = 2 AND stage = 'credit' AND role = 'extractor'")  # fmt: skip
+        names = ("extractor_reward_mean", "extractor_reward_std", "trained_age_mean")
+        assert batch == pytest.approx(tuple(found[2][name] for name in names))
+        clipped = one("SELECT sum(value) FROM metrics WHERE round = 2 AND stage = 'update_actor' AND name LIKE 'clip%'")
+        assert clipped == pytest.approx((found[2]["actor_clipped"],))
+
+
+# -- runs from before it --------------------------------------------------------------------------------------------
+
+
+def as_before(run_path: Path, *, rounds: range) -> RunDirectory:
+    """Take the stage out of these rounds of a copied run, and out of what their manifests name."""
+    import shutil
+
+    run = RunDirectory.open(run_path)
+    for number in rounds:
+        shutil.rmtree(run.stage_path(number, "health"))
+        for stage in run.complete_stages(number):
+            whole = run.manifest(number, stage)
+            told = {name: value for name, value in whole.provenance.items() if name != STAGES_OF_ROUND}
+            (run.stage_path(number, stage) / MANIFEST).write_bytes(Manifest.seal(whole.digested, told).render())
+    return run
+
+
+def test_a_run_from_before_the_stage_goes_on_where_it_is(copied):
+    run = as_before(copied, rounds=range(1, ROUNDS + 1))
+    with Driver(run, experiment().runtime) as driver:
+        assert driver.next_round() == ROUNDS + 1
+        assert "health" not in driver.stages(ROUNDS) and "health" in driver.stages(ROUNDS + 1)
+        assert driver.set_target(1) == (ROUNDS + 1, ROUNDS + 1)
+    assert unfinished(run, [event for event in Journal(copied).read() if event["event"] != "target"]) is None
+    crl(copied.parent, "verify", copied.name)
+
+
+def test_what_a_run_from_before_makes_now_has_the_stage(copied):
+    """Its first round with the stage begins to count: there is nothing before it."""
+    run = as_before(copied, rounds=range(1, 2))
+    recipe = recipe_of(run.method)
+    written: list[Any] = []
+
+    class Kept:
+        directory = copied
+
+        def write(self, row_type: Any, table: Any) -> None:
+            written.extend(rows_of(row_type, table))
+
+    context = StageContext(
+        method=run.method, recipe=recipe, stage=recipe.stage(run.method, 2, "health"), round_number=2, reader=run,
+        writer=Kept(), services=EnvironmentsOf(run), progress=lambda figures: None,
+    )  # fmt: skip
+    context.stage.run(context)
+    assert (1, "health") not in context.inputs and (2, "collect") in context.inputs
+    again = {row.name: row.value for row in written}
+    recorded = figures_of(run, 2)
+    assert again["share_malformed"] == recorded["share_malformed"]
+    assert again["best_success"] == again["success"] <= recorded["best_success"]
+
+
+class EnvironmentsOf:
+    """The environments of a run's method."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._families = {family.name: family for family in run.method.families}
+
+    def environment(self, family: str) -> Any:
+        return make_environment(self._families[family].environment)
+
+
+def test_a_run_that_was_ended_before_the_stage_still_owes_it(copied):
+    import shutil
+
+    run = RunDirectory.open(copied)
+    for stage in ("health", "evaluate"):
+        shutil.rmtree(run.stage_path(ROUNDS, stage), ignore_errors=True)
+    with Driver(run, experiment().runtime) as driver:
+        assert driver.next_round() == ROUNDS
+        assert "health" in driver.stages(ROUNDS)
+
+
+@pytest.mark.slow
+def test_a_run_from_before_is_resumed_by_the_command_line(copied):
+    run = as_before(copied, rounds=range(1, ROUNDS + 1))
+    crl(copied.parent, "resume", copied.name, "--rounds", "1")
+    having = [number for number in run.rounds() if run.is_complete(number, "health")]
+    assert run.rounds() == list(range(ROUNDS + 2)) and having == [ROUNDS + 1]
+    assert f"{ROUNDS:04d}/health" not in run.manifest(ROUNDS + 1, "health").digested.inputs
+    crl(copied.parent, "verify", copied.name)
