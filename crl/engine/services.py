@@ -1,8 +1,10 @@
 """What the engine lends its stages: environments, policies, trainers, the embedder. All of it is cache.
 
-At most one set of weights a role and at most one trainer is held: the weights of the next round replace those of the
-last, and a trainer's optimiser state is several times its model. A trainer that a stage asked for counts as spoilt
-until the stage says where it stands (`trained`); a stage that failed in between never hands a half-made update on.
+At most one set of weights a role is held: those of the next round replace those of the last. A trainer's optimiser
+state is several times its model, so at most one is held, and no sampling copy of its role beside it; of small models
+(:data:`SMALL_BYTES`) both trainers stay, and new weights are read into the living copy. A trainer that a stage asked
+for counts as spoilt until the stage says where it stands (`trained`); a stage that failed in between never hands a
+half-made update on.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import gc
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
@@ -25,8 +27,15 @@ from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
     from crl.learn.trainer import Trainer
+    from crl.policies.language_model import LanguagePolicy
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
+
+
+SMALL_BYTES = 64 * 1024**2
+"""Weight files of both roles together up to which everything stays in memory: about five times as much is then held.
+Freeing a model is dear however small it is: a collection goes through every object of torch, transformers and DeepSpeed
+(0.4 s), which is most of a round of a miniature."""
 
 
 class EngineServices:
@@ -36,11 +45,11 @@ class EngineServices:
         self.rank, self.world_size = rank, world_size
         self._run, self._method = run, run.method
         self._environments: dict[str, Environment] = {}
-        self._policies: dict[str, tuple[str, Policy]] = {}
+        self._policies: dict[str, tuple[str, LanguagePolicy]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
-        self._trainer: tuple[str, str, Trainer] | None = None
-        """(role, weights digest, trainer); an empty digest while a stage trains it."""
+        self._trainers: dict[str, tuple[str, Trainer]] = {}
+        """(weights digest, trainer) by role; an empty digest while a stage trains it."""
         self._stage_seed = 0
         self._torch_ready = False
 
@@ -64,39 +73,46 @@ class EngineServices:
         if held is not None and held[0] == weights.weights_digest:
             return held[1]
         self._prepare_torch()
-        held = None
-        if self._policies.pop(role, None) is not None:
-            _collect()
+        # Not here while it changes: a failure in between must not leave a mixture behind.
+        held = self._policies.pop(role, None)
         config = self._method.role(role)
         model_path, checkpoint = self._base(role, config, weights), self._checkpoint(weights)
-        from crl.policies import load_policy
+        if held is not None and self._all_small() and held[1].take_weights(checkpoint or model_path):
+            policy = held[1]
+        else:
+            if held is not None:
+                held = None
+                _collect()
+            from crl.policies import load_policy
 
-        with self._seeded("weights", role):
-            policy = cast(Policy, load_policy(config, model_path, checkpoint, threads=self._method.threads))
+            with self._seeded("weights", role):
+                policy = load_policy(config, model_path, checkpoint, threads=self._method.threads)
         self._policies[role] = (weights.weights_digest, policy)
         return policy
 
     def trainer(self, role: str, weights: Weights) -> Trainer:
         """The role's trainer standing at the weights of a row, optimiser state included."""
-        if self._trainer is not None and self._trainer[:2] == (role, weights.weights_digest):
-            trainer = self._trainer[2]
+        held = self._trainers.get(role)
+        if held is not None and held[0] == weights.weights_digest:
+            trainer = held[1]
         else:
-            self._drop_trainer()
+            small = self._all_small()
+            self._drop_trainers([role] if small else list(self._trainers))
             # These weights are about to change: the sampling copy would only take room.
-            if self._policies.pop(role, None) is not None:
+            if not small and self._policies.pop(role, None) is not None:
                 _collect()
             self._prepare_torch()
             trainer = self._new_trainer(role, weights)
-        self._trainer = (role, "", trainer)
+        self._trainers[role] = ("", trainer)
         return trainer
 
     def trained(self, role: str, weights: Weights) -> None:
         """Say that the trainer of a role now stands at the weights of a new row: the next round goes on from there."""
-        if self._trainer is None or self._trainer[0] != role:
+        if role not in self._trainers:
             raise AssertionError(f"no trainer of {role} is lent out")
         # With several ranks every rank must build its trainer at the same time, and only rank 0 learns of this row.
         if self.world_size == 1:
-            self._trainer = (role, weights.weights_digest, self._trainer[2])
+            self._trainers[role] = (weights.weights_digest, self._trainers[role][1])
 
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder; a name without files stands for itself."""
@@ -129,8 +145,7 @@ class EngineServices:
 
     def begin(self, round_number: int, stage: str, part: int | None) -> None:
         """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed."""
-        if self._trainer is not None and not self._trainer[1]:
-            self._drop_trainer()
+        self._drop_trainers([role for role, (digest, _) in self._trainers.items() if not digest])
         place: tuple[str | int, ...] = ("torch", round_number, stage, -1 if part is None else part)
         self._stage_seed = _torch_seed(self._method.seed, *(str(item) for item in place))
         if self._torch_ready:
@@ -140,7 +155,7 @@ class EngineServices:
         """Free every model. Environments stay: they are small."""
         self._policies.clear()
         self._embedder = None
-        self._drop_trainer()
+        self._drop_trainers(list(self._trainers))
         _collect()
 
     def close(self) -> None:
@@ -235,12 +250,18 @@ class EngineServices:
             torch.manual_seed(_torch_seed(self._method.seed, *place))
             yield
 
-    def _drop_trainer(self) -> None:
-        if self._trainer is not None:
-            trainer, self._trainer = self._trainer[2], None
-            trainer.dispose()
-            del trainer
-            _collect()
+    def _all_small(self) -> bool:
+        """Whether the models of both roles are so small that nothing has to make room for anything."""
+        paths = {self.model_path(role) for role in ("actor", "extractor")}
+        return sum(file.stat().st_size for path in paths for file in path.glob("*.safetensors")) <= SMALL_BYTES
+
+    def _drop_trainers(self, roles: Sequence[str]) -> None:
+        for role in roles:
+            held = self._trainers.pop(role, None)
+            if held is not None:
+                held[1].dispose()
+                del held
+                _collect()
 
 
 def prepare_environment(threads: int) -> dict[str, str]:

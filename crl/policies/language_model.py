@@ -52,6 +52,25 @@ class LanguagePolicy:
         """
         return BatchSession(self.model, self.end_ids, self.context, prompts, groups)
 
+    def take_weights(self, directory: Path) -> bool:
+        """Read full weights into the living model: the numbers that loading it anew would give, without the time.
+
+        Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors (an
+        adapter, several files, another shape). Sessions that are open may not be used any more.
+        """
+        path = directory / "model.safetensors"
+        if (directory / "adapter_config.json").is_file() or not path.is_file():
+            return False
+        from safetensors.torch import load_file
+
+        tensors = load_file(path)
+        own = dict(self.model.named_parameters())
+        if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
+            return False
+        for name, parameter in own.items():
+            parameter.data.copy_(tensors[name])
+        return True
+
 
 def load_policy(
     role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True

@@ -111,6 +111,68 @@ def test_a_kept_trainer_and_one_built_from_its_checkpoint_continue_bit_by_bit(se
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
+def test_trainers_of_small_models_live_side_by_side(services, base):
+    extractor = dataclasses.replace(base, role="extractor")
+    actor = services.trainer("actor", base)
+    services.trained("actor", base)
+    other = services.trainer("extractor", extractor)
+    services.begin(2, "stage", None)  # the extractor's stage failed: only its trainer goes
+    assert services.trainer("actor", base) is actor
+    assert services.trainer("extractor", extractor) is not other
+
+
+def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
+    monkeypatch.setattr("crl.engine.services.SMALL_BYTES", 0)
+    policy, actor = services.policy("actor", base), services.trainer("actor", base)
+    services.trained("actor", base)
+    services.trainer("extractor", dataclasses.replace(base, role="extractor"))
+    assert services.trainer("actor", base) is not actor
+    assert services.policy("actor", base) is not policy
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype):
+    method = services._method
+    role = method.actor.model_copy(update={"dtype": dtype})
+    services._method = method.model_copy(update={"actor": role})
+    before = services.policy("actor", base)
+    old = {name: value.clone() for name, value in before.model.named_parameters()}
+    trainer = services.trainer("actor", base)
+    trainer.update([sample(services)], method.actor_objective)
+    trainer.save(services._run.path / "rounds" / "checkpoint")
+    after = dataclasses.replace(base, checkpoint="rounds/checkpoint", weights_digest="2" * 64)
+    services.trained("actor", after)
+    living = services.policy("actor", after)
+    assert living is before
+    monkeypatch.setattr("crl.engine.services.SMALL_BYTES", 0)
+    services.release()
+    fresh = services.policy("actor", after)
+    assert fresh is not living
+    new = dict(living.model.named_parameters())
+    assert any(not torch.equal(new[name], old[name]) for name in old)
+    assert all(torch.equal(new[name], value) for name, value in fresh.model.named_parameters())
+    assert {value.dtype for value in new.values()} == {getattr(torch, dtype)}
+
+
+def test_weights_that_do_not_fit_are_not_taken(services, base, tmp_path):
+    from safetensors.torch import save_file
+
+    policy = services.policy("actor", base)
+    old = {name: value.clone() for name, value in policy.model.named_parameters()}
+    assert not policy.take_weights(tmp_path), "no file"
+    save_file({name: value + 1 for name, value in list(old.items())[1:]}, tmp_path / "model.safetensors")
+    assert not policy.take_weights(tmp_path), "a tensor is missing"
+    save_file({name: (value + 1).flatten() for name, value in old.items()}, tmp_path / "model.safetensors")
+    assert not policy.take_weights(tmp_path), "another shape"
+    save_file({name: value + 1 for name, value in old.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert not policy.take_weights(tmp_path), "an adapter"
+    assert all(torch.equal(value, old[name]) for name, value in policy.model.named_parameters())
+    (tmp_path / "adapter_config.json").unlink()
+    assert policy.take_weights(tmp_path)
+    assert all(torch.equal(value, old[name] + 1) for name, value in policy.model.named_parameters())
+
+
 def test_trainers_and_policies_do_not_depend_on_what_was_loaded_before(services, base):
     services.begin(1, "stage", None)
     services.policy("actor", base)
