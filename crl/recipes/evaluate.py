@@ -16,7 +16,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
 from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import Evaluation, Retrieval, RetrievalCount, Task
+from crl.records import QUESTION, Evaluation, Retrieval, RetrievalCount, Task, Turn
 from crl.rollout.play import PlayedEpisode
 from crl.run.seeds import seed_for
 
@@ -136,5 +136,10 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
         turns=episode.turns,
         invalid_actions=episode.invalid_actions,
         stop_reason=episode.stop_reason,
-        actions=[turn.action or "" for turn in played.turns],
+        actions=[_action(turn) for turn in played.turns],
     )
+
+
+def _action(turn: Turn) -> str:
+    """What a turn did; empty where that was nothing. A question that was refused is nothing."""
+    return "" if turn.action is None or (turn.action == QUESTION and not turn.valid) else turn.action
