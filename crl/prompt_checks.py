@@ -16,16 +16,21 @@ def check_placeholders(method: Method) -> None:
     """Raise BadInput naming the prompt and the placeholder that nobody fills, or the experience in the wrong place."""
     from crl.extractor import prompts as extractor_prompts
     from crl.rollout import prompts as actor_prompts
+    from crl.rollout.critic import check_critic_prompt
 
     actor_prompts.check_prompts(method.prompts, method.rollout.placement)
     extractor_prompts.check_prompts(method.prompts)
+    check_critic_prompt(method.prompts)
 
 
 def check_room(method: Method, *, extractor: bool) -> None:
     """Raise PromptTooLong where a prompt leaves no room for an answer. `extractor` False: the recipe has none."""
     from crl.extractor.prompts import check_room as check_extractor_room
+    from crl.rollout.critic import check_critic_room
 
-    check_actor_room(_chat(method, "actor"), method)
+    actor = _chat(method, "actor")
+    check_actor_room(actor, method)
+    check_critic_room(actor, method.actor.context, method)
     if extractor:
         check_extractor_room(_chat(method, "extractor"), method.extractor.context, method)
 

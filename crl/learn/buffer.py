@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
-from crl.records import BufferItem, Credit, Distillation, Metric
+from crl.records import BufferItem, Distillation, Metric, UseReward
 
 _ORDERS_A_ROUND = 1_000_000
 """`entered_order` is round * this + index of entry: unique over a run without carrying a counter."""
@@ -56,7 +56,7 @@ def _scored_at_once(
 
 def fill_buffer(
     previous: Sequence[BufferItem],
-    credits: Sequence[Credit],
+    uses: Sequence[UseReward],
     distillations: Sequence[Distillation],
     *,
     round: int,
@@ -64,13 +64,13 @@ def fill_buffer(
     origins: Mapping[str, tuple[int, str]],
     free_means: Mapping[str, float],
 ) -> list[BufferItem]:
-    """The buffer after this round's credits and outputs, oldest entry first.
+    """The buffer after this round's uses and outputs, oldest entry first.
 
-    `credits` add a use each to the output that wrote the text; `distillations` are the outputs written this round
-    (distill and merge). `origins` says for an output by generation id which (round, stage) wrote it; it is read for
-    outputs that enter. `free_means` is `credit.free_means` of this round's episodes, for `return_reward: free_mean`
-    (a `return` whose group has no free member stays unscored). New items enter in the order of first use, then in
-    the order of `distillations`. Raises RecordDamaged for a used output without an origin.
+    `uses` add themselves and their reward to the output that wrote the text; `distillations` are the outputs written
+    this round (distill and merge). `origins` says for an output by generation id which (round, stage) wrote it; it is
+    read for outputs that enter. `free_means` is `credit.free_means` of this round's episodes, for
+    `return_reward: free_mean` (a `return` whose group has no free member stays unscored). New items enter in the order
+    of first use, then in the order of `distillations`. Raises RecordDamaged for a used output without an origin.
     """
     items = _settled(previous)
     entered = 0
@@ -85,22 +85,22 @@ def fill_buffer(
             last_trained_round=None, status="waiting", reason=None,
         )  # fmt: skip
 
-    for credit in credits:
-        generation_id = credit.generation_id
+    for use in uses:
+        generation_id = use.generation_id
         item = items.get(generation_id)
         if item is None:
             if generation_id not in origins:
                 raise RecordDamaged(
-                    f"experience {credit.entry_id} was used, but nothing says which stage wrote {generation_id}",
+                    f"experience {use.entry_id} was used, but nothing says which stage wrote {generation_id}",
                     expected="the bank's snapshot to name the output behind every text",
-                    where=f"round {credit.round}, episode {credit.episode_id}",
+                    where=f"round {use.round}, episode {use.episode_id}",
                     next_step="run `crl verify` on the run",
                 )
             item = enter(generation_id, "used", origins[generation_id])
         elif item.status == "trained":
             fresh = enter(generation_id, item.kind, (item.generation_round, item.generation_stage))
             item = replace(fresh, train_count=item.train_count, last_trained_round=item.last_trained_round)
-        items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + credit.outcome)
+        items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
     for row in distillations:
         scored = _scored_at_once(row, config, free_means)
         if scored is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from crl.errors import RecordDamaged
 from crl.protocols import StopReason
-from crl.records import Credit, Distillation, EntryScore, Episode, Metric, Retrieval
+from crl.records import Credit, Distillation, EntryScore, Episode, Judgement, Metric, Retrieval
 
 VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
 ALARM_SHARE = 0.5
@@ -42,12 +42,16 @@ def free_means(episodes: Iterable[Episode]) -> dict[str, float]:
     return {episode_id: means[key] for episode_id, key in keys.items() if key in means}
 
 
-def credits_of(episodes: Sequence[Episode], retrievals: Iterable[Retrieval]) -> list[Credit]:
+def credits_of(
+    episodes: Sequence[Episode], retrievals: Iterable[Retrieval], judgements: Iterable[Judgement] = ()
+) -> list[Credit]:
     """One credit a usable guided episode, in the order of `episodes`.
 
-    `retrievals` are the rows of the round's plan: the chosen one of an episode says which output wrote the text.
-    Raises RecordDamaged where a guided episode has no chosen retrieval, or one of another entry or version.
+    `retrievals` are the rows of the round's plan: the chosen one of an episode says which output wrote the text. What
+    the actor made of a text (`judgements`) is credited to that output too. Raises RecordDamaged where a guided episode
+    has no chosen retrieval, or one of another entry or version, and where an episode was played otherwise than judged.
     """
+    _check_played_as_judged(episodes, judgements)
     chosen = {row.episode_id: row for row in retrievals if row.chosen}
     twins = free_means(episodes)
     credits = []
@@ -77,6 +81,18 @@ def credits_of(episodes: Sequence[Episode], retrievals: Iterable[Retrieval]) -> 
             )
         )
     return credits
+
+
+def _check_played_as_judged(episodes: Iterable[Episode], judgements: Iterable[Judgement]) -> None:
+    texts = {row.episode_id: row.text for row in judgements}
+    for episode in episodes:
+        if episode.episode_id in texts and episode.experience != texts[episode.episode_id]:
+            raise RecordDamaged(
+                f"episode {episode.episode_id} was shown {episode.experience!r}",
+                expected=f"what the actor's verdict left of the experience: {texts[episode.episode_id]!r}",
+                where=f"round {episode.round}",
+                next_step="run `crl verify` on the run",
+            )
 
 
 def entry_scores(previous: Iterable[EntryScore], credits: Iterable[Credit]) -> list[EntryScore]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from crl.recipes.asking import advisor_of
 from crl.recipes.bank_access import chosen_by_episode, texts_of
 from crl.recipes.context import StageContext
+from crl.recipes.judge import as_judged, verdicts_of
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Question, Retrieval, StrippedContext, Task, Turn
@@ -30,7 +31,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
     played = play(
         ctx,
         policy,
-        slots_of(tasks, chosen, texts),
+        as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx)),
         sampling=ctx.method.actor.sampling,
         weights_digest=weights.weights_digest,
         advisor=advisor_of(ctx, bank, offset=-1, seed_of=lambda question_id: ctx.seed("ask", question_id)),

@@ -22,6 +22,7 @@ from crl.recipes import (
     evaluate,
     health,
     initialise,
+    judge,
     plan,
     update,
     warm_start,
@@ -38,6 +39,7 @@ from crl.records import (
     Credit,
     Distillation,
     EntryScore,
+    EntryUsefulness,
     Episode,
     Evaluation,
     Generation,
@@ -50,6 +52,7 @@ from crl.records import (
     StrippedContext,
     Task,
     Turn,
+    UseReward,
     Weights,
 )
 
@@ -109,7 +112,7 @@ CREDIT = Stage(
     name="credit",
     run=credit.credit,
     reads=(Read("collect"), Read("plan"), Read("distill"), Read("merge"), BANK, Read("credit", -1)),
-    writes=(Credit, EntryScore, BufferItem, Sample, Metric),
+    writes=(Credit, EntryScore, BufferItem, Sample, Metric),  # and what :func:`_switched` adds
 )
 UPDATE_ACTOR = update.update_stage("actor")
 UPDATE_EXTRACTOR = update.update_stage("extractor")
@@ -176,6 +179,8 @@ def build(method: Method) -> Recipe:
     )  # fmt: skip
     if method.recipe is RecipeName.offline_bank:
         stages = tuple(_in_warm_up_only(each) if each.name in _CHANGE_THE_BANK else each for each in stages)
+    if method.actor_critic is not None:
+        stages = (stages[0], judge.stage(BANK, ACTOR), *stages[1:])
     stages = tuple(_switched(each, method) for each in stages)
     has_bank = "consolidate" not in left_out
     warm_actor = method.warm_start is not None and method.warm_start.actor_episodes > 0
@@ -214,4 +219,8 @@ def _switched(stage: Stage, method: Method) -> Stage:
         stage = dataclasses.replace(stage, writes=(*stage.writes, StrippedContext))
     if stage.name in ("collect", "evaluate") and method.rollout.search_and_ask is not None:
         stage = with_questions(stage)
+    if stage.name in ("collect", "credit", "evaluate") and method.actor_critic is not None:
+        stage = judge.with_verdicts(stage)
+    if stage.name == "credit" and (method.actor_critic is not None or method.extractor_objective.credit != "outcome"):
+        stage = dataclasses.replace(stage, writes=(*stage.writes, UseReward, EntryUsefulness))
     return stage

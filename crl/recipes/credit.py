@@ -5,25 +5,31 @@ Any generation becomes a sample here, with advantage and weight; the updates rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.learn.buffer import buffer_metrics, fill_buffer, select_batch
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
+from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
+from crl.learn.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.context import StageContext
+from crl.recipes.judge import verdicts_of
 from crl.records import (
     BufferItem,
     Credit,
     Distillation,
     EntryScore,
+    EntryUsefulness,
     Episode,
     Generation,
     Metric,
     Retrieval,
     Sample,
+    StrippedContext,
+    UseReward,
     rows_with,
 )
 
@@ -35,43 +41,75 @@ def credit(ctx: StageContext) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
     episodes = ctx.rows(Episode, "collect")
     distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
-    credits = credits_of(episodes, ctx.rows(Retrieval, "plan"))
-    written = _written(ctx, credits)
+    retrievals, judgements = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
+    credits = credits_of(episodes, retrievals, judgements)
+    objective = ctx.method.extractor_objective
+    before = ctx.rows(EntryUsefulness, "credit", -1)
+    uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
+    written = _written(ctx, uses)
     # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
     imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
     buffer = fill_buffer(
         ctx.rows(BufferItem, "credit", -1),
-        [row for row in credits if row.generation_id not in imported],
+        [row for row in uses if row.generation_id not in imported],
         [row for row in distillations if row.reason_code != UNTRAINABLE],
         round=ctx.round,
-        config=ctx.method.extractor_objective,
+        config=objective,
         origins=_origins(ctx, written),
         free_means=free_means(episodes),
     )
     trains = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
     selected: list[BufferItem] = []
     if "extractor" in trains:
-        selected, buffer = select_batch(buffer, ctx.method.extractor_objective, round=ctx.round)
+        selected, buffer = select_batch(buffer, objective, round=ctx.round)
     samples: list[Sample] = []
+    distilled: list[Metric] = []
     if "actor" in trains:
         generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
         samples += grpo_samples(episodes, generations, ctx.method.actor_objective, round=ctx.round)
-    samples += cispo_samples(selected, _generations_of(ctx, selected), ctx.method.extractor_objective, round=ctx.round)
+        stripped = _self_distilled(ctx, episodes, generations)
+        samples += stripped or []
+        if stripped is not None:
+            distilled.append(_metric(ctx, "self_distilled", len(stripped)))
+    samples += cispo_samples(selected, _generations_of(ctx, selected), objective, round=ctx.round)
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, "credit", -1), credits))
+    # Where a use earns its outcome and no more, `credits` say it all.
+    if ctx.method.actor_critic is not None or objective.credit != "outcome":
+        ctx.write(UseReward, uses)
+    if objective.credit == "running_usefulness":
+        ctx.write(EntryUsefulness, usefulness)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
         + output_health(distillations, round=ctx.round)
-        + buffer_metrics(buffer, round=ctx.round, config=ctx.method.extractor_objective),
+        + buffer_metrics(buffer, round=ctx.round, config=objective)
+        + reward_metrics(uses, objective, round=ctx.round)
+        + judgement_metrics(judgements, round=ctx.round)
+        + distilled,
     )
 
 
-def _written(ctx: StageContext, credits: Iterable[Credit]) -> pa.Table:
-    """Entries of the round's bank whose texts the credited outputs wrote."""
-    wanted = sorted({row.generation_id for row in credits})
+def _self_distilled(
+    ctx: StageContext, episodes: Sequence[Episode], generations: Mapping[str, Generation]
+) -> list[Sample] | None:
+    """Samples of self-distillation; None in rounds where it is not due."""
+    config = ctx.method.self_distillation
+    if config is None or not config.due(ctx.round):
+        return None
+    contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, "collect")}
+    return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
+
+
+def _metric(ctx: StageContext, name: str, value: float) -> Metric:
+    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
+
+
+def _written(ctx: StageContext, uses: Iterable[UseReward]) -> pa.Table:
+    """Entries of the round's bank whose texts the outputs that earned something wrote."""
+    wanted = sorted({row.generation_id for row in uses})
     bank = ctx.bank(-1).table
     return rows_with(bank, "generation_id", wanted)
 

@@ -13,6 +13,7 @@ from crl.config import Method
 from crl.recipes.asking import advisor_of
 from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
+from crl.recipes.judge import judged_in_evaluation
 from crl.recipes.plan import task_of
 from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
@@ -61,10 +62,21 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
     chosen = chosen_by_episode(retrievals)
     texts = texts_of(ctx, bank, {row.content_digest for row in chosen.values()})
     sampling = ctx.method.actor.sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
+    policy = ctx.services.policy("actor", weights)
+    slots = slots_of(tasks, chosen, texts)
+    if wave.arm == WITH_BANK:
+        slots = judged_in_evaluation(
+            ctx,
+            policy,
+            slots,
+            chosen,
+            seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", "judge", episode_id.split("/")[-1]),
+            weights_digest=weights.weights_digest,
+        )
     played = play(
         ctx,
-        ctx.services.policy("actor", weights),
-        slots_of(tasks, chosen, texts),
+        policy,
+        slots,
         sampling=sampling,
         weights_digest=weights.weights_digest,
         seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", episode_id.split("/")[-1]),

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.buffer import buffer_metrics, fill_buffer, reweight, select_batch
-from crl.records import BufferItem, Credit, Distillation
+from crl.records import BufferItem, Distillation, UseReward
 
 
-def use(generation_id: str, outcome: float, round: int = 1) -> Credit:
-    return Credit(
-        round=round, episode_id="e", entry_id="m", content_digest="d", generation_id=generation_id, outcome=outcome,
-        free_mean=None, guided_minus_free=None,
+def use(generation_id: str, reward: float, round: int = 1) -> UseReward:
+    return UseReward(
+        round=round, episode_id="e", entry_id="m", generation_id=generation_id, basis="outcome", outcome=reward,
+        usefulness=None, critic_score=None, reward=reward,
     )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ class AnyOrigin(dict[str, tuple[int, str]]):
 
 def fill(
     previous: list[BufferItem],
-    credits: list[Credit],
+    uses: list[UseReward],
     outputs: list[Distillation],
     *,
     round: int = 1,
@@ -48,7 +48,7 @@ def fill(
 ) -> list[BufferItem]:
     return fill_buffer(
         previous,
-        credits,
+        uses,
         outputs,
         round=round,
         config=ExtractorObjective(**settings),

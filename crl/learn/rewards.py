@@ -1,0 +1,135 @@
+"""What a use of an experience earns for the output that wrote it: outcome, its variants, the actor's verdict (eq. 8).
+
+The paper's reward of a use is the outcome of the episode, ±1 (section 3). `extractor_objective.credit` offers two more:
+
+- `guided_minus_free` takes off what the free twins of the same group came to on average, so that an experience is not
+  paid for a task that is won without it. Where there is no free twin nothing can be taken off: such a use earns its
+  outcome, and :func:`reward_metrics` counts it.
+- `running_usefulness` pays what the entry has come to be worth after the use, U ← decay·U + (1 − decay)·outcome, as
+  Skill1 (2605.06130) keeps it. U starts at 0 and is divided by 1 − decay^uses, which makes it a mean of the outcomes
+  at any time: undivided, the first uses of an entry would earn a twentieth of what they say, beside a malformed
+  output's whole penalty.
+
+With the actor-critic a use earns s_c + r (eq. 8); what was rejected has no outcome and earns s_c alone. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from crl.config import ExtractorObjective
+from crl.errors import RecordDamaged
+from crl.learn.credit import ALARM_SHARE
+from crl.records import Credit, EntryUsefulness, Episode, Judgement, Metric, Retrieval, UseReward
+
+VERDICTS = ("accept", "refine", "reject", "malformed")
+
+
+def use_rewards(
+    episodes: Iterable[Episode],
+    credits: Iterable[Credit],
+    retrievals: Iterable[Retrieval],
+    judgements: Iterable[Judgement],
+    previous: Iterable[EntryUsefulness],
+    config: ExtractorObjective,
+) -> tuple[list[UseReward], list[EntryUsefulness]]:
+    """One reward a use, in the order of `episodes`, and the running usefulness of every entry so far, by entry id.
+
+    `credits` are those of the episodes; `retrievals` say who wrote what was rejected. `previous` is the usefulness
+    after the round before; it stays empty unless `config.credit` is `running_usefulness`. Raises RecordDamaged for a
+    rejected experience without a retrieval.
+    """
+    credited = {credit.episode_id: credit for credit in credits}
+    chosen = {row.episode_id: row for row in retrievals if row.chosen}
+    judged = {row.episode_id: row for row in judgements}
+    usefulness = {row.entry_id: row for row in previous}
+    rewards = []
+    for episode in episodes:
+        judgement = judged.get(episode.episode_id)
+        credit = credited.get(episode.episode_id)
+        if credit is not None:
+            if config.credit == "running_usefulness":
+                before = usefulness.get(credit.entry_id)
+                usefulness[credit.entry_id] = _used_again(before, credit, config.usefulness_decay)
+            rewards.append(_earned(credit, judgement, usefulness.get(credit.entry_id), config))
+        elif judgement is not None and judgement.verdict == "reject":
+            rewards.append(_rejected(judgement, chosen.get(episode.episode_id)))
+    return rewards, [usefulness[entry_id] for entry_id in sorted(usefulness)]
+
+
+def _used_again(before: EntryUsefulness | None, credit: Credit, decay: float) -> EntryUsefulness:
+    uses, value = (before.uses, before.usefulness) if before else (0, 0.0)
+    undivided = decay * value * (1 - decay**uses) + (1 - decay) * credit.outcome
+    # Rounding may leave a mean of ones a last digit above 1.
+    mean = min(1.0, max(-1.0, undivided / (1 - decay ** (uses + 1))))
+    return EntryUsefulness(entry_id=credit.entry_id, uses=uses + 1, usefulness=mean)
+
+
+def _earned(
+    credit: Credit, judgement: Judgement | None, usefulness: EntryUsefulness | None, config: ExtractorObjective
+) -> UseReward:
+    basis, reward = "outcome", credit.outcome
+    if config.credit == "guided_minus_free" and credit.guided_minus_free is not None:
+        basis, reward = "guided_minus_free", credit.guided_minus_free
+    elif config.credit == "running_usefulness" and usefulness is not None:
+        basis, reward = "usefulness", usefulness.usefulness
+    score = judgement.score if judgement else None
+    return UseReward(
+        round=credit.round,
+        episode_id=credit.episode_id,
+        entry_id=credit.entry_id,
+        generation_id=credit.generation_id,
+        basis=basis,
+        outcome=credit.outcome,
+        usefulness=reward if basis == "usefulness" else None,
+        critic_score=score,
+        reward=reward + (score or 0.0),
+    )
+
+
+def _rejected(judgement: Judgement, retrieval: Retrieval | None) -> UseReward:
+    if retrieval is None or judgement.score is None:
+        raise RecordDamaged(
+            f"the actor rejected {judgement.entry_id} for episode {judgement.episode_id}, which nothing chose for it",
+            expected="the chosen retrieval of the round's plan, and a score",
+            where=f"round {judgement.round}",
+            next_step="run `crl verify` on the run",
+        )
+    return UseReward(
+        round=judgement.round,
+        episode_id=judgement.episode_id,
+        entry_id=judgement.entry_id,
+        generation_id=retrieval.generation_id,
+        basis="none",
+        outcome=None,
+        usefulness=None,
+        critic_score=judgement.score,
+        reward=judgement.score,
+    )
+
+
+def reward_metrics(
+    rewards: Sequence[UseReward], config: ExtractorObjective, *, round: int, stage: str = "credit"
+) -> list[Metric]:
+    """How many uses had no free twin to be compared with, where they are paid by the difference; else nothing."""
+    if config.credit != "guided_minus_free":
+        return []
+    alone = sum(row.basis == "outcome" for row in rewards)
+    return [Metric(round=round, stage=stage, name="uses_without_twins", value=float(alone), alarm=None)]
+
+
+def judgement_metrics(judgements: Sequence[Judgement], *, round: int, stage: str = "credit") -> list[Metric]:
+    """Share of every verdict of a round; malformed and rejected alarm above :data:`crl.learn.credit.ALARM_SHARE`."""
+    if not judgements:
+        return []
+    counts = Counter(row.verdict for row in judgements)
+    consequences = {"malformed": "experiences are shown unjudged", "reject": "experiences hardly guide any more"}
+    rows = []
+    for verdict in VERDICTS:
+        share = counts[verdict] / len(judgements)
+        alarm = None
+        if verdict in consequences and share > ALARM_SHARE:
+            alarm = f"{share:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {consequences[verdict]}"
+        rows.append(Metric(round=round, stage=stage, name=f"verdict_{verdict}", value=share, alarm=alarm))
+    return rows

@@ -1,0 +1,83 @@
+"""Self-distillation (section 6): guided episodes that went well, trained by next-token loss without the experience.
+
+The tokens that a guided actor sampled are learnt in the context that a free one would have had: the rows
+`stripped_contexts`, which the stage that played the episodes wrote. In the paper it helps early and collapses late when
+done in every round; `method.self_distillation` says in which rounds it happens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from crl.config import SelfDistillationConfig
+from crl.errors import RecordDamaged
+from crl.learn.credit import usable
+from crl.records import Episode, Generation, Sample, StrippedContext
+
+
+def distilled_episodes(episodes: Sequence[Episode], config: SelfDistillationConfig) -> list[Episode]:
+    """The guided episodes to learn from, in their order.
+
+    `beats_free`: those whose reward is above the mean reward of the free episodes of their group, so none where a
+    group has no free one. `wins`: all that were won. Episodes that the environment broke are neither learnt nor twins.
+    """
+    sound = [episode for episode in episodes if usable(episode)]
+    if config.episodes == "wins":
+        return [episode for episode in sound if episode.guided and episode.success]
+    free: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for episode in sound:
+        if not episode.guided:
+            free[episode.family, episode.group].append(episode.reward)
+    means = {group: sum(rewards) / len(rewards) for group, rewards in free.items()}
+    return [
+        episode
+        for episode in sound
+        if episode.guided and episode.reward > means.get((episode.family, episode.group), float("inf"))
+    ]
+
+
+def nll_samples(
+    episodes: Iterable[Episode],
+    contexts: Mapping[str, StrippedContext],
+    generations: Mapping[str, Generation],
+    config: SelfDistillationConfig,
+    *,
+    round: int,
+) -> list[Sample]:
+    """One sample an episode, in their order; `contexts` by episode id, `generations` by generation id.
+
+    The loss of all of them is weight · mean over their trained tokens of −log π, beside the policy objective: the
+    update divides by the tokens of these samples alone. Logits are divided by the temperature that sampled the tokens.
+    Nothing was sampled in these contexts, so there are no behaviour log-probabilities: they are 0 and not read.
+    Raises RecordDamaged for an episode without a stripped context or token record.
+    """
+    samples = []
+    for episode in episodes:
+        context, generation = contexts.get(episode.episode_id), generations.get(episode.generation_id)
+        if context is None or generation is None:
+            raise RecordDamaged(
+                f"episode {episode.episode_id} is to be distilled, but has no "
+                + ("stripped context" if context is None else "token record"),
+                expected="both from the stage that played it",
+                where=f"round {round}",
+                next_step="run `crl verify` on the run",
+            )
+        samples.append(
+            Sample(
+                sample_id=f"r{round:04d}-actor-{episode.generation_id}-stripped",
+                round=round,
+                role="actor",
+                objective="nll",
+                source=f"{generation.round:04d}/{generation.stage}",
+                generation_id=episode.generation_id,
+                reward=episode.reward,
+                advantage=1.0,
+                weight=config.weight,
+                temperature=generation.temperature,
+                token_ids=context.token_ids,
+                loss_mask=context.loss_mask,
+                logprobs=[0.0] * len(context.token_ids),
+            )
+        )
+    return samples

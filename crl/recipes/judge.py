@@ -1,0 +1,144 @@
+"""Stage `judge` (actor-critic, eq. 8): the actor judges what was retrieved for it, before anything is played.
+
+It lies between `plan` and `collect` where `method.actor_critic` is set, and nowhere else. The success rate it is told
+is that of all episodes of the family in earlier rounds, kept as cumulative rows. Evaluation judges as well, in its own
+stage: the verdict is part of how this actor uses a bank, and held-out success with the bank would else measure an actor
+that is shown what it never was in training. Verdicts of an evaluation are no rows and reward nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from crl.learn.credit import usable
+from crl.protocols import Policy
+from crl.recipes.bank_access import chosen_by_episode, texts_of
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Read, Stage
+from crl.recipes.weights import weights_of
+from crl.records import Episode, Generation, Judgement, Retrieval, SuccessRate, Task
+from crl.rollout import critic
+from crl.rollout.play import EpisodeSlot
+
+JUDGE = "judge"
+
+
+def stage(bank: Read, actor: Read) -> Stage:
+    """The stage; it reads the bank and the actor of the round before, as `collect` does."""
+    return Stage(
+        name=JUDGE,
+        reads=(Read("plan"), bank, actor, Read(JUDGE, -1), Read("collect", -1)),
+        writes=(Judgement, Generation, SuccessRate),
+        role="actor",
+        parts=count_parts,
+        run_part=judge_part,
+    )
+
+
+def with_verdicts(stage: Stage) -> Stage:
+    """`collect`, `credit` or `evaluate` where the actor judges: it reads the verdicts, or the rates they go by."""
+    return dataclasses.replace(stage, reads=(*stage.reads, Read(JUDGE)))
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Parts of as many experiences as a wave has episodes; one where there is nothing to judge: the rates are kept."""
+    return max(1, -(-len(_chosen(ctx)) // _width(ctx)))
+
+
+def judge_part(ctx: StageContext, part: int) -> None:
+    """Judge one part of the experiences that the round's plan chose."""
+    chosen = _chosen(ctx)[part * _width(ctx) : (part + 1) * _width(ctx)]
+    rates = _updated(ctx.rows(SuccessRate, JUDGE, -1), ctx.rows(Episode, "collect", -1))
+    texts = texts_of(ctx, ctx.bank(-1), {row.content_digest for _, row in chosen})
+    weights = weights_of(ctx, "actor", -1)
+    judged = critic.judge(
+        ctx.services.policy("actor", weights),
+        [_proposed(task, row, texts[row.content_digest], rates) for task, row in chosen],
+        method=ctx.method,
+        seed_of=lambda episode_id: ctx.seed(episode_id),
+        temperature=ctx.method.actor.sampling.temperature,
+        weights_digest=weights.weights_digest,
+        stage=ctx.stage.name,
+    )
+    ctx.write(Judgement, [each.judgement for each in judged])
+    ctx.write(Generation, [each.generation for each in judged])
+    # They are of the round, not of a part: the first one keeps them.
+    ctx.write(SuccessRate, [rates[family] for family in sorted(rates)] if part == 0 else [])
+    ctx.progress(len(judged), len(chosen))
+
+
+def verdicts_of(ctx: StageContext) -> list[Judgement]:
+    """The verdicts of the round, read by another stage; none where the actor does not judge."""
+    return [] if ctx.method.actor_critic is None else ctx.rows(Judgement, JUDGE)
+
+
+def as_judged(slots: Iterable[EpisodeSlot], verdicts: Iterable[Judgement]) -> list[EpisodeSlot]:
+    """Slots with what the actor's verdicts left of their experiences: refined ones rewritten, rejected ones free."""
+    texts = {row.episode_id: row.text for row in verdicts}
+    return [
+        slot if slot.task.episode_id not in texts else _with_text(slot, texts[slot.task.episode_id]) for slot in slots
+    ]
+
+
+def judged_in_evaluation(
+    ctx: StageContext,
+    policy: Policy,
+    slots: Sequence[EpisodeSlot],
+    chosen: Mapping[str, Retrieval],
+    *,
+    seed_of: Callable[[str], np.random.SeedSequence],
+    weights_digest: str,
+) -> list[EpisodeSlot]:
+    """Slots of held-out episodes as the actor judges their experiences; as they are where it does not judge."""
+    if ctx.method.actor_critic is None:
+        return list(slots)
+    rates = {row.family: row for row in ctx.rows(SuccessRate, JUDGE)}
+    judged = critic.judge(
+        policy,
+        [
+            _proposed(slot.task, chosen[slot.task.episode_id], slot.experience, rates)
+            for slot in slots
+            if slot.experience is not None
+        ],
+        method=ctx.method,
+        seed_of=seed_of,
+        temperature=ctx.method.evaluation.temperature,
+        weights_digest=weights_digest,
+        stage=ctx.stage.name,
+    )
+    return as_judged(slots, [each.judgement for each in judged])
+
+
+def _chosen(ctx: StageContext) -> list[tuple[Task, Retrieval]]:
+    """The planned episodes with a chosen retrieval, in planned order."""
+    chosen = chosen_by_episode(ctx.rows(Retrieval, "plan"))
+    tasks = ctx.rows(Task, "plan")
+    return [(task, chosen[task.episode_id]) for task in tasks if task.episode_id in chosen]
+
+
+def _width(ctx: StageContext) -> int:
+    return ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
+
+
+def _updated(before: Iterable[SuccessRate], episodes: Iterable[Episode]) -> dict[str, SuccessRate]:
+    """Cumulative rates by family, with the episodes of one more round."""
+    rates = {row.family: row for row in before}
+    for episode in episodes:
+        if usable(episode):
+            old = rates.get(episode.family, SuccessRate(family=episode.family, episodes=0, successes=0))
+            rates[episode.family] = dataclasses.replace(
+                old, episodes=old.episodes + 1, successes=old.successes + episode.success
+            )
+    return rates
+
+
+def _proposed(task: Task, row: Retrieval, experience: str, rates: Mapping[str, SuccessRate]) -> critic.Proposed:
+    rate = rates.get(task.family)
+    return critic.Proposed(task, row, experience, None if rate is None else rate.successes / rate.episodes)
+
+
+def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
+    return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
