@@ -29,7 +29,7 @@ would be over before it began. Runs that a restart finds unfinished are found ou
 """
 _MARKED_SECONDS = 10
 """Later than a silent run is marked, its remains are looked for."""
-FLOWS = ("train", "resume", "evaluate")
+FLOWS = ("train", "resume", "evaluate", "compare")
 """Flows whose crash leaves something to tidy. Not `tidy` itself: a crash of it must not start it for ever."""
 
 NOTIFICATION_BLOCK = "crl-failures"

@@ -1,6 +1,7 @@
 """A web server for report pages, on loopback: what links in the Prefect UI lead to.
 
-It serves a list of the runs that have a page, `<run>/report.html`, and nothing else of the run directories. It also
+It serves a list of the runs that have a page, `<run>/report.html`, and of the studies, `<study>/study.html` with the
+pages of their runs, `<study>/<run>/report.html`; nothing else of the run directories. It also
 prints what the example notification of the set-up sends.
 """
 
@@ -16,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-PAGE = "report.html"
+PAGE, STUDY = "report.html", "study.html"
 NOTIFICATION = "/notification"
 HOST = "127.0.0.1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -58,11 +59,11 @@ class Pages:
         """What lies at a path of the server; None where that is nothing."""
         if path == "/":
             return self._list()
-        name, _, file = path.lstrip("/").partition("/")
+        *names, file = path.lstrip("/").split("/")
         # The name of an experiment holds no dot and no slash, so no path can lead out of the runs directory.
-        if not _NAME.fullmatch(name) or file != PAGE:
+        if not all(map(_NAME.fullmatch, names)) or (len(names), file) not in ((1, PAGE), (1, STUDY), (2, PAGE)):
             return None
-        found = self.runs / name / PAGE
+        found = self.runs.joinpath(*names, file)
         try:
             # A link could lead anywhere.
             return found.read_bytes() if found.resolve().is_relative_to(self.runs.resolve()) else None
@@ -70,12 +71,14 @@ class Pages:
             return None
 
     def _list(self) -> bytes:
-        names = []
+        found: list[tuple[str, str]] = []
         if self.runs.is_dir():
-            names = sorted(
-                path.name for path in self.runs.iterdir() if _NAME.fullmatch(path.name) and (path / PAGE).is_file()
-            )
-        items = "".join(f'<li><a href="/{name}/{PAGE}">{html.escape(name)}</a></li>' for name in names)
+            names = sorted(path.name for path in self.runs.iterdir() if _NAME.fullmatch(path.name))
+            found = [(name, file) for file in (STUDY, PAGE) for name in names if (self.runs / name / file).is_file()]
+        items = "".join(
+            f'<li><a href="/{name}/{file}">{html.escape(name)}</a>{" (study)" if file == STUDY else ""}</li>'
+            for name, file in found
+        )
         body = f"<ul>{items}</ul>" if items else "<p>No run has a report page yet.</p>"
         return (
             "<!doctype html><html lang=en><meta charset=utf-8><title>Reports</title>"

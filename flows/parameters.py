@@ -16,10 +16,11 @@ from crl.commands.places import find_run
 from crl.config import Experiment, FamilyConfig, FrozenLakeConfig, Method, MiniHackConfig, PromptSet
 from crl.errors import BadInput
 from crl.experiment import load_experiment, parse_experiment
+from crl.study.config import Study, load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-_NO_EXPERIMENTS = ("prompts", "deepspeed")
+_NO_EXPERIMENTS = ("prompts", "deepspeed", "study", "warm")
 """Directories of `conf/` that hold other things."""
 _PATTERN = CONF / "quickstart.yaml"
 """The experiment that the fields of the form are filled in like."""
@@ -30,6 +31,11 @@ def experiment_files() -> list[str]:
     found = [path.relative_to(ROOT) for path in CONF.rglob("*.yaml")]
     kept = [path for path in found if path.parts[1] not in _NO_EXPERIMENTS]
     return [path.as_posix() for path in sorted(kept, key=lambda path: (len(path.parts), path.as_posix()))]
+
+
+def study_files() -> list[str]:
+    """The studies of `conf/study/`, as paths from the checkout."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted((CONF / "study").glob("*.yaml"))]
 
 
 def prompt_names() -> list[str]:
@@ -55,6 +61,11 @@ def experiment_from(value: Any, overrides: dict[str, Any] | None = None) -> Expe
     if "method" not in value and (filled := _filled_in()) is not None:
         value = {**value, "method": filled}
     return parse_experiment(value, overrides, base=CONF, where="the parameter `experiment`")
+
+
+def study_from(value: str | Path) -> Study:
+    """The study of a file: a path from the working directory or the checkout. Raises BadInput naming the field."""
+    return load_study(_file(Path(value)))
 
 
 def run_from(value: str | Path) -> Path:
@@ -85,6 +96,13 @@ def _choice(title: str, options: list[str]) -> Any:
     return Annotated[str, WithJsonSchema({"type": "string", "title": title, "enum": options})]
 
 
+def _study_form() -> Any:
+    """A file of `conf/study/`, or any other."""
+    another = Annotated[str, WithJsonSchema({"type": "string", "title": "Another file"})]
+    files = study_files()
+    return _choice("File of conf/study/", files) | another if files else another
+
+
 def _form() -> Any:
     """The type whose schema is the form of an experiment.
 
@@ -112,7 +130,9 @@ def _like(model: type[BaseModel], defaults: dict[str, Any] | None = None, /, **t
 
 if TYPE_CHECKING:
     ExperimentChoice = Experiment | Path | str | dict[str, Any]
+    StudyChoice = Path | str
 else:
+    StudyChoice = Annotated[_study_form(), WrapValidator(lambda value, handler: value)]
     ExperimentChoice = Annotated[_form(), WrapValidator(lambda value, handler: value)]
 
 Rounds = Annotated[int, Field(ge=1, le=100_000)]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POOL = "crl"
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
-DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", TIDY)
+DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", "compare/compare", TIDY)
 
 
 def set_up(*, pages: str = PAGES) -> Iterator[str]:

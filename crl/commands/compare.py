@@ -15,7 +15,7 @@ import typer
 
 from crl.commands.places import shown
 from crl.commands.screen import console, seconds_text
-from crl.errors import BadInput, CrlError, StudyIncomplete
+from crl.errors import BadInput, CrlError
 
 if TYPE_CHECKING:
     from crl.study.config import Study
@@ -67,7 +67,7 @@ def _work(study: Study, wanted: Sequence[PlannedRun], jobs: int | None) -> dict[
         return {}
     if study.warm_starts:
         out.print("warm starts (made once)")
-        make_warm_starts(study.warm_starts)
+        make_warm_starts(study.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
     check_all(open_runs)
     at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
     out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
@@ -76,28 +76,15 @@ def _work(study: Study, wanted: Sequence[PlannedRun], jobs: int | None) -> dict[
 
 
 def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, failed: dict[str, CrlError]) -> None:
-    from crl.report.study_page import write_study_page
-    from crl.study.files import write_results
-    from crl.study.results import read_figures, summarise_study
+    from crl.study.files import write_study
+    from crl.study.runs import incomplete
     from crl.study.table import study_markdown
 
-    out = console()
-    figures = read_figures(planned)
-    result = summarise_study(study, figures)
-    directory.mkdir(parents=True, exist_ok=True)
-    written = [*write_results(directory, result, figures), write_study_page(directory, result, planned)]
-    out.print()
-    print(study_markdown(result), end="")
-    out.print()
-    out.print(f"written: {', '.join(shown(path) for path in written)}", soft_wrap=True)
+    result, written = write_study(study, planned, directory)
+    print(f"\n{study_markdown(result)}")
+    console().print(f"written: {', '.join(shown(path) for path in written)}", soft_wrap=True)
     if failed:
-        lines = [f"  {name}: {str(error.found).splitlines()[0]}" for name, error in sorted(failed.items())]
-        first = next(iter(sorted(failed)))
-        raise StudyIncomplete(
-            f"{len(failed)} run{'' if len(failed) == 1 else 's'} failed:\n" + "\n".join(lines),
-            where=str(directory),
-            next_step=f"`crl status {shown(directory / first)}` says more; the same command goes on with them",
-        )
+        raise incomplete(failed, directory)
 
 
 class StudyProgress:

@@ -7,7 +7,6 @@ log. What is complete does not run again.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 from crl.config import Runtime
 from crl.engine import events
 from crl.engine.driver import Driver
+from crl.engine.services import prepare_environment
 from crl.errors import CrlError, LeaseHeld
 from crl.report.page import write_report
 from crl.run.directory import RunDirectory
@@ -54,8 +54,13 @@ def run(path: Path, rounds: int, runtime: Runtime) -> None:
 
 def make_warm_start(path: Path) -> None:
     """Make what a warm-start file describes, unless it is there."""
-    # By name: it loads torch, which may only be imported by those that ask for a model.
-    importlib.import_module("crl.warm").make(path)
+    from crl.warm.config import load_warm_start
+
+    # Before torch is imported: it reads them once.
+    os.environ.update(prepare_environment(load_warm_start(path).threads))
+    from crl.warm.make import make
+
+    make(path, say=lambda line: tell(event="warm_start", text=line))
 
 
 @contextmanager

@@ -1,18 +1,22 @@
-"""The files of a study's result: `study.json`, `study.md` and `results.parquet` in its directory. All derived.
+"""The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `study.html`.
 
-They are made from the runs' records at any time, hold no times, and are the same again from the same records.
+All are derived: they are made from the runs' records at any time, hold no clock times, and are the same again from the
+same records.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.run.files import write_atomically
-from crl.study.results import Figures, StudyResult
+from crl.study.config import Study
+from crl.study.plan import PlannedRun
+from crl.study.results import Figures, StudyResult, read_figures, summarise_study
 from crl.study.table import study_markdown
 
 JSON, MARKDOWN, PARQUET = "study.json", "study.md", "results.parquet"
@@ -31,16 +35,21 @@ SCHEMA = pa.schema(
 """One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes`."""
 
 
-def write_results(directory: Path, result: StudyResult, figures: Figures) -> list[Path]:
-    """Write all three, each whole or not at all. Raises DiskFull."""
+def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
+    """Read every finished run and write all files: (result, the files). Raises RecordDamaged, DiskFull."""
+    from crl.report.study_page import write_study_page
+
+    figures = read_figures(runs)
+    result = summarise_study(study, figures)
     contents = {
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),
         PARQUET: _parquet(figures),
     }
+    directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomically(directory / name, content)
-    return [directory / name for name in contents]
+    return result, [*(directory / name for name in contents), write_study_page(directory, result, runs)]
 
 
 def _parquet(figures: Figures) -> bytes:

@@ -95,29 +95,28 @@ class _Arm:
 
     def __init__(self, study: Study, name: str) -> None:
         self._study, self._name = study, name
-        self._data = read_yaml(study.base)
-        self._set = study.arms[name].set
-        self._keys = self._seed_keys(self._parse({}))
+        self._plain = self._parse(read_yaml(study.base), study.arms[name].set).model_dump(mode="json")
+        # Looked up in the whole experiment, where every default and every repeated family is written out.
+        self._keys = self._seed_keys()
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of this arm with a seed."""
-        parsed = self._parse(dict.fromkeys(self._keys, seed))
+        parsed = self._parse(self._plain, dict.fromkeys(self._keys, seed))
         return parsed.model_copy(update={"name": self._study.run_name(self._name, seed)})
 
-    def _parse(self, seeds: Mapping[str, int]) -> Experiment:
+    def _parse(self, data: dict[str, Any], overrides: Mapping[str, Any]) -> Experiment:
         base = self._study.base
         try:
-            return parse_experiment(self._data, {**self._set, **seeds}, base=base.parent, where=str(base))
+            return parse_experiment(data, overrides, base=base.parent, where=str(base))
         except BadInput as error:
             raise type(error)(
                 error.found, expected=error.expected, where=f"arm {self._name}", next_step=error.next_step
             ) from None
 
-    def _seed_keys(self, experiment: Experiment) -> list[str]:
-        plain = experiment.model_dump(mode="json")
+    def _seed_keys(self) -> list[str]:
         found = []
         for key in self._study.seed_keys:
-            places = _expanded(plain, key.split("."))
+            places = _expanded(self._plain, key.split("."))
             if not places:
                 raise BadInput(
                     f"seed_keys: {key!r} leads nowhere in this arm",

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from crl.errors import CrlError, LeaseHeld, StageFailed, from_payload
+from crl.engine.launch import describe_exit
+from crl.errors import CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
 from crl.study.plan import PlannedRun
 
 LOCK = ".lock"
@@ -75,11 +76,12 @@ class Children:
         if self._stopped.is_set() and code:
             raise Interrupted
         if failure is not None:
+            # An error that does not explain itself: the end of the log holds its traceback.
             if isinstance(failure, StageFailed):
-                failure.add_note(log)
+                failure.where = f"{failure.where}; the end of the log:\n{log}"
             raise failure
         if code:
-            raise StageFailed(f"its process ended with exit code {code}; the end of its log:\n{log}")
+            raise EngineDied(f"the process of the run {describe_exit(code)}", where=f"the end of its log:\n{log}")
 
 
 def run_one(planned: PlannedRun, children: Children, on_event: OnEvent) -> None:
@@ -132,10 +134,18 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, on_event: OnEvent) -> dict[st
     return failed
 
 
-def make_warm_starts(paths: Sequence[Path]) -> None:
-    """Make warm starts that are missing, one after another, in a process of its own: this one loads no model."""
+def make_warm_starts(paths: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Make warm starts that are missing, one after another, each in a process of its own: this one loads no model.
+
+    `say` is told what is going on, a line at a time. Raises what making one raises.
+    """
     for path in paths:
-        Children().work({"warm_start": str(path)}, lambda event: None)
+        children = Children()
+        try:
+            children.work({"warm_start": str(path)}, lambda event: say(str(event.get("text", ""))))
+        except BaseException:
+            children.stop()
+            raise
 
 
 def check_all(runs: Sequence[PlannedRun]) -> None:
@@ -150,6 +160,16 @@ def check_all(runs: Sequence[PlannedRun]) -> None:
         needed = sum(estimate(run.experiment).disk_bytes(run.rounds - max(run.rounds_done(), 0)) or 0 for run in runs)
         reserve = max(run.experiment.runtime.min_free_gigabytes for run in runs)
         require_free(runs[0].path.parent, needed_bytes=needed, reserve_bytes=int(reserve * 1e9))
+
+
+def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomplete:
+    """The error that names the runs that failed."""
+    lines = [f"  {name}: {str(error.found).splitlines()[0]}" for name, error in sorted(failed.items())]
+    return StudyIncomplete(
+        f"{len(failed)} run{'' if len(failed) == 1 else 's'} failed:\n" + "\n".join(lines),
+        where=str(directory),
+        next_step=f"`crl status {directory / min(failed)}` says more; the same command goes on with them",
+    )
 
 
 def default_jobs(runs: Sequence[PlannedRun]) -> int:

@@ -1,0 +1,154 @@
+"""Flow `compare`: every arm of a study with every seed, each run a task, then the table and the page.
+
+A run's work happens in a child process, as `crl compare` does it; the task waits for it, tells its rounds in its log
+and is retried where trying again may help. What is complete never runs again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from crl.errors import CrlError
+from crl.experiment import runs_root
+from crl.report.markdown import code, plain
+from crl.report.study_page import PAGE
+from crl.study.files import write_study
+from crl.study.plan import PlannedRun, chosen, plan_runs, study_directory
+from crl.study.results import StudyResult
+from crl.study.runs import Children, check_all, default_jobs, incomplete, make_warm_starts, only_one, run_one
+from crl.study.table import study_markdown
+from flows.label import label
+from flows.parameters import StudyChoice, study_from
+from flows.schedule import superseded
+from tasks.artifacts import PAGES, artifact_key
+from tasks.failures import failed, log_error, placed
+from tasks.stage import is_transient
+
+TABLE, LINK = "study", "study-page"
+"""Kinds of a study's artifacts."""
+_TICK_SECONDS = 0.5
+Jobs = Annotated[int, Field(ge=0, le=256)]
+Seeds = list[Annotated[int, Field(ge=0)]]
+EVERYTHING: Any = []
+"""An empty list and not None, for which the form would show no editor."""
+
+
+@flow(name="compare", persist_result=False)
+def compare(study: StudyChoice, jobs: Jobs = 0, arms: list[str] = EVERYTHING, seeds: Seeds = EVERYTHING) -> Any:
+    """Run every arm of a study with every seed, then compare them. Returns the files of the result.
+
+    A run that fails leaves the others alone; the flow run fails at its end and names it. Fails with StudyIncomplete,
+    LeaseHeld where another process works on the study, FrozenMethodChanged, RecordDamaged or BadInput.
+
+    Args:
+        study: A file of `conf/study/`, or another study file on the worker's machine.
+        jobs: Runs at a time; 0 takes as many as there are cores.
+        arms: These arms only; none means every arm.
+        seeds: These seeds only; none means every seed.
+    """
+    if (state := superseded()) is not None:
+        return state
+    try:
+        return _compare(study, jobs, arms or None, seeds or None)
+    except CrlError as error:
+        log_error(error)
+        return failed(error)
+
+
+def _compare(
+    choice: str | Path, jobs: int, arms: Sequence[str] | None, seeds: Sequence[int] | None
+) -> dict[str, list[str]]:
+    study, root = study_from(choice), runs_root()
+    planned = plan_runs(study, root)
+    wanted = chosen(planned, arms, seeds)
+    directory = study_directory(study, root)
+    label(study.name, f"{len({run.arm for run in wanted})} arms, {len({run.seed for run in wanted})} seeds")
+    with only_one(directory):
+        missing = [run for run in wanted if not run.is_finished()]
+        get_run_logger().info("%d runs, %d of them finished", len(wanted), len(wanted) - len(missing))
+        failures: dict[str, CrlError] = {}
+        if missing:
+            make_warm_starts(study.warm_starts, lambda line: get_run_logger().info("%s", line))
+            check_all(missing)
+            failures = _run(missing, min(jobs or default_jobs(missing), len(missing)))
+        result, written = write_study(study, planned, directory)
+    _publish(result, directory)
+    if failures:
+        raise incomplete(failures, directory)
+    return {"files": [str(path) for path in written]}
+
+
+def _run(missing: Sequence[PlannedRun], jobs: int) -> dict[str, CrlError]:
+    """Every run as a task, `jobs` at a time; returns the errors of those that failed, by run name."""
+    children = Children()
+    by_place = {(run.arm, run.seed): run for run in missing}
+
+    # The record decides what is complete; Prefect's caches must not.
+    @task(
+        name="study run", task_run_name="{arm}-s{seed}", cache_policy=NO_CACHE, persist_result=False,
+        retries=1, retry_condition_fn=is_transient,
+    )  # fmt: skip
+    def study_run(arm: str, seed: int) -> str | State[Any]:
+        run = by_place[arm, seed]
+        try:
+            run_one(run, children, _tell)
+        except CrlError as error:
+            placed(error, run.name)
+            log_error(error)
+            return failed(error)
+        return str(run.path)
+
+    failures: dict[str, CrlError] = {}
+    pool: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=jobs)
+    with pool as runner:
+        futures = {run.name: runner.submit(study_run, {"arm": run.arm, "seed": run.seed}) for run in missing}
+        try:
+            for name, future in futures.items():
+                while not future.state.is_final():
+                    # A moment at a time: an interruption of this thread must get its turn.
+                    future.wait(_TICK_SECONDS)
+                try:
+                    future.result()
+                except CrlError as error:
+                    failures[name] = error
+        except BaseException:
+            children.stop()
+            raise
+    return failures
+
+
+def _tell(run: PlannedRun, event: dict[str, Any]) -> None:
+    """One event of a run, in the log of its task."""
+    logger = get_run_logger()
+    if event["event"] == "round":
+        rates = "".join(f", {arm.replace('_', ' ')} {rate:.2f}" for arm, rate in sorted(event["success"].items()))
+        logger.info("round %d of %d%s", event["round"], run.rounds, rates)
+    elif event["event"] == "retry":
+        logger.warning("%s is tried again: %s", event["stage"], event["reason"])
+    elif event["event"] == "note":
+        logger.warning("%s", event["text"])
+
+
+def _publish(result: StudyResult, directory: Path) -> None:
+    """The table and the link as artifacts; what cannot be published is a warning, the files are there."""
+    base = os.environ.get(PAGES)
+    page = (directory / PAGE).absolute()
+    link = [f"# Page of {plain(result.name)}", f"The file: {code(str(page))}"]
+    if base:
+        link.insert(1, f"[Open the page]({base.rstrip('/')}/{directory.name}/{PAGE})")
+    try:
+        for kind, text in ((TABLE, study_markdown(result)), (LINK, "\n\n".join(link))):
+            create_markdown_artifact(key=artifact_key(result.name, kind), markdown=text, description=result.question)
+    except Exception as error:
+        get_run_logger().warning("artifacts could not be published: %s", error)

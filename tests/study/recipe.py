@@ -1,0 +1,110 @@
+"""A recipe of stages without models whose held-out success is known beforehand: studies of it take seconds.
+
+`$CRL_STUDY_FAKE` holds JSON: run name → `fail`, `kill` or `sleep`; it strikes in `evaluate` of round 2. With a marker
+file behind it (`kill MARKER`) it strikes once; `sleep MARKER` writes the file and sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from crl.config import Method, RecipeName
+from crl.errors import BadInput
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Read, Recipe, Stage
+from crl.records import Distillation, Episode, Evaluation, Metric
+from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
+
+HELD_OUT, PLAYED, OUTPUTS = 8, 4, 5
+REFERENCE = f"{__name__}:recipe_of"
+assert fake_recipe.PARTS
+
+
+def wins(recipe: str, *, bank: bool, seed: int, number: int) -> int:
+    """Held-out episodes of `HELD_OUT` that are won after a round."""
+    learned = number * (2 if recipe == "complementary" else 1) + seed % 3
+    return min(HELD_OUT, learned + (2 if bank else 0))
+
+
+def recipe_of(method: Method) -> Recipe:
+    """Round 0: `prepare` and `evaluate`. Later: `collect`, `distill` but for the baseline, `evaluate`."""
+    evaluate = Stage("evaluate", run=_evaluate, reads=(Read("prepare"),), writes=(Evaluation,))
+    after = Stage("evaluate", run=_evaluate, reads=(Read("collect"),), writes=(Evaluation,))
+    distill = Stage("distill", run=_distill, reads=(Read("collect"),), writes=(Distillation,))
+    return Recipe(
+        name="study-fake",
+        preparation=(Stage("prepare", run=_prepare, writes=(Metric,)), evaluate),
+        stages=(
+            Stage("collect", run=_collect, writes=(Episode,)),
+            *(() if method.recipe is RecipeName.baseline else (distill,)),
+            after,
+        ),
+    )
+
+
+def _prepare(ctx: StageContext) -> None:
+    ctx.write(Metric, [Metric(round=0, stage="prepare", name="start", value=1.0, alarm=None)])
+
+
+def _collect(ctx: StageContext) -> None:
+    ctx.write(Episode, [_episode(ctx.round, member) for member in range(PLAYED)])
+
+
+def _episode(number: int, member: int) -> Episode:
+    return Episode(
+        episode_id=f"r{number}-m{member}", round=number, family="lake", group=0, member=member, environment_seed=0,
+        guided=False, entry_id=None, content_digest=None, experience=None, goal="", success=False, reward=0.0, turns=1,
+        invalid_actions=0, stop_reason="failure", error=None, generation_id="g",
+    )  # fmt: skip
+
+
+def _distill(ctx: StageContext) -> None:
+    verdicts = ["malformed", "return", *["add"] * (OUTPUTS - 2)]
+    rows = [
+        Distillation(
+            distillation_id=f"d{index}", round=ctx.round, kind="distill", family="lake", episode_id=None,
+            guiding_entry_id=None, source_entry_ids=[], generation_id=f"g{index}", format="lines", reason_code="ok",
+            verdict=verdict, operations=0,
+        )
+        for index, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+    ctx.write(Distillation, rows)
+
+
+def _evaluate(ctx: StageContext) -> None:
+    _mishap(ctx)
+    recipe = ctx.method.recipe.value
+    # As in a real run: no bank before the first round, none ever for the baseline.
+    banks = [False] if recipe == "baseline" or ctx.round == 0 else [False, True]
+    rows = []
+    for bank in banks:
+        won = wins(recipe, bank=bank, seed=ctx.method.seed, number=ctx.round)
+        rows += [_evaluation(ctx.round, bank, place, place < won) for place in range(HELD_OUT)]
+    ctx.write(Evaluation, rows)
+
+
+def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
+    arm = "with_bank" if bank else "without_bank"
+    return Evaluation(
+        evaluation_id=f"e{number}/{arm}/{place}", round=number, arm=arm, family="lake", environment_seed=place,
+        guided=bank, entry_id=None, success=won, reward=float(won), turns=1, invalid_actions=0, stop_reason="success",
+        actions=[],
+    )  # fmt: skip
+
+
+def _mishap(ctx: StageContext) -> None:
+    run = next(parent.parent.name for parent in ctx.directory.parents if parent.name == "rounds")
+    order, _, marker = json.loads(os.environ.get("CRL_STUDY_FAKE", "{}")).get(run, "").partition(" ")
+    if ctx.round != 2 or not order or (marker and Path(marker).exists()):
+        return
+    if marker:
+        Path(marker).write_text(str(os.getpid()))
+    if order == "fail":
+        raise BadInput("the fake refuses", next_step="let it")
+    if order == "kill":
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)

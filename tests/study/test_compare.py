@@ -1,0 +1,200 @@
+"""`crl compare` by its command line, on a recipe whose success is known: the numbers, resuming, failures, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from crl.run.directory import RunDirectory
+from tests.processes import kill, wait_until
+from tests.study.conftest import Finished
+from tests.study.recipe import HELD_OUT, OUTPUTS, PLAYED, wins
+from tests.study.studies import ARMS, NAME, ROUNDS, SEEDS, fake, write
+from tests.tiny_run import ROOT, command, crl, digests, environment
+
+
+def expected(arm: str, *, bank: bool, number: int = ROUNDS) -> list[float]:
+    """Success of every seed after a round."""
+    return [wins(arm, bank=bank, seed=seed, number=number) / HELD_OUT for seed in SEEDS]
+
+
+def told(interval: dict[str, Any]) -> tuple[float, float, float]:
+    return interval["mean"], interval["low"], interval["high"]
+
+
+def by_scipy(values: list[float]) -> tuple[float, float, float]:
+    mean = statistics.fmean(values)
+    return mean, *stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
+
+
+def result(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "study.json").read_text(encoding="utf-8"))
+    return found
+
+
+def arm_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(arm for arm in found["arms"] if arm["arm"] == name)
+
+
+def run_directories(directory: Path) -> dict[str, dict[str, str]]:
+    return {path.name: digests(path) for path in sorted(directory.iterdir()) if path.is_dir()}
+
+
+def test_every_run_is_an_ordinary_one(finished_study: Finished) -> None:
+    names = [f"{NAME}-{arm}-s{seed}" for arm in ARMS for seed in SEEDS]
+    assert sorted(path.name for path in finished_study.directory.iterdir() if path.is_dir()) == sorted(names)
+    for arm in ARMS:
+        for seed in SEEDS:
+            run = RunDirectory.open(finished_study.directory / f"{NAME}-{arm}-s{seed}")
+            assert (run.method.seed, run.method.recipe.value) == (seed, arm) and run.rounds() == [0, 1, 2, 3]
+            assert run.experiment_name == run.path.name and (run.path / "report.html").is_file()
+    verified = crl(finished_study.runs, "verify", f"{NAME}/{names[0]}", extra=fake())
+    assert "intact" in verified.stdout
+    # Seed by seed: what is finished early is whole pairs.
+    begun = [line.split(":")[0] for line in finished_study.said.splitlines() if line.endswith(": begins")]
+    assert [name.rpartition("-s")[2] for name in begun] == ["11", "11", "12", "12", "13", "13"]
+
+
+def test_means_intervals_and_differences_are_those_of_scipy(finished_study: Finished) -> None:
+    found = result(finished_study.directory)
+    for arm, bank in (("complementary", True), ("complementary", False), ("baseline", False)):
+        success = arm_of(found, arm)["with_bank" if bank else "without_bank"]
+        values = expected(arm, bank=bank)
+        assert list(success["final"].values()) == values
+        assert told(success["mean"]) == pytest.approx(by_scipy(values))
+        for number in range(ROUNDS + 1):
+            curve = expected(arm, bank=bank and number > 0, number=number)
+            assert told(success["curve"][str(number)]) == pytest.approx(by_scipy(curve))
+        areas = []
+        for seed in SEEDS:
+            heights = [wins(arm, bank=bank and n > 0, seed=seed, number=n) / HELD_OUT for n in range(ROUNDS + 1)]
+            areas.append((heights[0] / 2 + heights[1] + heights[2] + heights[3] / 2) / 3)
+        assert told(success["area"]) == pytest.approx(by_scipy(areas))
+    assert arm_of(found, "baseline")["with_bank"] is None
+    (difference,) = found["differences"]
+    assert (difference["arm"], difference["reference"]) == ("complementary", "baseline")
+    for name, bank in (("with_bank", True), ("without_bank", False)):
+        pairs = zip(expected("complementary", bank=bank), expected("baseline", bank=False), strict=True)
+        assert told(difference[name]) == pytest.approx(by_scipy([ours - theirs for ours, theirs in pairs]))
+        paired = stats.ttest_rel(expected("complementary", bank=bank), expected("baseline", bank=False))
+        assert tuple(paired.confidence_interval(0.95)) == pytest.approx(told(difference[name])[1:])
+
+
+def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) -> None:
+    found = result(finished_study.directory)
+    complementary, baseline = arm_of(found, "complementary"), arm_of(found, "baseline")
+    reached = [
+        next(n for n in range(ROUNDS + 1) if wins("complementary", bank=n > 0, seed=s, number=n) >= HELD_OUT / 2)
+        for s in SEEDS
+    ]
+    assert complementary["with_bank"]["rounds_to_level"] == {
+        "median": statistics.median(reached), "reached": 3, "seeds": 3,
+    }  # fmt: skip
+    assert complementary["with_bank"]["episodes_to_level"]["median"] == PLAYED * statistics.median(reached)
+    # Two of three seeds of the baseline reach it, in rounds 2 and 3; the third never does: the median is the later one.
+    assert [wins("baseline", bank=False, seed=s, number=ROUNDS) for s in SEEDS] == [5, 3, 4]
+    assert baseline["without_bank"]["rounds_to_level"] == {"median": 3.0, "reached": 2, "seeds": 3}
+    assert set(complementary["episodes"].values()) == {PLAYED * ROUNDS} == set(baseline["episodes"].values())
+    assert found["differences"][0]["equal_episodes"]
+    assert complementary["malformed"]["mean"] == pytest.approx(1 / OUTPUTS) == complementary["returned"]["mean"]
+    assert baseline["malformed"] is None
+    rows = pq.read_table(finished_study.directory / "results.parquet").to_pylist()
+    assert len(rows) == len(SEEDS) * (ROUNDS + 1) * 3
+    for row in rows:
+        bank = row["bank"] and row["round"] > 0
+        assert row["successes"] == wins(row["arm"], bank=bank, seed=row["seed"], number=row["round"])
+        assert (row["episodes"], row["training_episodes"]) == (HELD_OUT, PLAYED * row["round"])
+
+
+def test_the_table_says_what_the_json_says_and_which_seeds_were_tuned_on(finished_study: Finished) -> None:
+    said = (finished_study.directory / "study.md").read_text(encoding="utf-8")
+    assert said in finished_study.said
+    assert "Reported on seeds 11–13. Settings were chosen on seeds 1, 2, none of which is reported." in said
+    mean, low, high = told(arm_of(result(finished_study.directory), "complementary")["with_bank"]["mean"])
+    assert f"| 3 | {mean:.2f} [{low:.2f}, {high:.2f}] |" in said
+    assert "3 (2 of 3 seeds)" in said and r"Complementary \<b\>RL\</b\>" in said and r"Does it \| work?" in said
+
+
+def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) -> None:
+    before = {path.name: path.read_bytes() for path in finished_study.directory.glob("*.*") if path.is_file()}
+    runs = run_directories(finished_study.directory)
+    # An engine would fail at once: none is started.
+    again = crl(finished_study.runs, "compare", finished_study.file, extra={"CRL_RECIPE": fake()["CRL_RECIPE"], "CRL_STUDY_FAKE": "broken"})  # noqa: E501  # fmt: skip
+    assert "6 runs, 6 of them finished" in again.stdout and "begins" not in again.stdout
+    assert runs == run_directories(finished_study.directory)
+    assert before == {name: (finished_study.directory / name).read_bytes() for name in before}
+
+
+def test_an_arm_that_changed_is_refused_by_name(finished_study: Finished, tmp_path: Path) -> None:
+    arms = {**ARMS, "complementary": {"set": {"method.actor.optimizer.learning_rate": 0.5}}}
+    refused = crl(finished_study.runs, "compare", write(tmp_path, arms=arms), code=2, extra=fake())
+    assert "arm complementary, seed 11" in refused.stderr
+    assert "method.actor.optimizer.learning_rate: 0.001 in the run, 0.5 now" in refused.stderr
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    file, runs = write(tmp_path, seeds=[11, 12]), tmp_path / "runs"
+    mishaps = fake(baseline_s11="fail", complementary_s11=f"kill {tmp_path / 'killed'}")
+    done = crl(runs, "compare", file, "--jobs", "2", code=1, extra=mishaps)
+    assert "2 runs failed" in done.stderr and f"{NAME}-baseline-s11: the fake refuses" in done.stderr
+    assert f"{NAME}-complementary-s11: the process of the run was killed by SIGKILL" in done.stderr
+    found = result(runs / NAME)
+    assert [arm["finished"] for arm in found["arms"]] == [[12], [12]]
+    assert found["differences"][0]["without_bank"]["seeds"] == 1
+    assert "2 runs are not finished" in (runs / NAME / "study.md").read_text(encoding="utf-8")
+    # The same command goes on; only what is missing runs.
+    again = crl(runs, "compare", file, extra=fake())
+    assert "4 runs, 2 of them finished" in again.stdout and "-s12: " not in again.stdout
+    assert f"{NAME}-baseline-s11: goes on after round 1" in again.stdout
+    assert [arm["finished"] for arm in result(runs / NAME)["arms"]] == [[11, 12], [11, 12]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_study_leaves_no_process_and_goes_on(
+    finished_study: Finished, tmp_path: Path, number: signal.Signals
+) -> None:
+    file, runs = write(tmp_path, seeds=[11]), tmp_path / "runs"
+    markers = [tmp_path / "complementary", tmp_path / "baseline"]
+    mishaps = fake(complementary_s11=f"sleep {markers[0]}", baseline_s11=f"sleep {markers[1]}")
+    process = subprocess.Popen(
+        command("compare", file, "--jobs", "2"), cwd=ROOT, env=environment(runs, mishaps), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait_until(lambda: all(marker.exists() for marker in markers), "both runs are in round 2", 120.0)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 4, "two runs, each with an engine"
+    try:
+        os.killpg(process.pid, number)
+        _, said = process.communicate(timeout=30)
+        wait_until(lambda: not any(child.is_running() for child in children), "every process has ended", 20.0)
+    finally:
+        kill(children)
+    if number == signal.SIGINT:
+        assert process.returncode == 130 and b"go on with: crl compare" in said
+    done = crl(runs, "compare", file, extra=fake())
+    assert done.stdout.count("goes on after round 1") == 2
+    for arm in ARMS:
+        name = f"{NAME}-{arm}-s11"
+        assert digests(runs / NAME / name) == digests(finished_study.directory / name)
+
+
+def test_a_second_command_is_refused_while_one_works(finished_study: Finished) -> None:
+    from crl.errors import LeaseHeld
+    from crl.study.runs import only_one
+
+    with only_one(finished_study.directory):
+        refused = crl(finished_study.runs, "compare", finished_study.file, code=LeaseHeld.exit_code, extra=fake())
+        assert "another process works on this study" in refused.stderr
+        assert "| Baseline" in crl(
+            finished_study.runs, "compare", finished_study.file, "--table-only", extra=fake()
+        ).stdout.replace("baseline", "Baseline")
