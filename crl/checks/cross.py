@@ -32,7 +32,9 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         ("episodes", "turns"),
         "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS turns, "
         "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
-        "WHERE e.turns <> coalesce(t.turns, 0) OR e.invalid_actions <> coalesce(t.invalid, 0)",
+        # The turn in which an environment broke is not valid, and no fault of the actor's.
+        "WHERE e.turns <> coalesce(t.turns, 0) "
+        "OR e.invalid_actions <> coalesce(t.invalid, 0) - (e.stop_reason = 'error')::INT",
     ),
     CrossRule(
         "an episode has its token record",

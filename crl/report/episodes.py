@@ -48,6 +48,10 @@ _TURNS = """
 SELECT episode_id, observation, output, action, valid, feedback
 FROM turns WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
 """
+_QUESTIONS = """
+SELECT episode_id, turn, question, reason_code AS reason, entry_id AS entry, similarity
+FROM questions WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
+"""
 _RETRIEVALS = """
 SELECT retrieval.* EXCLUDE (chosen, entry_id)
 FROM (
@@ -75,8 +79,11 @@ ORDER BY distillation_id, operation.index
 """
 # The bank's files are none of them, but for its events: its damage hides no episode.
 _VIEWS = frozenset(
-    {"bank_events", "credits", "distillations", "episodes", "generations", "operations", "retrievals", "turns"}
-)
+    {
+        "bank_events", "credits", "distillations", "episodes", "generations", "operations", "questions", "retrievals",
+        "turns",
+    }
+)  # fmt: skip
 _PLAIN = ("round", "family", "group", "member", "environment_seed", "guided", "success", "reward", "stop_reason",
           "error", "invalid_actions")  # fmt: skip
 
@@ -160,7 +167,7 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
 
     turns, retrievals, credits = by("episode_id", _TURNS), by("episode_id", _RETRIEVALS), by("episode_id", _CREDITS)
     outputs, operations = by("episode_id", _DISTILLATIONS), by("distillation_id", _OPERATIONS)
-    chosen = by("episode_id", _EPISODES)
+    questions, chosen = by("episode_id", _QUESTIONS), by("episode_id", _EPISODES)
     texts, kept, size = _Texts(), [], 0
     for name, (episode,) in chosen.items():
         mark = len(texts.listed)
@@ -170,6 +177,7 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
             "goal": texts.place(episode["goal"]),
             "guide": _guide(episode, retrievals.get(name, []), credits.get(name, []), texts),
             "turns": [_turn(turn, texts) for turn in turns.get(name, [])],
+            "questions": [{**each, "question": texts.place(each["question"])} for each in questions.get(name, [])],
             "outputs": [
                 _output(output, operations.get(output["distillation_id"], []), texts)
                 for output in outputs.get(name, [])

@@ -35,6 +35,7 @@
   function everything(each) {
     const said = [each.id, each.family, text(each.goal), each.stop_reason];
     if (each.guide) said.push(each.guide.entry, text(each.guide.text));
+    for (const question of each.questions) said.push(question.entry, question.reason);
     for (const [saw, wrote, did, , answer] of each.turns) said.push(text(saw), text(wrote), text(did), text(answer));
     for (const output of each.outputs) {
       said.push(output.verdict, output.reason, text(output.text));
@@ -101,9 +102,11 @@
     at("badges").replaceChildren(mark(each), element("span", told.join(" · ")));
     at("goal").textContent = text(each.goal);
     at("trail").replaceChildren(...each.turns.map(([, , did, valid], index) => {
-      const row = element("li"), button = element("button", valid ? text(did) : "✗", valid ? "" : "invalid");
+      const shown = asked(each, index) ? "?" : text(did);
+      const row = element("li"), button = element("button", valid ? shown : "✗", valid ? "" : "invalid");
       button.type = "button";
-      button.setAttribute("aria-label", `turn ${index + 1}: ${valid ? text(did) : "no legal action"}`);
+      const told = asked(each, index) ? `a question${valid ? "" : " without an answer"}` : valid ? shown : "no legal action";
+      button.setAttribute("aria-label", `turn ${index + 1}: ${told}`);
       button.addEventListener("click", () => { stop(); go(index); });
       row.append(button);
       return row;
@@ -174,9 +177,11 @@
     at("slider").setAttribute("aria-valuetext", at("turn").textContent);
     at("observation").textContent = text(saw);
     at("output").textContent = text(wrote);
-    at("action").replaceChildren(...(valid ? ["Action: ", element("b", text(did))]
+    const question = asked(episode, turn);
+    at("action").replaceChildren(...(question ? inquiry(question, valid) : valid ? ["Action: ", element("b", text(did))]
       : [element("b", last < 0 ? "" : "No legal action", "not")]));
-    at("feedback").textContent = text(answer);
+    at("feedback").textContent = question && valid ? `Answer: ${text(answer)}` : text(answer);
+    at("feedback").className = question && valid ? "text" : "why";
     at("feedback").hidden = !known(answer);
     at("result").replaceChildren(...(turn < last ? []
       : [mark(episode), ` reward ${episode.reward}, ended by ${words(episode.stop_reason)}`]));
@@ -186,6 +191,22 @@
       if (place === turn) button.setAttribute("aria-current", "step");
       else button.removeAttribute("aria-current");
     });
+  }
+
+  function asked(each, index) {
+    return each.questions.find((question) => question.turn === index);
+  }
+
+  function inquiry(question, answered) {
+    const parts = ["Question: ", element("b", text(question.question))];
+    if (!answered) parts.push(" ", element("span", words(question.reason), "not"));
+    if (known(question.entry)) {
+      const search = element("button", question.entry, "link");
+      search.type = "button";
+      search.addEventListener("click", () => seek(question.entry));
+      parts.push(" · nearest entry ", search, `, similarity ${question.similarity.toFixed(3)}`);
+    }
+    return parts;
   }
 
   function stop() {

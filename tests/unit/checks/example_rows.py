@@ -91,6 +91,47 @@ def collect() -> dict[type[Row], list[Row]]:
     return {r.Episode: episodes, r.Turn: turns, r.Generation: generations}
 
 
+def asking() -> dict[type[Row], list[Row]]:
+    """A collect stage in which a guided and a free episode asked, and guided episodes are kept without experience."""
+    rows = collect()
+    turns = [
+        dataclasses.replace(row, action=r.QUESTION, feedback="up!" if guided else "no", valid=guided)
+        if row.turn == 0 and row.episode_id in (_episode(0), _episode(3))
+        else row
+        for row in rows[r.Turn]
+        if isinstance(row, r.Turn)
+        for guided in [row.episode_id == _episode(0)]
+    ]
+    episodes = [
+        dataclasses.replace(row, invalid_actions=0) if row.member == 0 else row
+        for row in rows[r.Episode]
+        if isinstance(row, r.Episode)
+    ]
+    questions = [
+        r.Question(
+            question_id=f"q-{_episode(i)}-0", round=1, family="room", episode_id=_episode(i), turn=0,
+            question="where?", reason_code="ok" if i == 0 else "free_episode", entry_id="e1" if i == 0 else None,
+            content_digest=SHA if i == 0 else None, similarity=0.5 if i == 0 else None,
+            generation_id="a0" if i == 0 else None, answer="up!" if i == 0 else None,
+        )
+        for i in (0, 3)
+    ]  # fmt: skip
+    contexts = [
+        r.StrippedContext(
+            episode_id=_episode(i), generation_id=f"g{i}", token_ids=[1] * len(mask), loss_mask=mask,
+            removed_tokens=8 - len(mask),
+        )
+        for i, mask in ((0, [0, 1, 1]), (1, [0, 1, 1, 0, 1, 1]))
+    ]  # fmt: skip
+    return {
+        r.Episode: [*episodes],
+        r.Turn: [*turns],
+        r.Generation: [*rows[r.Generation], _generation("a0", "extractor", "ask", "collect")],
+        r.Question: [*questions],
+        r.StrippedContext: [*contexts],
+    }
+
+
 def distill() -> dict[type[Row], list[Row]]:
     verdicts = ["add", "malformed"]
     distillations = [
@@ -247,4 +288,4 @@ def evaluate() -> dict[type[Row], list[Row]]:
     return {r.Evaluation: rows}
 
 
-STAGES = (initialise, plan, judge, collect, distill, approve, consolidate, credit, reward, update, evaluate)
+STAGES = (initialise, plan, judge, collect, asking, distill, approve, consolidate, credit, reward, update, evaluate)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from crl.commands.report import report
-from crl.records import Turn
+from crl.records import Question, Turn
 from crl.report import episodes as module
 from crl.report.episodes import EARLIER_ROUNDS, EPISODES, Replays, as_json, choose, replays
 from crl.report.page import render
@@ -38,6 +38,8 @@ def told(found: Replays) -> list[dict[str, Any]]:
     for each in data["episodes"]:
         each["goal"] = text(each["goal"])
         each["turns"] = [[text(a), text(b), text(c), valid, text(e)] for a, b, c, valid, e in each["turns"]]
+        for question in each["questions"]:
+            question["question"] = text(question["question"])
         if each["guide"]:
             each["guide"]["text"] = text(each["guide"]["text"])
         for output in each["outputs"]:
@@ -191,3 +193,32 @@ def test_a_page_without_episodes_says_so(tmp_path: Path) -> None:
 
 def test_the_command_embeds_as_many_as_the_page() -> None:
     assert inspect.signature(report).parameters["episodes"].default == EPISODES
+
+
+def test_a_question_is_shown_with_its_answer_and_where_that_came_from(tmp_path: Path) -> None:
+    asked, played = episode(1, 0, guided=True, success=False), []
+    asked = dataclasses.replace(asked, episode_id="r0001-room-g0000-m000")
+    for turn, (action, valid, feedback) in enumerate(
+        [("<ask>", True, "Down."), ("<ask>", False, "Enough."), ("go", True, None)]
+    ):
+        played.append(
+            Turn(
+                episode_id=asked.episode_id, turn=turn, observation="@", output=f"said {turn}", action=action,
+                valid=valid, feedback=feedback, first_token=0, last_token=1, stop_reason="end_of_turn",
+            )
+        )  # fmt: skip
+    answered = Question(
+        question_id="q-0", round=1, family="room", episode_id=asked.episode_id, turn=0, question="where?",
+        reason_code="ok", entry_id="e7", content_digest="d", similarity=0.25, generation_id="g", answer="Down.",
+    )  # fmt: skip
+    refused = dataclasses.replace(
+        answered, question_id="q-1", turn=1, question="and now?", reason_code="uses_spent", entry_id=None,
+        content_digest=None, similarity=None, generation_id=None, answer=None,
+    )  # fmt: skip
+    write_stage(tmp_path, 1, "collect", [[asked], played, [answered, refused]])
+    (shown,) = told(replays(tmp_path, {1: 1}))
+    assert [turn[4] for turn in shown["turns"]] == ["Down.", "Enough.", None]
+    assert shown["questions"] == [
+        {"turn": 0, "question": "where?", "reason": "ok", "entry": "e7", "similarity": 0.25},
+        {"turn": 1, "question": "and now?", "reason": "uses_spent", "entry": None, "similarity": None},
+    ]

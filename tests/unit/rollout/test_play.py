@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crl.checks import check_tables
 from crl.config import FrozenLakeConfig, SamplingConfig
 from crl.envs import make_environment
 from crl.errors import BadInput, PromptTooLong, StageFailed
@@ -160,6 +161,9 @@ def test_environment_error_keeps_the_row_with_its_reason(whole):
     assert broken.episode.invalid_actions == 0
     assert played[0].episode.stop_reason == ("error" if whole else "success")
     assert_exact(policy, played)
+    episodes = table_of(Episode, [each.episode for each in played])
+    turns = table_of(Turn, [turn for each in played for turn in each.turns])
+    check_tables({Episode: episodes, Turn: turns}, where="here")
 
 
 def test_errors_of_our_own_are_not_swallowed():
