@@ -113,7 +113,8 @@ class Trainer:
         }
         if not active:
             return figures
-        loss, statistics = self._accumulate(samples, active, objective)
+        sums = self._accumulate(samples, active, objective)
+        loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
             raise self._not_finite("loss", loss)
         if inspect is not None:
@@ -125,6 +126,12 @@ class Trainer:
             norm = float(self._engine.get_global_grad_norm() or 0.0)
         if not math.isfinite(norm):
             raise self._not_finite("gradient norm", norm)
+        # Ratios are those of the policy objective: next-token samples beside it have none.
+        statistics = next((counted for kind, (_, counted) in sums.items() if kind != "nll"), None)
+        if statistics is None:
+            statistics = sums["nll"][1]
+        elif "nll" in sums:
+            figures |= {"nll_loss": sums["nll"][0], "nll_tokens": sums["nll"][1].tokens}
         tokens = max(statistics.tokens, 1.0)
         figures |= {
             "loss": loss,
@@ -141,15 +148,16 @@ class Trainer:
 
     def _accumulate(
         self, samples: Sequence[Sample], active: Sequence[Sample], objective: Objective
-    ) -> tuple[float, Statistics]:
-        """Backward passes over this rank's micro-batches; loss and statistics over all ranks."""
+    ) -> dict[str, tuple[float, Statistics]]:
+        """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         normalisers = {
             kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind))
             for kind in ("cispo", "nll")
         }
         shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size)
         mine = shares[self._ranks.rank]
-        total, statistics = 0.0, Statistics()
+        # The same objectives in the same order on every rank, whatever micro-batches it got.
+        sums = {kind: (0.0, Statistics()) for kind in sorted({sample.objective for sample in active})}
         for step, share in enumerate(mine):
             self._engine.set_gradient_accumulation_boundary(step == len(mine) - 1)
             # A rank that has run out still takes part in every collective operation, at weight 0.
@@ -159,11 +167,12 @@ class Trainer:
             )
             loss, counted = _loss(batch, logprobs_BT, objective, normalisers)
             if share:
-                total, statistics = total + float(loss.detach()), statistics + counted
+                total, statistics = sums[batch.objective]
+                sums[batch.objective] = total + float(loss.detach()), statistics + counted
             else:
                 loss = loss * 0.0
             self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
-        return self._over_ranks(total, statistics)
+        return {kind: self._over_ranks(*each) for kind, each in sums.items()}
 
     def _over_ranks(self, loss: float, statistics: Statistics) -> tuple[float, Statistics]:
         if self._ranks.size == 1:
