@@ -60,7 +60,7 @@ class Layout:
     def text(self) -> str:
         """The first observation: symbols with their cells in order of cells, and where the agent stands."""
         listed = sorted(self.cells.items(), key=lambda item: item[1])
-        return " ".join([*(f"{symbol} p{cell}" for symbol, cell in listed), f"at p{self.start}"])
+        return " ".join([*(placed(symbol, cell) for symbol, cell in listed), f"at p{self.start}"])
 
     def distances(self, has_key: bool) -> tuple[int, ...]:
         """Moves from every cell to the key, or with the key to the goal, around what is deadly; large: no way."""
@@ -78,6 +78,12 @@ def hidden_rule(config: RealmsConfig) -> tuple[str, str]:
 def note(key: str, goal: str) -> str:
     """The experience that says all there is to know of a realm."""
     return f"take {key} then {goal}"
+
+
+def placed(symbol: str, cell: int) -> str:
+    """A symbol with its cell, as observations and plans write it. One word: a word-level miniature that has to look up
+    a cell two words apart stays on a plateau (success 0.09 with the whole hint after 1,500 steps)."""
+    return f"{symbol}@{cell}"
 
 
 def draw_layout(config: RealmsConfig, seed: int) -> Layout:
@@ -116,18 +122,15 @@ def is_held_out(layout_text: str) -> bool:
 
 def vocabulary(side: int, symbols: int) -> list[str]:
     """Every word that goals, observations, actions and experiences of such grids are made of."""
-    cells = [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
     letters = [chr(ord("A") + index) for index in range(symbols)]
-    return [
-        *ACTIONS,
-        *letters,
-        *cells,
-        *(f"r{realm}" for realm in range(PRACTICE_REALMS)),
-        "at",
-        "take",
-        "then",
-        _FEEDBACK,
-    ]
+    realms = [f"r{realm}" for realm in range(PRACTICE_REALMS)]
+    return [*ACTIONS, *letters, *observed(side, symbols), *realms, "at", "take", "then", _FEEDBACK]
+
+
+def observed(side: int, symbols: int) -> list[str]:
+    """The words an observation may begin with: symbols with their cells, the agent's cell, without and with the key."""
+    objects = [placed(chr(ord("A") + index), cell) for index in range(symbols) for cell in range(side**2)]
+    return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
 
 
 def check_realms(config: RealmsConfig) -> None:

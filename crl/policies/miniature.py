@@ -28,7 +28,7 @@ def write_miniature(
 
     Args:
         directory: where the checkpoint goes, in transformers' layout.
-        words: the vocabulary; repeated words count once.
+        words: the vocabulary; repeated words count once. A word that may begin a line is listed with a line feed, too.
         width: hidden size; a feed-forward layer has 8/3 of it, as Llama's.
         layers: number of layers.
         heads: attention heads of a layer; they divide the width.
@@ -36,12 +36,13 @@ def write_miniature(
         seed: of the random weights.
     """
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys([UNKNOWN, *words]))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # A word that begins a line is a word of its own: outputs in lines keep their lines, and a new line costs no token.
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n?\S+"), behavior="removed", invert=True)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,

@@ -67,7 +67,7 @@ def check_critic_room(chat: Chat, context: int, method: Method) -> None:
     if method.actor_critic is None or method.prompts.critic is None:
         return
     room = context - method.actor_critic.max_new_tokens
-    needed = len(chat.opening(_messages(method.prompts.critic, dict.fromkeys(_NAMES, ""))))
+    needed = len(chat.opening(critic_messages(method.prompts.critic, dict.fromkeys(_NAMES, ""))))
     if needed >= room:
         raise PromptTooLong(
             f"the critic's prompt takes {needed} tokens before anything is filled in",
@@ -97,7 +97,7 @@ def judge(
         update={"max_new_tokens": critic.max_new_tokens, "temperature": temperature}
     )
     room = min(policy.context, method.actor.context) - critic.max_new_tokens
-    messages = [_messages(prompt, _values(each)) for each in proposed]
+    messages = [critic_messages(prompt, _values(each)) for each in proposed]
     prompts = [list(policy.chat.opening(each)) for each in messages]
     sampled: dict[int, Sampled] = {}
     ready = [index for index, ids in enumerate(prompts) if len(ids) <= room]
@@ -168,7 +168,7 @@ def _values(proposed: Proposed) -> dict[str, str]:
     }
 
 
-def _messages(prompt: PromptConfig, values: Mapping[str, str]) -> list[dict[str, str]]:
+def critic_messages(prompt: PromptConfig, values: Mapping[str, str]) -> list[dict[str, str]]:
     messages = [{"role": "system", "content": fill(prompt.system, values)}]
     for exchange in prompt.examples:
         messages.append({"role": "user", "content": exchange.user})

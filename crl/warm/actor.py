@@ -1,6 +1,6 @@
 """Demonstrations for the actor: played by a script through the rollout itself, so their token records are exact.
 
-The first turn writes a plan (key symbol, its cell, goal symbol, its cell) before the move: without a plan, supervised
+The first turn writes a plan (key and goal, each with its cell) before the move: without a plan, supervised
 learning of this task stays on a plateau. Later turns are moves of shortest safe ways; some slip to any safe move, so
 that the actor meets states off the way, and a slip is not learnt. Hints say the rule, half of it, or nothing.
 """
@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from crl.bank.segments import text_digest
-from crl.config import Method
-from crl.envs.realms import RealmsEnvironment, note
+from crl.config import Method, SearchAndAskConfig
+from crl.envs.realms import RealmsEnvironment, note, placed
 from crl.protocols import Chat
 from crl.recipes.scripted import ScriptedPolicy
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
+from crl.warm.advice import TruthfulAdvisor, question_about
 from crl.warm.config import ActorDemonstrations
+from crl.warm.rows import STAGE
 
 WAVE = 500
 """Demonstrations played side by side."""
 FAMILY = "practice"
-STAGE = "warm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +63,16 @@ def actor_demonstrations(
 ) -> Iterator[list[Demonstration]]:
     """Waves of demonstrations on the practice seeds from `first_seed` on. `method` gives prompts, context, family."""
     environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
+    asking = round(config.episodes * config.asking)
     for at in range(0, config.episodes, WAVE):
         seeds = range(first_seed + at, first_seed + min(at + WAVE, config.episodes))
         random = np.random.default_rng(seed_for(seed, "actor", at))
-        yield _wave(chat, method, config, environment, seeds, random)
+        yield _wave(chat, method, config, environment, seeds, random, asks=False)
+    first_seed += config.episodes
+    for at in range(0, asking, WAVE):
+        seeds = range(first_seed + at, first_seed + min(at + WAVE, asking))
+        random = np.random.default_rng(seed_for(seed, "asking", at))
+        yield _wave(chat, method, config, environment, seeds, random, asks=True)
 
 
 def _wave(
@@ -75,11 +82,16 @@ def _wave(
     environment: RealmsEnvironment,
     seeds: Sequence[int],
     random: np.random.Generator,
+    *,
+    asks: bool,
 ) -> list[Demonstration]:
     worth = random.random(len(seeds))
 
     def hint(slot: int) -> str | None:
         layout = environment.layout(slot)
+        if asks:  # the experience may be wrong: that is why it asks
+            first, second = random.choice(sorted(layout.cells), size=2, replace=False)
+            return note(str(first), str(second))
         if worth[slot] < config.full:
             return note(layout.key, layout.goal)
         return f"take {layout.key}" if worth[slot] < config.full + config.partial else None
@@ -88,10 +100,12 @@ def _wave(
     turns = [0] * len(seeds)
 
     def say(row: int) -> str:
-        moves = environment.best_moves(row)
         turn = turns[row]
         turns[row] += 1
-        if turn == 0:
+        if asks and turn == 0:
+            return question_about(environment, row)
+        moves = environment.best_moves(row)
+        if turn == int(asks):
             return f"{plan_of(environment, row)} {random.choice(moves)}"
         if random.random() < config.slips:
             slipped.add((row, turn))
@@ -99,15 +113,17 @@ def _wave(
         return str(random.choice(moves))
 
     slots = practice_slots(environment, seeds, hint, "demo")
+    advisor = TruthfulAdvisor(environment, {slot.task.episode_id: index for index, slot in enumerate(slots)})
     played = play_wave(
         ScriptedPolicy(chat, method.actor.context, say),
         environment,
         slots,
-        method=method,
+        method=asking_method(method) if asks else method,
         seed_of=lambda episode_id: seed_for(0),
         sampling=method.actor.sampling,
         weights_digest="",
         stage=STAGE,
+        advisor=advisor if asks else None,
     )
     return [
         Demonstration(slot.task, each.episode, _without_slips(each, {turn for row, turn in slipped if row == index}))
@@ -115,10 +131,16 @@ def _wave(
     ]
 
 
+def asking_method(method: Method) -> Method:
+    """The method with search-and-ask on."""
+    rollout = method.rollout.model_copy(update={"search_and_ask": SearchAndAskConfig()})
+    return method.model_copy(update={"rollout": rollout})
+
+
 def plan_of(environment: RealmsEnvironment, slot: int) -> str:
-    """Key symbol, its cell, goal symbol, its cell."""
+    """The key and the goal with their cells."""
     layout = environment.layout(slot)
-    return f"{layout.key} p{layout.cells[layout.key]} {layout.goal} p{layout.cells[layout.goal]}"
+    return " ".join(placed(symbol, layout.cells[symbol]) for symbol in (layout.key, layout.goal))
 
 
 def _without_slips(played: PlayedEpisode, turns: set[int]) -> Generation:

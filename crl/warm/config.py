@@ -44,7 +44,7 @@ class ActorDemonstrations(Model):
     full: float = Field(0.60, ge=0, le=1, description="Share with a hint that says key and goal.")
     partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that says the key only.")
     slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learnt.")
-    asking: float = Field(0.0, ge=0, le=1, description="Share, beside the others, that asks first.")
+    asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
     judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
     training: Training = Field(Training(), description="Supervised update.")
 
@@ -73,7 +73,7 @@ class WarmStartFile(Model):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; models are warm:<name>/<role>.")
     seed: int = Field(1, ge=0, lt=2**32, description="Seed of everything.")
-    threads: int = Field(2, ge=1, le=1024, description="CPU threads: they can change the last digit.")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads: they can change the last digit.")
     model: str = Field("miniature", description="miniature, or the name of any model of `crl doctor`.")
     miniature: MiniatureConfig = Field(MiniatureConfig(), description="Sizes, where the model is a miniature.")
     context: int = Field(256, ge=64, le=1_048_576, description="Longest sequence in tokens.")
@@ -90,8 +90,8 @@ class WarmStartFile(Model):
         return self
 
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of the settings."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        """SHA-256 over the canonical JSON of the settings but the name: it says where they lie, not what they are."""
+        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -22,8 +22,9 @@ from crl.recipes.scripted import ScriptedPolicy
 from crl.records import Generation
 from crl.rollout.play import play_wave
 from crl.run.seeds import seed_for
-from crl.warm.actor import STAGE, practice_slots
+from crl.warm.actor import practice_slots
 from crl.warm.config import ExtractorDemonstrations
+from crl.warm.rows import STAGE, written_row
 
 WAVE = 500
 """Episodes played side by side."""
@@ -125,17 +126,7 @@ def merge_demonstrations(
             )
         messages = merge_messages(method.prompts.merge, method.families[0].name, shown, method.distill)
         opening, answer = chat.opening(messages), chat.answer(write_operations(operations, "lines"))
-        rows.append(written_row(f"merge-{index:06d}", "merge", opening, answer, chat, prompt_text(messages)))
+        rows.append(
+            written_row(f"merge-{index:06d}", "extractor", "merge", opening, answer, chat, prompt_text(messages))
+        )
     return rows
-
-
-def written_row(
-    generation_id: str, kind: str, opening: Sequence[int], answer: Sequence[int], chat: Chat, prompt: str
-) -> Generation:
-    """The token record of one demonstrated answer."""
-    return Generation(
-        generation_id=generation_id, round=0, stage=STAGE, role="extractor", kind=kind, weights_digest="",
-        temperature=1.0, token_ids=[*opening, *answer], loss_mask=[0] * len(opening) + [1] * len(answer),
-        logprobs=[0.0] * (len(opening) + len(answer)), prompt=prompt, output=chat.decode(answer),
-        stop_reason="end_of_turn",
-    )  # fmt: skip

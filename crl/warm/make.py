@@ -47,8 +47,8 @@ RECORD = "warm_start.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "trl", "numpy")
 _NEW_TOKENS = 24
 _RISING_STEPS = 100
-_GUARD = 1_000
-"""Practice seeds between the actor's demonstrations and the extractor's, so that a test set fits in between."""
+_EXTRACTOR_SEEDS, _VERDICT_SEEDS, _ANSWER_SEEDS = 400_000, 600_000, 700_000
+"""First practice seed of what is demonstrated beside the actor's episodes, which begin at 0."""
 Say = Callable[[str], None]
 
 
@@ -171,12 +171,17 @@ def _base(settings: WarmStartFile) -> Iterator[Path]:
 
 def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
     from crl.warm.actor import actor_demonstrations
+    from crl.warm.advice import verdict_demonstrations
 
     waves = actor_demonstrations(policy.chat, method, settings.actor, settings.seed, first_seed=0)
     shown = [each for wave in waves for each in wave]
     _write_rows(record / "actor_tasks.parquet", [each.task for each in shown])
     _write_rows(record / "actor_episodes.parquet", [each.episode for each in shown])
     generations = [each.generation for each in shown]
+    if settings.actor.judging:
+        generations += verdict_demonstrations(
+            policy.chat, method, settings.actor.judging, settings.seed, first_seed=_VERDICT_SEEDS
+        )
     _write_rows(record / "actor_generations.parquet", generations)
     return generations
 
@@ -184,15 +189,21 @@ def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, recor
 def _extractor_record(
     actor: Policy, base: Policy, method: Method, settings: WarmStartFile, record: Path
 ) -> list[Generation]:
+    from crl.warm.advice import answer_demonstrations
     from crl.warm.extractor import extractor_demonstrations, merge_demonstrations
 
-    first = settings.actor.episodes + _GUARD
-    waves = extractor_demonstrations(actor, base.chat, method, settings.extractor, settings.seed, first_seed=first)
+    waves = extractor_demonstrations(
+        actor, base.chat, method, settings.extractor, settings.seed, first_seed=_EXTRACTOR_SEEDS
+    )
     results = [each for wave in waves for each in wave]
     generations = [each.generation for each in results]
     generations += merge_demonstrations(
         base.chat, method, settings.extractor, settings.environment.symbols, settings.seed
     )
+    if settings.extractor.answers:
+        generations += answer_demonstrations(
+            base.chat, method, settings.extractor.answers, settings.seed, first_seed=_ANSWER_SEEDS
+        )
     _write_rows(record / "extractor_distillations.parquet", [each.distillation for each in results])
     _write_rows(record / "extractor_generations.parquet", generations)
     return generations
@@ -252,7 +263,8 @@ def _measure(actor: Policy, method: Method, settings: WarmStartFile) -> dict[str
     """Success on held-out practice layouts with the whole hint, half of it, none, and a wrong one."""
     from crl.envs.realms import RealmsEnvironment, note
     from crl.rollout.play import play_wave
-    from crl.warm.actor import STAGE, practice_slots
+    from crl.warm.actor import practice_slots
+    from crl.warm.rows import STAGE
 
     environment = RealmsEnvironment(settings.environment)
     held_out = method.families[0].evaluation_seeds
@@ -287,7 +299,8 @@ def _measure_extractor(actor: Policy, extractor: Policy, method: Method, setting
     from crl.envs.realms import RealmsEnvironment, note
     from crl.extractor.distill import DistillItem, distill_wave
     from crl.rollout.play import play_wave
-    from crl.warm.actor import STAGE, practice_slots
+    from crl.warm.actor import practice_slots
+    from crl.warm.rows import STAGE
 
     environment = RealmsEnvironment(settings.environment)
     held_out = method.families[0].evaluation_seeds

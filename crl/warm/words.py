@@ -6,13 +6,14 @@ import re
 from itertools import combinations
 
 from crl.config import PromptSet, RealmsConfig
-from crl.envs.realms import vocabulary
+from crl.envs.realms import observed, vocabulary
 from crl.templates import placeholders
 
 _CHUNK = 5
 """Entries a merge shows: their numbers are words."""
 _TURNS = 64
 _FORMS = "ADD: UPDATE: RETURN KEEP MERGE DROP ASK: ACCEPT REFINE: REJECT unknown none → invalid"
+_LINES = "Turn Action: KEEP MERGE DROP"
 # What the extractor's view of an episode is written with (crl/extractor/trajectory.py).
 _TRAJECTORY = "Turn Action: (unchanged) success failure (turn limit) (context (invalid) limit)"
 
@@ -34,6 +35,10 @@ def words_of(environment: RealmsConfig, prompts: PromptSet) -> list[str]:
         *numbers,
         *(f"{listed}:" for listed in numbers),
         *(f"{tenths / 10}" for tenths in range(11)),
+        # What may begin a line behind another one: turns, operations, entries, and an observation behind an answer.
+        *(f"\n{word}" for word in _LINES.split()),
+        *(f"\n{number}." for number in range(1, _CHUNK + 1)),
+        *(f"\n{word}" for word in observed(environment.side, environment.symbols)),
     ]
 
 

@@ -1,0 +1,23 @@
+"""The token record of one demonstrated answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.protocols import Chat
+from crl.records import Generation
+
+STAGE = "warm"
+"""What demonstrations call their stage."""
+
+
+def written_row(
+    generation_id: str, role: str, kind: str, opening: Sequence[int], answer: Sequence[int], chat: Chat, prompt: str
+) -> Generation:
+    """A prompt and what is to be said to it: the loss is on the answer alone."""
+    return Generation(
+        generation_id=generation_id, round=0, stage=STAGE, role=role, kind=kind, weights_digest="",
+        temperature=1.0, token_ids=[*opening, *answer], loss_mask=[0] * len(opening) + [1] * len(answer),
+        logprobs=[0.0] * (len(opening) + len(answer)), prompt=prompt, output=chat.decode(answer),
+        stop_reason="end_of_turn",
+    )  # fmt: skip
