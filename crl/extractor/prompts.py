@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from crl import templates
 from crl.config import DistillConfig, Method, PromptConfig, PromptSet
-from crl.errors import PromptTooLong
+from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
 from crl.records import Episode, Turn
@@ -29,10 +29,21 @@ Messages = list[dict[str, str]]
 
 
 def check_prompts(prompts: PromptSet) -> None:
-    """Raise BadInput, naming the prompt and its part, for a placeholder the extractor does not fill."""
+    """Raise BadInput, naming the prompt and its part, for a placeholder the extractor does not fill, and for a prompt
+    `ask` that shows no question or no experience."""
     for name, prompt, allowed in _prompts(prompts):
         for part, template in (("system", prompt.system), ("first", prompt.first)):
             templates.check(template, allowed, where=f"prompts: {name}.{part}")
+    if prompts.ask is not None:
+        shown = templates.placeholders(prompts.ask.system) | templates.placeholders(prompts.ask.first)
+        missing = [name for name in ("question", "experience") if name not in shown]
+        if missing:
+            raise BadInput(
+                f"the prompt that answers questions does not show {' or '.join('{' + name + '}' for name in missing)}",
+                expected="{question} and {experience}",
+                where="prompts: ask.first",
+                next_step="add the placeholder where its text should stand",
+            )
 
 
 def check_room(chat: Chat, context: int, method: Method) -> None:

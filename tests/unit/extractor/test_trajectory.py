@@ -70,3 +70,11 @@ def test_outcome():
     assert outcome_text(episode(True, "success")) == "success"
     assert outcome_text(episode(False, "turn_limit")) == "failure (turn limit)"
     assert outcome_text(episode(False, "failure")) == "failure"
+
+
+def test_a_question_is_shown_with_its_answer():
+    asked = turn(0, "a", "ASK: where?", action="<ask>", feedback="go up")
+    refused = turn(1, "a", "ASK: and now?", action="<ask>", valid=False, feedback="no more")
+    assert render_trajectory([asked, refused]) == (
+        "Turn 1: a\nAction: ASK: where? → answer: go up\nTurn 2: (unchanged)\nAction: ASK: and now? → invalid (no more)"
+    )
