@@ -53,10 +53,10 @@ def _pieces(turns: Sequence[Turn]) -> list[str]:
 
 
 def _done(turn: Turn) -> str:
-    """What the actor wrote, and what was understood where that is not the same."""
+    """What the actor wrote, and what was understood where that is not the same; the answer behind a question."""
     written = turn.output.strip()
     if turn.valid and turn.action == QUESTION:
-        return f"{written} → answer: {(turn.feedback or '').strip()}"
+        return f"{written} → {(turn.feedback or '').strip()}"
     if turn.valid:
         return written if written == turn.action else f"{written} → {turn.action}"
     return f"{written} → invalid" + (f" ({turn.feedback.strip()})" if turn.feedback else "")

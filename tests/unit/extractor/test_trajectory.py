@@ -76,5 +76,5 @@ def test_a_question_is_shown_with_its_answer():
     asked = turn(0, "a", "ASK: where?", action="<ask>", feedback="go up")
     refused = turn(1, "a", "ASK: and now?", action="<ask>", valid=False, feedback="no more")
     assert render_trajectory([asked, refused]) == (
-        "Turn 1: a\nAction: ASK: where? → answer: go up\nTurn 2: (unchanged)\nAction: ASK: and now? → invalid (no more)"
+        "Turn 1: a\nAction: ASK: where? → go up\nTurn 2: (unchanged)\nAction: ASK: and now? → invalid (no more)"
     )

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from crl.config import FrozenLakeConfig, SamplingConfig, SearchAndAskConfig
+from crl.config import (
+    EnvironmentConfig,
+    FrozenLakeConfig,
+    MiniHackConfig,
+    RealmsConfig,
+    SamplingConfig,
+    SearchAndAskConfig,
+)
 from crl.envs import make_environment
 from crl.protocols import Advice, Inquiry
 from crl.records import Generation
@@ -183,8 +190,18 @@ def test_asking_makes_no_episode_longer() -> None:
     assert [len(batch) for batch in advisor.batches] == [1, 1]
 
 
-def test_the_turn_limit_of_an_environment_holds_for_who_asks() -> None:
-    environment = make_environment(FrozenLakeConfig(max_turns=4))
+@pytest.mark.parametrize(
+    "config",
+    [
+        FrozenLakeConfig(max_turns=4),
+        RealmsConfig(max_turns=4, longest_path=4),
+        MiniHackConfig(id="MiniHack-Room-5x5-v0", max_turns=4),
+    ],
+    ids=lambda config: config.kind,
+)
+def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: EnvironmentConfig) -> None:
+    """And what it shows stays as it was, so the actor reads the same again."""
+    environment = make_environment(config)
     (start,) = environment.reset_many([7])
     slot = EpisodeSlot(
         task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
@@ -199,6 +216,11 @@ def test_the_turn_limit_of_an_environment_holds_for_who_asks() -> None:
     )  # fmt: skip
     assert (played.episode.turns, played.episode.stop_reason) == (4, "turn_limit")
     assert {turn.observation for turn in played.turns} == {start.observation}
+    again = make_environment(config)
+    again.reset_many([7])
+    assert [again.step_many({0: None})[0].done for _ in range(4)] == [False] * 3 + [True]
+    environment.close()
+    again.close()
 
 
 def test_questions_of_one_turn_are_one_batch() -> None:
