@@ -195,7 +195,7 @@ class _Bank:
             return digest
         if not entry_id or self._bank.get(entry_id) is not None:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
-        if self._is_duplicate(operation, digest):
+        if self._is_duplicate(operation.family, digest):
             return Rejection.duplicate
         self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
         self._event("add", operation, None, digest)
@@ -210,7 +210,7 @@ class _Bank:
             return digest
         if digest == entry.content_digest:
             return Rejection.unchanged
-        if self._is_duplicate(operation, digest):
+        if self._is_duplicate(operation.family, digest):
             return Rejection.duplicate
         self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
@@ -230,7 +230,7 @@ class _Bank:
             return Rejection.unknown_entry
         if any(parent.family != operation.family for parent in parents):
             return Rejection.other_family
-        if self._is_duplicate(operation, digest):
+        if self._is_duplicate(operation.family, digest, replaced=operation.parents):
             return Rejection.duplicate
         for parent in parents:
             self._bank.remove(parent)
@@ -263,11 +263,11 @@ class _Bank:
             return Rejection.unknown_entry
         return entry if entry.family == operation.family else Rejection.other_family
 
-    def _is_duplicate(self, operation: Operation, digest: str) -> bool:
-        """Whether an entry of the family that the operation does not replace holds the text already."""
+    def _is_duplicate(self, family: str, digest: str, *, replaced: Iterable[str] = ()) -> bool:
+        """Whether an entry of the family that is not replaced holds the text already, where that is not wanted."""
         if self._config.duplicates == "keep":
             return False
-        return bool(self._bank.holders(operation.family, digest) - set(operation.parents))
+        return bool(self._bank.holders(family, digest) - set(replaced))
 
     def _acceptable_text(self, operation: Operation) -> str | Rejection:
         """Digest of the operation's text, which is remembered, or why it cannot stand in a bank."""

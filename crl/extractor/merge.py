@@ -161,7 +161,9 @@ def _apply(family: _Family, shown: Sequence[str], output: Output, origin: Origin
             truncated=output.truncated,
         )
     operations = _operations(family, shown, output.prompt.distillation_id, parsed, origin)
-    family.chunks.carry([merged for operation in operations if (merged := _follow(family, operation)) is not None])
+    twins = method.bank.duplicates == "keep"
+    made = [_follow(family, operation, twins=twins) for operation in operations]
+    family.chunks.carry([entry_id for entry_id in made if entry_id is not None])
     distillation = distillation_row(output, origin, parsed, len(operations), family=family.name, source_entry_ids=shown)
     return Distilled(distillation, operations, generation_row(output, origin))
 
@@ -198,10 +200,11 @@ def _operations(
     return operations
 
 
-def _follow(family: _Family, operation: Operation) -> str | None:
+def _follow(family: _Family, operation: Operation, *, twins: bool) -> str | None:
     """Do to the working copy what consolidation will do; the id of a newly merged entry.
 
-    Consolidation rejects a merge whose text another entry of the family already has; its parents then stay.
+    Consolidation rejects a merge whose text another entry of the family already has, and its parents then stay; unless
+    the bank keeps `twins` (`bank.duplicates`).
     """
     entry_id = operation.entry_id or ""
     if operation.kind == "drop":
@@ -209,7 +212,7 @@ def _follow(family: _Family, operation: Operation) -> str | None:
     if operation.kind != "merge" or operation.text is None:
         return None
     others = (text for other, text in family.texts.items() if other not in operation.parents)
-    if operation.text in others or _digest(operation.text) in family.elsewhere:
+    if not twins and (operation.text in others or _digest(operation.text) in family.elsewhere):
         return None
     for parent in operation.parents:
         del family.texts[parent]

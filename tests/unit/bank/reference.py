@@ -46,11 +46,11 @@ def reference(
     """
     previous, reasons = list(previous), dict(refused or {})
     if reasons:
-        shown = _Bank(previous, round, max_characters)
+        shown = _Bank(previous, round, max_characters, config.duplicates)
         for operation in operations:
             shown.apply(operation)
         reasons = {**shown.rejections(), **reasons}
-    bank = _Bank(previous, round, max_characters)
+    bank = _Bank(previous, round, max_characters, config.duplicates)
     for operation in operations:
         bank.apply(operation, reasons.get(operation.operation_id))
     if evict:
@@ -61,8 +61,8 @@ def reference(
 class _Bank:
     """The snapshot while a round's operations are applied."""
 
-    def __init__(self, previous: Iterable[BankEntry], round: int, max_characters: int) -> None:
-        self._round, self._max_characters = round, max_characters
+    def __init__(self, previous: Iterable[BankEntry], round: int, max_characters: int, duplicates: str) -> None:
+        self._round, self._max_characters, self._twins = round, max_characters, duplicates == "keep"
         listed = sorted(previous, key=lambda entry: (entry.order, entry.entry_id))
         for entry in listed:
             if not entry.segment:
@@ -138,7 +138,7 @@ class _Bank:
             return digest
         if not entry_id or entry_id in self._entries:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
-        if self._holders.get((operation.family, digest)):
+        if not self._twins and self._holders.get((operation.family, digest)):
             return Rejection.duplicate
         self._create(operation, entry_id, digest, operation.episode_ids, [])
         self._event("add", operation, None, digest)
@@ -153,7 +153,7 @@ class _Bank:
             return digest
         if digest == entry.content_digest:
             return Rejection.unchanged
-        if self._holders.get((operation.family, digest)):
+        if not self._twins and self._holders.get((operation.family, digest)):
             return Rejection.duplicate
         self._remove(entry)
         segment, embedding_file = self._files.get(digest, ("", ""))
@@ -188,7 +188,7 @@ class _Bank:
             return Rejection.unknown_entry
         if any(parent.family != operation.family for parent in parents):
             return Rejection.other_family
-        if self._holders.get((operation.family, digest), set()) - set(operation.parents):
+        if not self._twins and self._holders.get((operation.family, digest), set()) - set(operation.parents):
             return Rejection.duplicate
         for parent in parents:
             self._remove(parent)

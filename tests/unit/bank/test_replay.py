@@ -152,7 +152,11 @@ def asked_in(draw, number, first=0):
 
 @st.composite
 def runs(draw):
-    run = StoredRun(capacity=draw(st.integers(1, 4)), eviction=draw(st.sampled_from(["fifo", "least_useful"])))
+    run = StoredRun(
+        capacity=draw(st.integers(1, 4)),
+        eviction=draw(st.sampled_from(["fifo", "least_useful"])),
+        duplicates=draw(st.sampled_from(["reject", "keep"])),
+    )
     held = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=4))
     run.begin(
         [entry(name, f"old {name}", 3 * order, draw(st.sampled_from(FAMILIES))) for order, name in enumerate(held)]

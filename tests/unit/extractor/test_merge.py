@@ -198,3 +198,24 @@ def test_every_group_is_walked_through_on_its_own(sizes, chunk, data):
         plan.carry([f"{group}-merged{len(seen)}{n}" for n in range(data.draw(st.integers(0, len(step) // 2)))])
     for group in groups:  # but for one that would be shown alone
         assert len(set(group) - seen) <= 1
+
+
+@pytest.mark.parametrize("duplicates", ["reject", "keep"])
+def test_a_merge_into_a_text_that_another_entry_holds_goes_by_the_bank(kit, duplicates):
+    """Consolidation does what the merge reckoned with: nothing is asked of an entry that is gone."""
+    entries, texts = bank_of(kit, {"room": ["a", "b", "d", "e"]})
+    config = BankConfig(duplicates=duplicates)
+    answers = iter(["MERGE 1,2: d", "MERGE 1,2: de" if duplicates == "keep" else "KEEP 1"])
+    results = run_merge(
+        kit.policy(lambda *_: next(answers)), whole_families(entries), texts,
+        method=kit.method(chunk=3).model_copy(update={"bank": config}), seed_of=kit.seed_of, weights_digest="w",
+        round=6,
+    )  # fmt: skip
+    operations = [row for result in results for row in result.operations]
+    after = consolidate(Snapshot.of(5, entries), operations, [], config, round=6, max_characters=60)
+    reasons = [event.reason for event in after.events if event.kind == "rejected"]
+    if duplicates == "reject":
+        assert [shown(result) for result in results] == [["a", "b", "d"]] and reasons == ["duplicate"]
+    else:
+        assert [shown(result) for result in results] == [["a", "b", "d"], ["d", "e"]] and reasons == []
+        assert [entry.content_digest for entry in held(after)] == [text_digest("d"), text_digest("de")]
