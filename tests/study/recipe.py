@@ -19,14 +19,14 @@ from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import Distillation, Episode, Evaluation, Metric
 from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
 
-HELD_OUT, PLAYED, OUTPUTS = 8, 4, 5
+HELD_OUT, PLAYED, OUTPUTS = 32, 4, 5
 REFERENCE = f"{__name__}:recipe_of"
 assert fake_recipe.PARTS
 
 
 def wins(recipe: str, *, bank: bool, seed: int, number: int) -> int:
     """Held-out episodes of `HELD_OUT` that are won after a round."""
-    learned = number * (2 if recipe == "complementary" else 1) + seed % 3
+    learned = number * (3 if recipe == "complementary" else 1) * (1 + seed % 2) + seed % 3
     return min(HELD_OUT, learned + (2 if bank else 0))
 
 

@@ -12,7 +12,7 @@ from tests.study.recipe import REFERENCE
 from tests.tiny_run import ROOT
 
 NAME = "trial"
-SEEDS, ROUNDS = [11, 12, 13], 3
+SEEDS, ROUNDS = [11, 12], 3
 ARMS: dict[str, Any] = {
     "complementary": {"title": "Complementary <b>RL</b>"},
     "baseline": {"set": {"method.recipe": "baseline"}},
@@ -29,7 +29,7 @@ def study(**changes: Any) -> dict[str, Any]:
         "seeds": SEEDS,
         "tuned_on": [1, 2],
         "compare_with": "baseline",
-        "level": 0.5,
+        "level": 0.25,
         "arms": ARMS,
         **changes,
     }

@@ -62,7 +62,7 @@ def test_every_run_is_an_ordinary_one(finished_study: Finished) -> None:
     assert "intact" in verified.stdout
     # Seed by seed: what is finished early is whole pairs.
     begun = [line.split(":")[0] for line in finished_study.said.splitlines() if line.endswith(": begins")]
-    assert [name.rpartition("-s")[2] for name in begun] == ["11", "11", "12", "12", "13", "13"]
+    assert [name.rpartition("-s")[2] for name in begun] == ["11", "11", "12", "12"]
 
 
 def test_means_intervals_and_differences_are_those_of_scipy(finished_study: Finished) -> None:
@@ -94,16 +94,16 @@ def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) 
     found = result(finished_study.directory)
     complementary, baseline = arm_of(found, "complementary"), arm_of(found, "baseline")
     reached = [
-        next(n for n in range(ROUNDS + 1) if wins("complementary", bank=n > 0, seed=s, number=n) >= HELD_OUT / 2)
+        next(n for n in range(ROUNDS + 1) if wins("complementary", bank=n > 0, seed=s, number=n) >= HELD_OUT / 4)
         for s in SEEDS
     ]
     assert complementary["with_bank"]["rounds_to_level"] == {
-        "median": statistics.median(reached), "reached": 3, "seeds": 3,
+        "median": statistics.median(reached), "reached": 2, "seeds": 2,
     }  # fmt: skip
     assert complementary["with_bank"]["episodes_to_level"]["median"] == PLAYED * statistics.median(reached)
-    # Two of three seeds of the baseline reach it, in rounds 2 and 3; the third never does: the median is the later one.
-    assert [wins("baseline", bank=False, seed=s, number=ROUNDS) for s in SEEDS] == [5, 3, 4]
-    assert baseline["without_bank"]["rounds_to_level"] == {"median": 3.0, "reached": 2, "seeds": 3}
+    # One of two seeds of the baseline reaches it: the median over both is later than every round.
+    assert [wins("baseline", bank=False, seed=s, number=ROUNDS) for s in SEEDS] == [8, 3]
+    assert baseline["without_bank"]["rounds_to_level"] == {"median": None, "reached": 1, "seeds": 2}
     assert set(complementary["episodes"].values()) == {PLAYED * ROUNDS} == set(baseline["episodes"].values())
     assert found["differences"][0]["equal_episodes"]
     assert complementary["malformed"]["mean"] == pytest.approx(1 / OUTPUTS) == complementary["returned"]["mean"]
@@ -119,10 +119,12 @@ def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) 
 def test_the_table_says_what_the_json_says_and_which_seeds_were_tuned_on(finished_study: Finished) -> None:
     said = (finished_study.directory / "study.md").read_text(encoding="utf-8")
     assert said in finished_study.said
-    assert "Reported on seeds 11–13. Settings were chosen on seeds 1, 2, none of which is reported." in said
+    assert "Reported on seeds 11, 12. Settings were chosen on seeds 1, 2, none of which is reported." in said
     mean, low, high = told(arm_of(result(finished_study.directory), "complementary")["with_bank"]["mean"])
-    assert f"| 3 | {mean:.2f} [{low:.2f}, {high:.2f}] |" in said
-    assert "3 (2 of 3 seeds)" in said and r"Complementary \<b\>RL\</b\>" in said and r"Does it \| work?" in said
+    assert f"| 2 | {mean:.2f} [{low:.2f}, {high:.2f}] |".replace("-", "−") in said
+    assert (
+        "not reached (1 of 2 seeds)" in said and r"Complementary \<b\>RL\</b\>" in said and r"Does it \| work?" in said
+    )
 
 
 def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) -> None:
@@ -130,7 +132,7 @@ def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) 
     runs = run_directories(finished_study.directory)
     # An engine would fail at once: none is started.
     again = crl(finished_study.runs, "compare", finished_study.file, extra={"CRL_RECIPE": fake()["CRL_RECIPE"], "CRL_STUDY_FAKE": "broken"})  # noqa: E501  # fmt: skip
-    assert "6 runs, 6 of them finished" in again.stdout and "begins" not in again.stdout
+    assert "4 runs, 4 of them finished" in again.stdout and "begins" not in again.stdout
     assert runs == run_directories(finished_study.directory)
     assert before == {name: (finished_study.directory / name).read_bytes() for name in before}
 
@@ -142,12 +144,13 @@ def test_an_arm_that_changed_is_refused_by_name(finished_study: Finished, tmp_pa
     assert "method.actor.optimizer.learning_rate: 0.001 in the run, 0.5 now" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     file, runs = write(tmp_path, seeds=[11, 12]), tmp_path / "runs"
     mishaps = fake(baseline_s11="fail", complementary_s11=f"kill {tmp_path / 'killed'}")
     done = crl(runs, "compare", file, "--jobs", "2", code=1, extra=mishaps)
     assert "2 runs failed" in done.stderr and f"{NAME}-baseline-s11: the fake refuses" in done.stderr
-    assert f"{NAME}-complementary-s11: the process of the run was killed by SIGKILL" in done.stderr
+    assert f"{NAME}-complementary-s11: the process of the run was ended by SIGKILL" in done.stderr
     found = result(runs / NAME)
     assert [arm["finished"] for arm in found["arms"]] == [[12], [12]]
     assert found["differences"][0]["without_bank"]["seeds"] == 1
@@ -159,6 +162,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert [arm["finished"] for arm in result(runs / NAME)["arms"]] == [[11, 12], [11, 12]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_study_leaves_no_process_and_goes_on(
     finished_study: Finished, tmp_path: Path, number: signal.Signals
@@ -195,6 +199,5 @@ def test_a_second_command_is_refused_while_one_works(finished_study: Finished) -
     with only_one(finished_study.directory):
         refused = crl(finished_study.runs, "compare", finished_study.file, code=LeaseHeld.exit_code, extra=fake())
         assert "another process works on this study" in refused.stderr
-        assert "| Baseline" in crl(
-            finished_study.runs, "compare", finished_study.file, "--table-only", extra=fake()
-        ).stdout.replace("baseline", "Baseline")
+        table = crl(finished_study.runs, "compare", finished_study.file, "--table-only", extra=fake())
+        assert "| baseline | 2 |" in table.stdout

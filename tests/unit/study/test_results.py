@@ -1,0 +1,113 @@
+"""From figures of runs to the result: which curves, which pairs, which words. No run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from crl.report.study_page import chart_groups
+from crl.study.config import Study
+from crl.study.figures import Rate, RunFigures
+from crl.study.results import StudyResult, summarise_study
+from crl.study.statistics import interval
+from crl.study.table import interval_text, study_markdown
+
+SEEDS = [1, 2, 3, 4, 5]
+WITH = {"ours": [50, 61, 47, 58, 55], "static": [20, 25, 21, 19, 24]}
+WITHOUT = {"ours": [21, 25, 19, 22, 20], "static": [20, 22, 19, 18, 21], "base": [27, 30, 22, 25, 31]}
+
+
+def run(arm: str, place: int, rounds: int = 2) -> RunFigures:
+    def curve(values: list[int]) -> dict[int, Rate]:
+        return {n: Rate(successes=values[place] * n, episodes=100 * rounds) for n in range(rounds + 1)}
+
+    return RunFigures(
+        with_bank=curve(WITH[arm]) if arm in WITH else {},
+        without_bank=curve(WITHOUT[arm]),
+        episodes={n: 128 * n for n in range(rounds + 1)},
+        outputs=10 if arm in WITH else 0,
+        malformed=place,
+        returned=1,
+        notes_true=0.6 if arm == "ours" else None,
+        coverage=None,
+    )
+
+
+def summarised(arms: dict[str, dict[str, object]] | None = None, missing: tuple[str, int] | None = None) -> StudyResult:
+    study = Study.model_validate({
+        "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": SEEDS, "compare_with": ["base", "static"],
+        "level": 0.5, "last": 2, "arms": arms or {"ours": {}, "static": {}, "base": {}},
+    })  # fmt: skip
+    figures = {
+        arm: {seed: run(arm, place) for place, seed in enumerate(SEEDS) if (arm, seed) != missing} for arm in WITHOUT
+    }
+    return summarise_study(study, figures)
+
+
+def test_differences_are_with_bank_against_bank_where_the_reference_has_one() -> None:
+    found = {(each.arm, each.reference): each for each in summarised().differences}
+    assert set(found) == {("ours", "base"), ("ours", "static"), ("static", "base"), ("base", "static")}
+
+    def last_two(values: list[int]) -> list[float]:
+        return [value * (1 + 2) / 2 / 200 for value in values]
+
+    for pair, bank, theirs in (
+        (("ours", "base"), True, WITHOUT["base"]),
+        (("ours", "static"), True, WITH["static"]),
+        (("ours", "static"), False, WITHOUT["static"]),
+        (("static", "base"), False, WITHOUT["base"]),
+    ):
+        ours = (WITH if bank else WITHOUT)[pair[0]]
+        difference = found[pair].with_bank if bank else found[pair].without_bank
+        assert difference is not None
+        wanted = stats.ttest_rel(last_two(ours), last_two(theirs)).confidence_interval(0.95)
+        assert (difference.low, difference.high) == pytest.approx(tuple(wanted))
+    assert found["base", "static"].with_bank is None, "an arm without a bank has no figure with one"
+
+
+def test_a_seed_that_is_missing_on_one_side_is_no_pair() -> None:
+    result = summarised(missing=("base", 3))
+    assert result.unfinished == 1
+    pairs = {(each.arm, each.reference): each.without_bank.seeds for each in result.differences}
+    assert pairs["ours", "base"] == 4 and pairs["ours", "static"] == 5
+    assert "4 of 5" in study_markdown(result) and "1 runs are not finished" in study_markdown(result)
+
+
+def test_unequal_budgets_are_said() -> None:
+    longer = run("ours", 0, rounds=4)
+    study = Study.model_validate({
+        "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1], "compare_with": "base",
+        "arms": {"ours": {"rounds": 4, "title": "Ours"}, "base": {}},
+    })  # fmt: skip
+    result = summarise_study(study, {"ours": {1: longer}, "base": {1: run("base", 0)}})
+    said = study_markdown(result)
+    assert not result.differences[0].equal_episodes and "1, unequal episodes" in said
+    assert "Training episodes differ: Ours 512, base 256." in said
+    assert "The study names no seeds that its settings were chosen on." in said
+
+
+def test_a_study_without_a_finished_run_is_a_table_of_dashes() -> None:
+    study = Study.model_validate({"name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1], "arms": {"one": {}}})
+    result = summarise_study(study, {})
+    assert "| one | 0 of 1 | – | – |" in study_markdown(result) and chart_groups(result) == []
+
+
+def test_switches_have_charts_of_their_own_beside_what_they_are_compared_with() -> None:
+    arms: dict[str, dict[str, object]] = {
+        "ours": {},
+        "base": {},
+        "static": {"switch": "training", "compare_with": "ours"},
+    }
+    groups = chart_groups(summarised(arms))
+    assert [switch for switch, _ in groups] == [None, "training"]
+    names = [[chart.columns[1:] for chart in charts] for _, charts in groups]
+    assert names[0] == [["ours", "base (no bank)"], ["ours", "base"]]
+    assert names[1] == [["ours", "static"], ["ours", "static"]]
+
+
+def test_numbers_in_words() -> None:
+    assert interval_text(interval([0.3, 0.4, 0.5])) == "0.40 [0.15, 0.65]"
+    assert interval_text(interval([-0.3, -0.4, -0.5]), signed=True) == "−0.40 [−0.65, −0.15]"
+    assert interval_text(interval([-0.001]), signed=True) == "+0.00" and interval_text(None) == "–"
