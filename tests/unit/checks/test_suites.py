@@ -194,16 +194,36 @@ def _forget() -> None:
 def test_an_expectation_that_errors_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.checks import suites
 
-    suite = dataclasses.replace(SUITES[r.Metric], sets={"nowhere": ("a",)})
-    monkeypatch.setattr(suites, "_frame_query", lambda row_type, own: "SELECT row, name AS id, name, stage, NULL AS "
-                        "broken_rule FROM metrics")  # fmt: skip
-    monkeypatch.setitem(SUITES, r.Metric, suite)
+    monkeypatch.setattr(suites, "_frame_query", lambda row_type, own: "SELECT row, name AS id FROM metrics")
     _forget()
     try:
-        with pytest.raises(DataCheckFailed, match="'nowhere is one of a' could not be checked"):
+        with pytest.raises(DataCheckFailed, match=r'metrics: the rules could not be checked: .*"broken_rule"'):
             check_tables(_tables({r.Metric: examples.update()[r.Metric]}), where="here")
     finally:
         _forget()
+
+
+def test_rules_that_cannot_be_evaluated_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = dataclasses.replace(SUITES[r.Metric], sets={"nowhere": ("a",)})
+    monkeypatch.setitem(SUITES, r.Metric, suite)
+    with pytest.raises(DataCheckFailed, match=r"metrics: the rules could not be checked: .*nowhere"):
+        check_tables(_tables({r.Metric: examples.update()[r.Metric]}), where="here")
+
+
+def test_every_offender_of_a_key_and_of_a_range_is_named() -> None:
+    metrics = [r.Metric(round=1, stage="s", name=name, value=1.0, alarm=None) for name in ("a", "b", "a")]
+    with pytest.raises(DataCheckFailed, match=r"are unique' is broken in 2 rows: row 0 \(s, a\); row 2 \(s, a\)\n"):
+        check_tables({r.Metric: table_of(r.Metric, metrics)}, where="here")
+    scores = [
+        r.EntryScore(entry_id=f"e{index}", uses=uses, mean_outcome=mean, last_used_round=1)
+        for index, (uses, mean) in enumerate([(1, 1.0), (0, 0.0), (1, -1.0), (2, 1.01), (2, -1.01)])
+    ]
+    with pytest.raises(DataCheckFailed) as raised:
+        check_tables({r.EntryScore: table_of(r.EntryScore, scores)}, where="here")
+    assert raised.value.found.splitlines() == [
+        "table entry_scores: 'uses is at least 1' is broken in 1 row: row 1 (e1)",
+        "table entry_scores: 'mean_outcome is between -1 and 1' is broken in 2 rows: row 3 (e3); row 4 (e4)",
+    ]
 
 
 def test_importing_the_checks_stays_light() -> None:
