@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
-from crl.records import Distillation, Episode, Evaluation, Metric
+from crl.records import Distillation, Episode, Evaluation, Metric, rows_of
 from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH = "evaluate", "collect", "health"
 """Stages that tables are read of."""
-NOTES_TRUE, COVERAGE = "notes_true", "coverage"
+NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
 
 
@@ -54,6 +54,8 @@ class RunFigures(BaseModel):
     """Share of the bank that is true after the last round; None where nothing knows the truth."""
     coverage: float | None
     """Share of task families with a true note after the last round."""
+    alarms: list[str]
+    """What the health of the last round warns of: in what way the run has collapsed."""
 
     def success(self, *, bank: bool) -> dict[int, float]:
         """Held-out success by round."""
@@ -73,7 +75,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
     without = {number: found[WITHOUT_BANK] for number, found in rates.items()}
     has_bank = any(WITH_BANK in found for found in rates.values())
     verdicts = _verdicts(run, numbers)
-    health = _metrics(run, numbers[-1]) if numbers else {}
+    health = _health(run, numbers[-1]) if numbers else {}
     return RunFigures(
         with_bank={number: found.get(WITH_BANK, without[number]) for number, found in rates.items()}
         if has_bank
@@ -83,8 +85,9 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         outputs=sum(verdicts.values()),
         malformed=verdicts.get("malformed", 0),
         returned=verdicts.get("return", 0),
-        notes_true=health.get(NOTES_TRUE),
-        coverage=health.get(COVERAGE),
+        notes_true=_value(health, NOTES_TRUE),
+        coverage=_value(health, COVERAGE),
+        alarms=[row.alarm for row in health.values() if row.alarm is not None],
     )
 
 
@@ -115,7 +118,11 @@ def _verdicts(run: RunDirectory, numbers: list[int]) -> dict[str, int]:
     return counts
 
 
-def _metrics(run: RunDirectory, number: int) -> dict[str, float]:
+def _health(run: RunDirectory, number: int) -> dict[str, Metric]:
     if not run.is_complete(number, HEALTH):
         return {}
-    return {row["name"]: row["value"] for row in run.read(number, HEALTH, Metric).to_pylist()}
+    return {row.name: row for row in rows_of(Metric, run.read(number, HEALTH, Metric))}
+
+
+def _value(health: dict[str, Metric], name: str) -> float | None:
+    return health[name].value if name in health else None

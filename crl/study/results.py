@@ -68,6 +68,9 @@ class ArmResult(BaseModel):
     notes_true: Interval | None
     """Share of the last bank that is true, where the environment knows."""
     coverage: Interval | None
+    """Share of task families with a true note in the last bank."""
+    alarms: dict[int, list[str]]
+    """In what way a run had collapsed at its end, by seed; the others are left out."""
 
 
 class StudyResult(BaseModel):
@@ -142,6 +145,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
         notes_true=_mean(runs, lambda run: run.notes_true),
         coverage=_mean(runs, lambda run: run.coverage),
+        alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},
     )
 
 

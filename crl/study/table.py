@@ -81,11 +81,13 @@ def _learning(result: StudyResult) -> Table:
 
 
 def _health(result: StudyResult) -> Table:
-    columns = ("arm", "training episodes a run", "malformed", "return", "notes true", "coverage")
+    columns = ("arm", "training episodes a run", "malformed", "return", "notes true", "families with a true note",
+               "collapsed")  # fmt: skip
     rows = []
     for arm in result.arms:
         shares = (arm.malformed, arm.returned, arm.notes_true, arm.coverage)
-        rows.append([arm.title, _budget(arm), *(NONE if each is None else f"{each.mean:.2f}" for each in shares)])
+        told = [NONE if each is None else f"{each.mean:.2f}" for each in shares]
+        rows.append([arm.title, _budget(arm), *told, f"{len(arm.alarms)} of {len(arm.finished)}"])
     return Table("Budget and extractor", columns, rows)
 
 
@@ -121,6 +123,8 @@ def notes(result: StudyResult) -> list[str]:
             + ", ".join(f"{arm.title} {_budget(arm)}" for arm in result.arms if arm.episodes)
             + "."
         )
+    for arm in result.arms:
+        found += [f"{arm.title}, seed {seed}, collapsed: {'; '.join(said)}." for seed, said in arm.alarms.items()]
     if result.unfinished:
         found.append(f"{result.unfinished} runs are not finished and not in these figures.")
     return found

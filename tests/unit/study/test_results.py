@@ -32,6 +32,7 @@ def run(arm: str, place: int, rounds: int = 2) -> RunFigures:
         returned=1,
         notes_true=0.6 if arm == "ours" else None,
         coverage=None,
+        alarms=["no episode succeeds any more"] if (arm, place) == ("static", 2) else [],
     )
 
 
@@ -86,6 +87,14 @@ def test_unequal_budgets_are_said() -> None:
     assert not result.differences[0].equal_episodes and "1, unequal episodes" in said
     assert "Training episodes differ: Ours 512, base 256." in said
     assert "The study names no seeds that its settings were chosen on." in said
+
+
+def test_a_run_that_collapsed_is_named() -> None:
+    result = summarised()
+    assert [arm.alarms for arm in result.arms] == [{}, {3: ["no episode succeeds any more"]}, {}]
+    said = study_markdown(result)
+    assert "static, seed 3, collapsed: no episode succeeds any more." in said
+    assert "| static | 256 | 0.20 | 0.10 | – | – | 1 of 5 |" in said
 
 
 def test_a_study_without_a_finished_run_is_a_table_of_dashes() -> None:
