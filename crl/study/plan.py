@@ -12,7 +12,6 @@ from crl.config import Experiment, Method
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.experiment import parse_experiment, read_yaml
 from crl.run import experiment_file
-from crl.run.manifest import key_of
 from crl.study.config import Study
 
 
@@ -34,14 +33,15 @@ class PlannedRun:
         return self.experiment.name
 
     def rounds_done(self) -> int:
-        """The last round of the study up to which every stage is complete; −1 before round 0. Reads no file."""
+        """The last round of the study up to which every stage is complete; −1 before round 0."""
         from crl.engine.jobs import default_recipe, load_recipe
+        from crl.recipes.due import stages_due
+        from crl.run.directory import RunDirectory
 
-        method = self.experiment.method
-        recipe = load_recipe(default_recipe(), method)
+        run = RunDirectory(self.path, self.name, self.experiment.method)
+        recipe = load_recipe(default_recipe(), run.method)
         for number in range(self.rounds + 1):
-            due = recipe.stages_of(method, number)
-            if not all((self.path / "rounds" / key_of(number, stage.name)).is_dir() for stage in due):
+            if not all(run.is_complete(number, stage.name) for stage in stages_due(run, recipe, number)):
                 return number - 1
         return self.rounds
 

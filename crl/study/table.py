@@ -157,9 +157,8 @@ def _budget(arm: ArmResult) -> str:
 
 
 def _number(value: float, signed: bool) -> str:
-    # Adding 0 makes a −0.0 that rounding left a plain 0.
-    told = round(value, 2) + 0.0
-    return (f"{told:+.2f}" if signed else f"{told:.2f}").replace("-", "−")
+    # A difference keeps its sign also where it rounds to 0: on which side of 0 an interval ends is what it is read for.
+    return (f"{value:+.2f}" if signed else f"{round(value, 2) + 0.0:.2f}").replace("-", "−")
 
 
 def _mean(success: Success | None) -> str:

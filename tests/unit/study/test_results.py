@@ -119,4 +119,6 @@ def test_switches_have_charts_of_their_own_beside_what_they_are_compared_with() 
 def test_numbers_in_words() -> None:
     assert interval_text(interval([0.3, 0.4, 0.5])) == "0.40 [0.15, 0.65]"
     assert interval_text(interval([-0.3, -0.4, -0.5]), signed=True) == "−0.40 [−0.65, −0.15]"
-    assert interval_text(interval([-0.001]), signed=True) == "+0.00" and interval_text(None) == "–"
+    # On which side of 0 an interval ends is kept; a rate has no side.
+    assert interval_text(interval([-0.001]), signed=True) == "−0.00" and interval_text(interval([-0.001])) == "0.00"
+    assert interval_text(interval([0.0]), signed=True) == "+0.00" and interval_text(None) == "–"
