@@ -109,7 +109,7 @@ def _check(run: RunDirectory, problem: Problem, before: bytes, after: bytes | No
     if place == "rounds":
         number, stage, *name = inside
         # What follows from rows is made again; what a model wrote is taken back.
-        derivable = stage in ("initialise", "plan", "consolidate", "credit")
+        derivable = stage in ("initialise", "plan", "consolidate", "credit", "health")
         redo = ["redo", str(run.path), "--from", f"{number}/{stage}"]
         assert words[1:] == (["mend", str(run.path)] if derivable else redo)
         assert shlex.split(problem.redo)[1:] == redo
