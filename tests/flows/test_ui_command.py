@@ -179,6 +179,25 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_pages_serve_studies_with_the_reports_of_their_runs(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "lab" / "lab-baseline-s1"
+    run.mkdir(parents=True)
+    (run / "report.html").write_text("<p>a run</p>")
+    (run.parent / "study.html").write_text("<p>the study</p>")
+    (run.parent / "study.json").write_text("{}")
+    with Pages(tmp_path / "runs", free_port(), lambda line: None) as pages:
+        assert httpx.get(f"{pages.url}/lab/study.html").text == "<p>the study</p>"
+        assert httpx.get(f"{pages.url}/lab/lab-baseline-s1/report.html").text == "<p>a run</p>"
+        assert 'href="/lab/study.html"' in httpx.get(pages.url).text
+        for path in (
+            "/lab/study.json",
+            "/lab/lab-baseline-s1/study.html",
+            "/lab/lab-baseline-s1/x/report.html",
+            "/study.html",
+        ):
+            assert httpx.get(pages.url + path).status_code == 404, path
+
+
 def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Path) -> None:
     ui = start()
     ui.wait_ready()
