@@ -20,6 +20,8 @@ from crl.recipes.banks import recorded_bank, recorded_embeddings
 from crl.records import Credit, EntryScore, rows_of
 from crl.report.bank import snapshot
 from crl.report.why import why
+from crl.transfer.gather import gather
+from tests.record.test_import import begin
 from tests.unit.bank.test_consolidate import entry, held, operation, run
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
@@ -124,6 +126,14 @@ def test_each_twin_is_shown_with_its_own_story(told):
     written = {name: stories[name].versions[0].writing.operation_id for name in (first, second, third)}
     assert len(set(written.values())) == 3
     assert [parent.entry_id for parent in stories[merged].versions[0].parents] == [first, second]
+
+
+def test_an_import_brings_twins_where_the_bank_keeps_them(told, tmp_path):
+    bank = gather(told[0].path, 2)
+    keeps = begin(tmp_path, bank, "keeps", method__bank__duplicates="keep")
+    assert len(recorded_bank(keeps.run, keeps.recipe, 0)) == 3 and problems_of(keeps.run, keeps.recipe) == []
+    refuses = begin(tmp_path, bank, "refuses")
+    assert len(recorded_bank(refuses.run, refuses.recipe, 0)) == 1
 
 
 def test_the_default_refuses_them_as_ever():

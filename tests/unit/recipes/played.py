@@ -1,0 +1,198 @@
+"""Whole rounds of real stages with models that are told what to say, in this process: seconds, and no torch.
+
+The actor wins where it reads the experience `win`, and hardly ever without one. The extractor writes one of five
+experiences; as critic the actor accepts, rejects or rewrites them by their words. Updates take no step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crl.config import Experiment, SamplingConfig
+from crl.engine.execute import Attempt, execute_stage
+from crl.envs import make_environment
+from crl.experiment import load_experiment
+from crl.policies.embedders import LexicalEmbedder
+from crl.protocols import Sampled, StopReason
+from crl.recipes import recipe_of
+from crl.records import Weights, rows_of
+from crl.records.base import R
+from crl.run.directory import RunDirectory
+from crl.run.lease import Lease
+from tests.unit.report.scripted import sha
+from tests.unit.rollout.fakes import END, CharacterChat
+
+ROOT = Path(__file__).parents[3]
+CRITIC = {"system": "Judge.", "first": "Think of {experience} for {goal} {observation} at {success_rate}"}
+VERDICTS = {"win": "ACCEPT", "fine": "ACCEPT", "lose": "REJECT", "vague": "REFINE: win", "odd": "hm"}
+"""What the actor says of the experiences that the extractor writes."""
+SETTINGS: dict[str, Any] = {
+    "name": "played",
+    "method.families.0.environment": {
+        "kind": "frozenlake", "size_min": 2, "size_max": 2, "frozen_probability": 1.0, "max_turns": 4,
+    },
+    "method.families.0.groups": 4,
+    "method.families.0.evaluation_seeds.count": 8,
+    "method.warm_start": None,
+    "method.merge.every": 0,
+    "method.bank.duplicates": "keep",
+    "method.retrieval.threshold": -1.0,
+    # Every experience gets its turn: they differ by a word, and counts decide.
+    "method.retrieval.candidates": 256,
+    "method.retrieval.count_weight": 10.0,
+    "method.retrieval.index": "exact",
+    "method.extractor_objective.batch": 4,
+}  # fmt: skip
+
+Answer = Callable[[str, np.random.Generator], str]
+
+
+def experiment(**changes: Any) -> Experiment:
+    """conf/tiny.yaml on maps of four cells; `changes` are dotted keys with `__` for the dot."""
+    changed = {key.replace("__", "."): value for key, value in changes.items()}
+    return load_experiment(ROOT / "conf/tiny.yaml", {**SETTINGS, **changed})
+
+
+class Session:
+    """Answers to what each row has read so far."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], answer: Answer) -> None:
+        self._ids, self._answer = [list(prompt) for prompt in prompts], answer
+
+    def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for row, piece in pieces.items():
+            self._ids[row].extend(piece)
+
+    def sample(
+        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+    ) -> dict[int, Sampled]:
+        found = {}
+        for row in rows:
+            read = "".join(chr(token) for token in self._ids[row] if token >= 32 or token == ord("\n"))
+            text = self._answer(read, generators[row])
+            ids = [*map(ord, text), END]
+            self._ids[row].extend(ids)
+            found[row] = Sampled(ids, [-0.5] * len(ids), StopReason.end_of_turn)
+        return found
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Nothing to free."""
+
+    def length(self, row: int) -> int:
+        return len(self._ids[row])
+
+
+class Policy:
+    """A model that is told what to say."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.chat, self.context, self._answer = CharacterChat(), 100_000, answer
+
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Session:
+        return Session(prompts, self._answer)
+
+
+def act(read: str, generator: np.random.Generator) -> str:
+    """The actor's answer: a verdict, or a move."""
+    if read.startswith("Judge."):
+        judged = re.search(r"Think of (\w+) for", read)
+        assert judged is not None
+        return VERDICTS[judged.group(1)]
+    advice = re.search(r"Advice: (\w+)", read)
+    if advice is not None and advice.group(1) != "win":
+        return "wait"
+    if advice is None and generator.random() < 0.85:
+        return "wait"
+    first, second = re.findall(r"[@FG] [@FG]", read)[-2:]
+    cells = {symbol: (row, column) for row, line in enumerate((first, second)) for column, symbol in
+             enumerate(line.split())}  # fmt: skip
+    agent, goal = cells["@"], cells["G"]
+    if agent[0] != goal[0]:
+        return "down" if goal[0] > agent[0] else "up"
+    return "right" if goal[1] > agent[1] else "left"
+
+
+def write(read: str, generator: np.random.Generator) -> str:
+    """The extractor's answer."""
+    return f"ADD: {generator.choice(sorted(VERDICTS))}"
+
+
+class Trainer:
+    """Takes no step, and remembers what it was to train on."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+
+    def update(self, samples: Sequence[Any], objective: Any) -> dict[str, float]:
+        self.batches.append(list(samples))
+        return {"samples": float(len(samples)), "stepped": 0.0}
+
+    def save(self, directory: Path) -> None:
+        raise AssertionError("no step was taken")
+
+
+class Services:
+    """What the stages ask an engine for."""
+
+    rank = 0
+
+    def __init__(self, made: Experiment) -> None:
+        self._families = {family.name: make_environment(family.environment) for family in made.method.families}
+        self._policies = {"actor": Policy(act), "extractor": Policy(write)}
+        self.trainers = {"actor": Trainer(), "extractor": Trainer()}
+
+    def environment(self, family: str) -> Any:
+        return self._families[family]
+
+    def policy(self, role: str, weights: Weights) -> Policy:
+        return self._policies[role]
+
+    def trainer(self, role: str, weights: Weights) -> Trainer:
+        return self.trainers[role]
+
+    def trained(self, role: str, weights: Weights) -> None:
+        """Nothing moved."""
+
+    def embedder(self) -> LexicalEmbedder:
+        return LexicalEmbedder()
+
+    def model_digest(self, role: str) -> str:
+        return sha(role)
+
+
+class Played:
+    """A run of so many rounds."""
+
+    def __init__(self, root: Path, made: Experiment, rounds: int) -> None:
+        self.run = RunDirectory.create_or_open(made, root)
+        self.method, self.rounds = self.run.method, rounds
+        self.recipe = recipe_of(self.method)
+        self.services: Any = Services(made)
+        with Lease.acquire(self.run.path, seconds=600) as lease:
+            for number in range(rounds + 1):
+                for stage in self.recipe.stages_of(self.method, number):
+                    execute_stage(
+                        self.run, self.recipe, number, stage.name, attempt=Attempt(token=lease.token),
+                        services=self.services,
+                    )  # fmt: skip
+
+    def rows(self, row_type: type[R], stage: str, number: int) -> list[R]:
+        """Rows of a stage of a round."""
+        return rows_of(row_type, self.run.read(number, stage, row_type))
+
+    def tables(self, number: int, stage: str) -> set[str]:
+        """Tables that a stage wrote."""
+        return {Path(name).stem for name in self.run.manifest(number, stage).digested.files}
+
+    def digests(self) -> dict[str, str]:
+        """Digest of every stage, by `1/collect`."""
+        return {
+            f"{number}/{stage}": self.run.manifest(number, stage).digest
+            for number in range(self.rounds + 1)
+            for stage in self.run.complete_stages(number)
+        }
