@@ -37,7 +37,8 @@ def settle_torch(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling every new tensor with NaN is for finding bugs in torch; it took half the time and changes no number.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
 
 
 def run_warm_start(
@@ -115,6 +116,15 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
+    class LearntTokensTrainer(SFTTrainer):  # type: ignore[misc]
+        """Runs the vocabulary head on learnt tokens only, and reckons no entropy or accuracy that nobody reads: of a
+        step of a miniature these were a third."""
+
+        def compute_loss(
+            self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            return next_token_loss(model, inputs, num_items_in_batch)
+
     dataset = Dataset.from_list(
         [
             {
@@ -128,7 +138,7 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
         ]
     )
     with tempfile.TemporaryDirectory(prefix="crl-warm-start-") as scratch, _plainly(), _configs_kept(model):
-        trainer: Any = SFTTrainer(
+        trainer: Any = LearntTokensTrainer(
             model=model,
             args=SFTConfig(
                 output_dir=scratch,
@@ -138,6 +148,8 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
                 learning_rate=config.learning_rate,
                 lr_scheduler_type=_schedule(config),
                 warmup_steps=config.rising_steps,
+                adam_beta1=role.optimizer.betas[0],
+                adam_beta2=role.optimizer.betas[1],
                 weight_decay=role.optimizer.weight_decay,
                 max_grad_norm=role.optimizer.gradient_clip,
                 seed=seed,
@@ -169,6 +181,30 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
         trainer.train()
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return losses
+
+
+def next_token_loss(model: Any, inputs: dict[str, Any], learnt: Any) -> torch.Tensor:
+    """Mean next-token loss over the labels that are learnt; `learnt` is their number over all micro-batches of a step.
+
+    `inputs` holds `input_ids` and `labels` [B, T] (-100: not learnt) and maybe an attention mask.
+    """
+    labels_BT = inputs["labels"][:, 1:]
+    learnt_BT = labels_BT != _IGNORED
+    head = model.get_output_embeddings()
+
+    def narrow(_module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden_BTD, *rest = args
+        return (hidden_BTD[:, :-1][learnt_BT][None], *rest)
+
+    handle = head.register_forward_pre_hook(narrow, prepend=True)
+    try:
+        logits_NV = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs.get("attention_mask"), use_cache=False
+        ).logits[0]
+    finally:
+        handle.remove()
+    loss = torch.nn.functional.cross_entropy(logits_NV.float(), labels_BT[learnt_BT], reduction="sum")
+    return loss / (learnt if learnt is not None else max(1, int(learnt_BT.sum())))
 
 
 def _schedule(config: WarmStartConfig) -> str:

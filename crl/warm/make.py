@@ -47,6 +47,7 @@ RECORD = "warm_start.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "trl", "numpy")
 _NEW_TOKENS = 24
 _RISING_STEPS = 100
+_BETAS = (0.9, 0.98)
 _EXTRACTOR_SEEDS, _VERDICT_SEEDS, _ANSWER_SEEDS = 400_000, 600_000, 700_000
 """First practice seed of what is demonstrated beside the actor's episodes, which begin at 0."""
 Say = Callable[[str], None]
@@ -126,7 +127,7 @@ def practice_method(settings: WarmStartFile) -> Method:
         model=settings.model,
         context=settings.context,
         sampling=SamplingConfig(max_new_tokens=_NEW_TOKENS),
-        optimizer=OptimizerConfig(weight_decay=0.01),
+        optimizer=OptimizerConfig(betas=_BETAS, weight_decay=0.01),
         deepspeed=settings.deepspeed,
     )
     family = FamilyConfig(
@@ -229,7 +230,7 @@ def _train(
     config = RoleConfig(
         model=settings.model,
         context=settings.context,
-        optimizer=OptimizerConfig(weight_decay=0.01),
+        optimizer=OptimizerConfig(betas=_BETAS, weight_decay=0.01),
         deepspeed=settings.deepspeed.model_copy(update={"micro_batch": training.batch}),
     )
     figures = run_warm_start(
