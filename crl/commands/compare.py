@@ -123,9 +123,10 @@ class StudyProgress:
             getattr(self, f"_on_{event['event']}", lambda run, event: None)(run, event)
 
     def _on_started(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        done = max(run.rounds_done(), 0)
+        done = run.rounds_done()
+        self._say(f"{run.name}: {'begins' if done < 0 else f'goes on after round {done}'}")
+        done = max(done, 0)
         self._standing[run.name] = f"round {done} of {run.rounds}"
-        self._say(f"{run.name}: {'begins' if not done else f'goes on after round {done}'}")
         if self._bar is not None:
             self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, figures="")
 
