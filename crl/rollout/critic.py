@@ -169,6 +169,7 @@ def _values(proposed: Proposed) -> dict[str, str]:
 
 
 def critic_messages(prompt: PromptConfig, values: Mapping[str, str]) -> list[dict[str, str]]:
+    """Messages of the critic's prompt: system, example exchanges, and the question filled by name."""
     messages = [{"role": "system", "content": fill(prompt.system, values)}]
     for exchange in prompt.examples:
         messages.append({"role": "user", "content": exchange.user})
