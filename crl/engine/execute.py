@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -269,6 +269,7 @@ def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
     }
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in ("crl", *_PACKAGES):

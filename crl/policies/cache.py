@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, DynamicLayer
 
-_BLOCK = 128
-"""Slots allocated at once: few reallocations, little waste."""
+_BLOCK = 64
+"""Slots allocated at once: few reallocations, little waste, also for episodes of fifty tokens."""
 
 
 @dataclass(slots=True)
@@ -88,6 +88,7 @@ class RowCache(Cache):
 
     def __init__(self, layers: int, rows: int) -> None:
         self._current = _Pass()
+        self._used = 0  # slots that any row may hold
         self.rows = rows
         self._row_layers = [_RowLayer(self._current, rows) for _ in range(layers)]
         super().__init__(layers=list(self._row_layers))
@@ -103,6 +104,7 @@ class RowCache(Cache):
         """
         current = self._current
         current.start, current.stop, current.span = rows.start, rows.stop, span
+        self._used = max(self._used, span)
         current.first = int(slots_BQ[0, 0])
         # Equal ends mean equal slots, none of them padding: a plain slice is written.
         uniform = (slots_BQ[:, 0] == current.first).all() and (slots_BQ[:, -1] == span - 1).all()
@@ -123,7 +125,8 @@ class RowCache(Cache):
                 layer.values[target] = layer.values[source]
             elif not in_place:
                 index = torch.tensor(rows, dtype=torch.long, device=layer.device)
-                layer.keys, layer.values = layer.keys[index], layer.values[index]
+                layer.keys = _selected(layer.keys, index, self._used)
+                layer.values = _selected(layer.values, index, self._used)
         self.rows = len(rows)
 
     @property
@@ -137,9 +140,20 @@ class RowCache(Cache):
         )
 
 
+def _selected(states: torch.Tensor, index: torch.Tensor, used: int) -> torch.Tensor:
+    """The states of the rows of an index; slots that nobody has written yet are not copied."""
+    selected = _room(states, len(index), used)
+    selected[:, :, :used] = states[:, :, :used][index]
+    return selected
+
+
 def _grown(states: torch.Tensor, span: int) -> torch.Tensor:
-    """The same states with room for `span` slots and the padding slot, rounded up to whole blocks."""
-    rows, heads, capacity, size = states.shape
-    grown = states.new_zeros(rows, heads, -(-(span + 1) // _BLOCK) * _BLOCK, size)
-    grown[:, :, :capacity] = states
+    """The same states with room for `span` slots and the padding slot."""
+    grown = _room(states, len(states), span)
+    grown[:, :, : states.shape[2]] = states
     return grown
+
+
+def _room(states: torch.Tensor, rows: int, span: int) -> torch.Tensor:
+    """Zeros for so many rows of `span` slots and the padding slot, rounded up to whole blocks."""
+    return states.new_zeros(rows, states.shape[1], -(-(span + 1) // _BLOCK) * _BLOCK, states.shape[3])
