@@ -1,7 +1,8 @@
 """Runs one stage against the record: read, run, check, commit. The engine's worker and in-process tests call the same.
 
 A stage that is complete is skipped. A stage in parts runs the parts that are missing, then becomes their concatenation
-in part order, so it has the same digest however its parts were spread. Nothing is committed unless the data checks of
+in part order, so it has the same digest however its parts were spread; one of a single part that nobody ran yet is
+written as a whole at once. Nothing is committed unless the data checks of
 every table pass. Files land in `rounds/<round>/<stage>/`, through `crl.run` only.
 """
 
@@ -30,6 +31,7 @@ from crl.run.seeds import stage_seed_words
 
 if TYPE_CHECKING:
     from crl.run.directory import RunDirectory
+    from crl.run.writer import StageWriter
 
 _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow", "minihack", "nle")
 
@@ -63,14 +65,18 @@ def execute_stage(
         return _outcome(run, round_number, stage_name, seconds=0.0, skipped=True)
     stage = recipe.stage(run.method, round_number, stage_name)
     started = time.monotonic()
-    if stage.parts is not None:
-        _run_missing_parts(run, recipe, stage, round_number, attempt, services)
+    counted = missing_parts(run, recipe, round_number, stage_name, services)
+    one_part = counted == (1, [0])
+    if not one_part:
+        _run_missing_parts(run, recipe, stage, round_number, *counted, attempt, services)
     with run.begin(round_number, stage_name, token=attempt.token) as writer:
         context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
         attempt.begun(context.directory)
         if stage.run is not None:
             stage.run(context)
             inputs = context.inputs
+        elif one_part:
+            inputs = _run_as_one(stage, context, writer)
         elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
         checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}")
@@ -148,6 +154,17 @@ def missing_parts(
     return count, [part for part in range(count) if not run.part_is_complete(round_number, stage_name, part)]
 
 
+def _run_as_one(stage: Stage, context: StageContext, writer: StageWriter) -> set[tuple[int, str]]:
+    """Write the rows of the only part as those of the stage; returns what the part (and counting it) read."""
+    assert stage.parts is not None and stage.run_part is not None
+    stage.parts(context)
+    stage.run_part(context, 0)
+    for row_type in stage.writes:
+        if row_type not in writer.tables():
+            context.write(row_type, [])
+    return context.inputs
+
+
 class _RankWriter:
     """Writer of a rank above 0: rank 0 writes the rows."""
 
@@ -180,9 +197,15 @@ class _NoWriter:
 
 
 def _run_missing_parts(
-    run: RunDirectory, recipe: Recipe, stage: Stage, round_number: int, attempt: Attempt, services: Services
+    run: RunDirectory,
+    recipe: Recipe,
+    stage: Stage,
+    round_number: int,
+    count: int,
+    missing: list[int],
+    attempt: Attempt,
+    services: Services,
 ) -> None:
-    count, missing = missing_parts(run, recipe, round_number, stage.name, services)
     combined = PartProgress(count, attempt.progress)
     combined.finished_before(count - len(missing))
     for part in missing:
