@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
@@ -71,7 +71,7 @@ class EngineServices:
         """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""
         held = self._policies.get(role)
         if held is not None and held[0] == weights.weights_digest:
-            return held[1]
+            return cast(Policy, held[1])
         self._prepare_torch()
         # Not here while it changes: a failure in between must not leave a mixture behind.
         held = self._policies.pop(role, None)
@@ -88,7 +88,7 @@ class EngineServices:
             with self._seeded("weights", role):
                 policy = load_policy(config, model_path, checkpoint, threads=self._method.threads)
         self._policies[role] = (weights.weights_digest, policy)
-        return policy
+        return cast(Policy, policy)
 
     def trainer(self, role: str, weights: Weights) -> Trainer:
         """The role's trainer standing at the weights of a row, optimiser state included."""
