@@ -91,7 +91,7 @@ def _with_families(data: dict[str, Any], where: str) -> dict[str, Any]:
             families.append(family)
             continue
         count, rest = family["repeat"], {key: value for key, value in family.items() if key != "repeat"}
-        if not isinstance(count, int) or not 1 <= count <= 1000:
+        if type(count) is not int or not 1 <= count <= 1000:  # `true` is no number of families
             raise BadInput(
                 f"method.families: repeat is {count!r}", expected="a whole number from 1 to 1000", where=where
             )

@@ -9,7 +9,7 @@ import yaml
 
 from crl.config import SeedRange
 from crl.errors import BadInput
-from crl.experiment import load_experiment, runs_root
+from crl.experiment import load_experiment, parse_experiment, runs_root
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -75,6 +75,74 @@ def test_an_unknown_key_of_an_environment_lists_its_keys(tmp_path):
 )
 def test_values_that_make_no_sense_are_refused_with_a_reason(tmp_path, overrides, words):
     assert words in refused(tmp_path, overrides=overrides)
+
+
+def realms(**family):
+    """The shipped realms with their one repeated family changed."""
+    data = yaml.safe_load((CONF / "realms.yaml").read_text())
+    data["method"]["families"][0] |= family
+    return data
+
+
+def parsed(data, overrides=None):
+    return parse_experiment(data, overrides, base=CONF, where="realms").method.families
+
+
+def test_a_repeated_family_is_written_out_with_its_number_in_every_text():
+    written = realms(repeat=3)
+    families = parsed(written)
+    assert [family.name for family in families] == ["r0", "r1", "r2"]
+    assert [family.environment.realm for family in families] == [0, 1, 2]
+    rest = {
+        (family.groups, family.environment.world, family.train_seeds, family.evaluation_seeds) for family in families
+    }
+    assert len(rest) == 1, "what has no {index} is the same in all"
+    assert written == realms(repeat=3), "what was read is left as it was"
+    # By hand it is the same method, digest included.
+    by_hand = realms()
+    plain = {key: value for key, value in by_hand["method"]["families"][0].items() if key != "repeat"}
+    by_hand["method"]["families"] = [
+        {**plain, "name": f"r{number}", "environment": {**plain["environment"], "realm": number}} for number in range(3)
+    ]
+    twice = [parse_experiment(data, base=CONF, where="realms").method.digest() for data in (written, by_hand)]
+    assert twice[0] == twice[1]
+
+
+def test_families_beside_a_repeated_one_stay_where_they_are():
+    data = realms(repeat=2)
+    lake = {"name": "lake", "environment": {"kind": "frozenlake"}}
+    data["method"]["families"] = [lake, *data["method"]["families"], {**lake, "name": "pond_{index}"}]
+    with pytest.raises(BadInput, match=r"families\.3\.name"):  # only a repeated family has a number
+        parsed(data)
+    data["method"]["families"][2]["name"] = "pond"
+    assert [family.name for family in parsed(data)] == ["lake", "r0", "r1", "pond"]
+
+
+@pytest.mark.parametrize("repeat", [0, -1, 1001, 2.0, "8", None, True, [2]], ids=repr)
+def test_a_repeat_that_is_no_number_of_families_is_refused(repeat):
+    with pytest.raises(BadInput) as caught:
+        parsed(realms(repeat=repeat))
+    assert f"repeat is {repeat!r}" in str(caught.value) and "a whole number from 1 to 1000" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_repeated_family_without_its_number_is_refused():
+    with pytest.raises(BadInput, match="different names"):
+        parsed(realms(name="r"))
+
+
+def test_overrides_act_before_a_repeated_family_is_written_out():
+    changes = {
+        "method.families.0.repeat": "2", "method.families.0.groups": "8", "method.families.0.environment.world": "7",
+        "method.families.0.name": "'w{index}'",
+    }  # fmt: skip
+    families = load_experiment(CONF / "realms.yaml", changes).method.families
+    assert [(family.name, family.groups, family.environment.world) for family in families] == [
+        ("w0", 8, 7),
+        ("w1", 8, 7),
+    ]
+    with pytest.raises(BadInput, match="'1' is no index"):
+        load_experiment(CONF / "realms.yaml", {"method.families.1.groups": "8"})
 
 
 def test_a_file_that_is_not_there_lists_those_that_are():
