@@ -139,8 +139,11 @@ def gigabytes(count: int) -> str:
 
 
 def _configs(model: str) -> Iterator[Path]:
-    from crl.policies.sources import models_directory
+    from crl.policies.sources import models_directory, warm_checkpoint
 
+    if (checkpoint := warm_checkpoint(model)) is not None:
+        yield checkpoint / "config.json"
+        return
     yield Path(model).expanduser() / "config.json"
     if "/" not in model:
         yield from sorted(models_directory().glob(f"{model}-v*/config.json"), reverse=True)

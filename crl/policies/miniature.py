@@ -6,14 +6,19 @@ core. Everything derives from the arguments: equal words, sizes and seed write e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 PAD, END, GO = "<pad>", "<end>", "<go>"
 """Control tokens: padding, the end of an assistant's turn, and what stands before one."""
 UNKNOWN = "?"
 """What a word outside the vocabulary is read as."""
 
+_WORD_DEVIATION = 0.1
 # A blank behind every text: words of two messages must not run together.
 _TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}<go>{{ message['content'] }}<end>"
@@ -22,7 +27,15 @@ _TEMPLATE = (
 
 
 def write_miniature(
-    directory: Path, words: Sequence[str], *, width: int, layers: int, heads: int, positions: int, seed: int
+    directory: Path,
+    words: Sequence[str],
+    *,
+    width: int,
+    layers: int,
+    heads: int,
+    positions: int,
+    seed: int,
+    parts: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Write model (random weights), tokenizer and chat template into an existing directory.
 
@@ -34,6 +47,8 @@ def write_miniature(
         heads: attention heads of a layer; they divide the width.
         positions: longest sequence in tokens.
         seed: of the random weights.
+        parts: words that begin as the sum of other words, for those made of several things (a symbol and its cell):
+            what they have in common need not be learnt word by word.
     """
     import torch
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -69,6 +84,19 @@ def write_miniature(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).float()
+        for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+            _compose(embedding.weight, vocabulary, parts or {})
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+def _compose(weight_VD: torch.Tensor, vocabulary: Mapping[str, int], parts: Mapping[str, Sequence[str]]) -> None:
+    """Draw the words anew, wider than the layers, and make the composed ones of their parts, at the same length."""
+    import torch
+
+    with torch.no_grad():
+        weight_VD.normal_(0.0, _WORD_DEVIATION)
+        for word, listed in parts.items():
+            rows_PD = weight_VD[[vocabulary[part] for part in listed]]
+            weight_VD[vocabulary[word]] = rows_PD.sum(0) / len(listed) ** 0.5

@@ -67,8 +67,8 @@ def check_model(name: str) -> None:
     """
     if name == "smollm2-135m-instruct" and not _prepared(name):
         _smollm2_gguf()
-    elif _WARM.fullmatch(name):
-        _check_warm(name)
+    elif (checkpoint := warm_checkpoint(name)) is not None:
+        _check_warm(name, checkpoint)
     elif name not in BUILT_IN and _is_path(name):
         _check_directory(Path(name).expanduser(), name)
     elif name not in BUILT_IN and not _HUB_ID.fullmatch(name):
@@ -94,8 +94,8 @@ def resolve_model(name: str) -> ModelSource:
         path = _prepare(name, write_tiny)
     elif name == "smollm2-135m-instruct":
         path = _prepare(name, _write_smollm2)
-    elif _WARM.fullmatch(name):
-        path = _warm_place(name)
+    elif (checkpoint := warm_checkpoint(name)) is not None:
+        path = checkpoint
     elif _is_path(name):
         path = Path(name).expanduser().resolve()
     else:
@@ -122,18 +122,18 @@ def warm_directory(name: str) -> Path:
     return models_directory() / "warm" / name
 
 
-def _warm_place(name: str) -> Path:
+def warm_checkpoint(name: str) -> Path | None:
+    """Where the checkpoint of a model named `warm:<name>/<role>` lies, or will lie; None for any other name."""
     found = _WARM.fullmatch(name)
-    assert found is not None
-    return warm_directory(found.group(1)) / found.group(2)
+    return None if found is None else warm_directory(found.group(1)) / found.group(2)
 
 
-def _check_warm(name: str) -> None:
-    if not (_warm_place(name) / "config.json").is_file():
+def _check_warm(name: str, checkpoint: Path) -> None:
+    if not (checkpoint / "config.json").is_file():
         start = name.removeprefix("warm:").split("/")[0]
         raise BadInput(
             f"The warm start {start!r} has not been made on this machine.",
-            expected=f"a checkpoint in {_warm_place(name)}",
+            expected=f"a checkpoint in {checkpoint}",
             where="the `model` of a role",
             next_step=f"Make it: crl warm-start conf/warm/{start}.yaml (`crl compare` does so by itself).",
         )

@@ -38,7 +38,7 @@ from crl.policies.sources import directory_digest, name_accelerator, resolve_mod
 from crl.records import Generation, Row, Sample, table_of
 from crl.run.seeds import seed_for
 from crl.warm.config import Training, WarmStartFile, load_warm_start
-from crl.warm.words import words_of
+from crl.warm.words import parts_of, words_of
 
 if TYPE_CHECKING:
     from crl.protocols import Policy
@@ -163,10 +163,10 @@ def _base(settings: WarmStartFile) -> Iterator[Path]:
     from crl.policies.miniature import write_miniature
 
     with tempfile.TemporaryDirectory(prefix="crl-miniature-") as directory:
+        words = words_of(settings.environment, settings.prompts)
         write_miniature(
-            Path(directory), words_of(settings.environment, settings.prompts), seed=settings.seed,
-            **settings.miniature.model_dump(),
-        )  # fmt: skip
+            Path(directory), words, seed=settings.seed, parts=parts_of(words), **settings.miniature.model_dump()
+        )
         yield Path(directory)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import combinations
 
 from crl.config import PromptSet, RealmsConfig
 from crl.envs.realms import observed, vocabulary
 from crl.templates import placeholders
 
+_KEY = "key"
 _CHUNK = 5
 """Entries a merge shows: their numbers are words."""
 _TURNS = 64
@@ -28,6 +30,7 @@ def words_of(environment: RealmsConfig, prompts: PromptSet) -> list[str]:
     return [
         *vocabulary(environment.side, environment.symbols),
         *_prompt_words(prompts),
+        _KEY,
         *_FORMS.split(),
         *_TRAJECTORY.split(),
         *(f"{turn}:" for turn in range(1, _TURNS + 1)),
@@ -53,3 +56,19 @@ def _prompt_words(prompts: PromptSet) -> list[str]:
     names = {name for text in texts for name in placeholders(text)}
     blank = re.compile("|".join(re.escape("{" + name + "}") for name in sorted(names)))
     return [word for text in texts for word in blank.sub(" ", text).split()]
+
+
+def parts_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """What composed words are made of: a symbol at a cell, the agent at a cell with the key, a word on a new line."""
+    known = set(words)
+    found: dict[str, list[str]] = {}
+    for word in words:
+        plain = word.removeprefix("\n")
+        if plain != word and plain in known:
+            found[word] = found.get(plain, [plain])
+        elif "@" in word:
+            symbol, cell = word.split("@")
+            found[word] = [symbol, f"p{cell}"]
+        elif re.fullmatch(r"k\d+", word):
+            found[word] = [f"p{word[1:]}", _KEY]
+    return found

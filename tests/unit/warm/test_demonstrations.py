@@ -121,7 +121,7 @@ def test_practice_is_required_and_bad_files_are_refused_by_key(tmp_path: Path) -
     for old, new, expected in (
         ("practice: true", "practice: false", "may not see the rules of a world"),
         ("asking:", "askin:", "did you mean 'asking'"),
-        ("episodes: 48000", "episodes: 0", "actor.episodes"),
+        ("episodes: 32000", "episodes: 0", "actor.episodes"),
     ):
         bad = tmp_path / "bad.yaml"
         bad.write_text(text.replace(old, new, 1), encoding="utf-8")
