@@ -65,7 +65,13 @@ def test_every_parameter_and_field_has_a_description_and_the_ui_can_show_its_typ
             assert told or "const" in field, f"{model}.{name}"
             assert "oneOf" not in field, f"{model}.{name}: the pages know anyOf only"
     assert definitions["SamplingConfig"]["properties"]["temperature"]["exclusiveMinimum"] == 0
-    assert definitions["Method"]["properties"]["prompts"]["anyOf"][0]["enum"] == ["minihack", "paper", "paper_ask", "realms", "tiny"]
+    assert definitions["Method"]["properties"]["prompts"]["anyOf"][0]["enum"] == [
+        "minihack",
+        "paper",
+        "paper_ask",
+        "realms",
+        "tiny",
+    ]
 
 
 def test_the_fields_come_filled_in_as_the_quickstart_and_what_is_shown_is_what_runs(schema: dict[str, Any]) -> None:
