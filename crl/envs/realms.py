@@ -189,6 +189,19 @@ class RealmsEnvironment:
         best = min(reached.values())
         return [action for action, distance in reached.items() if distance == best < _FAR]
 
+    def moves_to(self, slot: int, symbol: str) -> list[str]:
+        """Every move that begins a shortest way to a symbol around all others; any move where there is none."""
+        state = self._slots[slot]
+        blocked = frozenset(cell for other, cell in state.layout.cells.items() if other != symbol)
+        distances = _distances(state.layout.side, state.layout.cells[symbol], blocked)
+        reached = {action: distances[_moved(state.layout.side, state.cell, action)] for action in ACTIONS}
+        return [action for action, distance in reached.items() if distance == min(reached.values())]
+
+    def symbol_under(self, slot: int) -> str | None:
+        """The symbol whose cell the agent of a slot stands on."""
+        state = self._slots[slot]
+        return next((symbol for symbol, cell in state.layout.cells.items() if cell == state.cell), None)
+
     def safe_moves(self, slot: int) -> list[str]:
         """Every move that does not end the episode as a failure."""
         state = self._slots[slot]

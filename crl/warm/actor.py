@@ -1,6 +1,6 @@
 """Demonstrations for the actor: played by a script through the rollout itself, so their token records are exact.
 
-The first turn writes a plan (key and goal, each with its cell) before the move: without a plan, supervised
+The first turn writes a plan (key, its cell, goal, its cell) before the move: without a plan, supervised
 learning of this task stays on a plateau. Later turns are moves of shortest safe ways; some slip to any safe move, so
 that the actor meets states off the way, and a slip is not learnt. Hints say the rule, half of it, or nothing.
 """
@@ -138,9 +138,18 @@ def asking_method(method: Method) -> Method:
 
 
 def plan_of(environment: RealmsEnvironment, slot: int) -> str:
-    """The key and the goal with their cells."""
+    """The plan of the layout's own rule."""
     layout = environment.layout(slot)
-    return " ".join(placed(symbol, layout.cells[symbol]) for symbol in (layout.key, layout.goal))
+    return plan_text(environment, slot, (layout.key, layout.goal))
+
+
+def plan_text(environment: RealmsEnvironment, slot: int, rule: tuple[str, str]) -> str:
+    """The key, then the key with its cell; the goal, then the goal with its cell.
+
+    The symbol comes first, as one word of a few: what reinforcement has to find out is which symbol it is.
+    """
+    cells = environment.layout(slot).cells
+    return " ".join(f"{symbol} {placed(symbol, cells[symbol])}" for symbol in rule)
 
 
 def _without_slips(played: PlayedEpisode, turns: set[int]) -> Generation:

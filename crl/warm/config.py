@@ -46,7 +46,6 @@ class ActorDemonstrations(Model):
     slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learnt.")
     asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
     judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
-    training: Training = Field(Training(), description="Supervised update.")
 
     @model_validator(mode="after")
     def _shares(self) -> ActorDemonstrations:
@@ -56,7 +55,7 @@ class ActorDemonstrations(Model):
 
 
 class ExtractorDemonstrations(Model):
-    """What the extractor imitates: noisy notes about episodes that the warm actor played."""
+    """What the extractor imitates: noisy notes about episodes that a script played."""
 
     episodes: int = Field(12_000, ge=1, le=1_000_000, description="Episodes to write about.")
     noise: float = Field(0.25, ge=0, le=1, description="Share of key words, and of goal words, that are any symbol.")
@@ -65,7 +64,6 @@ class ExtractorDemonstrations(Model):
     updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
     merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: twins become one.")
     answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
-    training: Training = Field(Training(), description="Supervised update.")
 
 
 class WarmStartFile(Model):
@@ -80,6 +78,7 @@ class WarmStartFile(Model):
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="autocast and gradient checkpointing count.")
     environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practises.")
     prompts: PromptSet = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
+    training: Training = Field(Training(), description="Supervised update, of both roles at once.")
     actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
     extractor: ExtractorDemonstrations = Field(ExtractorDemonstrations(), description="And for the extractor.")
 

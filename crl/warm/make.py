@@ -1,7 +1,8 @@
-"""Makes a warm start: base model, demonstrations, supervised updates, and the record of all of it.
+"""Makes a warm start: base model, demonstrations, a supervised update, and the record of all of it.
 
     $CRL_MODELS/warm/<name>/
-      actor/ extractor/          ordinary transformers checkpoints: models `warm:<name>/actor`, `warm:<name>/extractor`
+      actor/ extractor/          ordinary transformers checkpoints: models `warm:<name>/actor`, `warm:<name>/extractor`;
+                                 one supervised update teaches both, so they begin equal
       record/*.parquet           every demonstration: tasks, episodes, generations, distillations, operations
       warm_start.json            settings and their digest, digests of the models, figures, versions
 
@@ -37,7 +38,7 @@ from crl.errors import BadInput
 from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.records import Generation, Row, Sample, table_of
 from crl.run.seeds import seed_for
-from crl.warm.config import Training, WarmStartFile, load_warm_start
+from crl.warm.config import WarmStartFile, load_warm_start
 from crl.warm.words import parts_of, words_of
 
 if TYPE_CHECKING:
@@ -101,23 +102,20 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
     record = directory / "record"
     record.mkdir()
     method = practice_method(settings)
-    figures: dict[str, Any] = {}
     with _base(settings) as base:
         policy = _loaded(method.actor, base, settings)
-        say(f"actor: playing {settings.actor.episodes} demonstrations")
+        say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
         generations = _actor_record(policy, method, settings, record)
-        say("actor: learning")
-        figures["actor"] = _train(settings, "actor", base, generations, settings.actor.training, directory)
-        actor = _loaded(method.actor, directory / "actor", settings)
-        figures["actor"] |= _measure(actor, method, settings)
-        say("actor: " + _shown(figures["actor"]))
-        say(f"extractor: writing about {settings.extractor.episodes} episodes")
-        generations = _extractor_record(actor, policy, method, settings, record)
-        say("extractor: learning")
-        figures["extractor"] = _train(settings, "extractor", base, generations, settings.extractor.training, directory)
-        extractor = _loaded(method.extractor, directory / "extractor", settings)
-        figures["extractor"] |= _measure_extractor(actor, extractor, method, settings)
-        say("extractor: " + _shown(figures["extractor"]))
+        generations += _extractor_record(policy, method, settings, record)
+        say(f"learning from {len(generations)} demonstrations")
+        figures: dict[str, Any] = {"training": _train(settings, base, generations, directory / "actor")}
+    # Both roles begin with the same weights and have their own from the first update on.
+    shutil.copytree(directory / "actor", directory / "extractor")
+    model = _loaded(method.actor, directory / "actor", settings)
+    figures["actor"] = _measure(model, method, settings)
+    figures["extractor"] = _measure_extractor(model, model, method, settings)
+    for name, told in figures.items():
+        say(f"{name}: {_shown(told)}")
     _write_record(settings, directory, figures)
 
 
@@ -187,15 +185,11 @@ def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, recor
     return generations
 
 
-def _extractor_record(
-    actor: Policy, base: Policy, method: Method, settings: WarmStartFile, record: Path
-) -> list[Generation]:
+def _extractor_record(base: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
     from crl.warm.advice import answer_demonstrations
     from crl.warm.extractor import extractor_demonstrations, merge_demonstrations
 
-    waves = extractor_demonstrations(
-        actor, base.chat, method, settings.extractor, settings.seed, first_seed=_EXTRACTOR_SEEDS
-    )
+    waves = extractor_demonstrations(base.chat, method, settings.extractor, settings.seed, first_seed=_EXTRACTOR_SEEDS)
     results = [each for wave in waves for each in wave]
     generations = [each.generation for each in results]
     generations += merge_demonstrations(
@@ -216,17 +210,10 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
     pq.write_table(table_of(type(rows[0]), rows), path, compression="zstd")
 
 
-def _train(
-    settings: WarmStartFile,
-    role: str,
-    base: Path,
-    generations: Iterable[Generation],
-    training: Training,
-    directory: Path,
-) -> dict[str, float]:
+def _train(settings: WarmStartFile, base: Path, generations: Iterable[Generation], directory: Path) -> dict[str, float]:
     from crl.learn.warm_start import run_warm_start
 
-    samples = [_sample(role, row) for row in generations]
+    training = settings.training
     config = RoleConfig(
         model=settings.model,
         context=settings.context,
@@ -236,25 +223,25 @@ def _train(
     figures = run_warm_start(
         config,
         base,
-        samples,
+        [_sample(row) for row in generations],
         WarmStartConfig(
             epochs=training.epochs,
             learning_rate=training.learning_rate,
             schedule="cosine",
             rising_steps=_RISING_STEPS,
         ),
-        seed=int(seed_for(settings.seed, "training", role).generate_state(1)[0]),
+        seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,
-        output_dir=directory / role,
+        output_dir=directory,
     )
     for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
-        shutil.copyfile(file, directory / role / file.name)
+        shutil.copyfile(file, directory / file.name)
     return figures
 
 
-def _sample(role: str, row: Generation) -> Sample:
+def _sample(row: Generation) -> Sample:
     return Sample(
-        sample_id=row.generation_id, round=0, role=role, objective="nll", source=f"0000/{row.stage}",
+        sample_id=row.generation_id, round=0, role=row.role, objective="nll", source=f"0000/{row.stage}",
         generation_id=row.generation_id, reward=0.0, advantage=1.0, weight=1.0, temperature=1.0,
         token_ids=row.token_ids, loss_mask=row.loss_mask, logprobs=row.logprobs,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.tiny_run import NAME, ROUNDS, crl, cut_back, digests, experiment, lef
 
 def test_the_digests_cover_everything_that_was_made(finished: Path) -> None:
     run = RunDirectory.open(finished)
-    assert len(digests(finished)) == 22
+    assert len(digests(finished)) == 24
     for role in ("actor", "extractor"):
         files = run.manifest(ROUNDS, f"update_{role}").digested.files
         deepspeed = [name for name in files if name.startswith("checkpoint/deepspeed/")]
