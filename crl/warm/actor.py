@@ -22,10 +22,8 @@ from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
 from crl.warm.advice import TruthfulAdvisor, question_about
 from crl.warm.config import ActorDemonstrations
-from crl.warm.rows import STAGE
+from crl.warm.rows import STAGE, WAVE
 
-WAVE = 500
-"""Demonstrations played side by side."""
 FAMILY = "practice"
 
 

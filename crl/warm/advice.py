@@ -21,9 +21,8 @@ from crl.records import Generation
 from crl.rollout.critic import critic_messages
 from crl.rollout.prompts import prompt_text
 from crl.run.seeds import seed_for
-from crl.warm.rows import written_row
+from crl.warm.rows import WAVE, written_row
 
-_WAVE = 500
 _REWRITES = 0.15
 _SYMBOL = re.compile(r"\b[A-Z]\b")
 
@@ -94,12 +93,12 @@ def _situations(
 ) -> list[tuple[RealmsEnvironment, int, str, np.random.Generator]]:
     """Practice layouts with an experience: the truth, a note of symbols on the grid, or one of any symbols."""
     found = []
-    for at in range(0, count, _WAVE):
+    for at in range(0, count, WAVE):
         environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
-        environment.reset_many(range(first_seed + at, first_seed + min(at + _WAVE, count)))
+        environment.reset_many(range(first_seed + at, first_seed + min(at + WAVE, count)))
         random = np.random.default_rng(seed_for(seed, "advice", first_seed + at))
         letters = [chr(ord("A") + index) for index in range(environment.config.symbols)]
-        for slot in range(min(_WAVE, count - at)):
+        for slot in range(min(WAVE, count - at)):
             layout, kind = environment.layout(slot), random.random()
             experience = note(layout.key, layout.goal)
             if kind > 0.4:

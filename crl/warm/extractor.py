@@ -26,10 +26,8 @@ from crl.rollout.play import play_wave
 from crl.run.seeds import seed_for
 from crl.warm.actor import plan_text, practice_slots
 from crl.warm.config import ExtractorDemonstrations
-from crl.warm.rows import STAGE, written_row
+from crl.warm.rows import STAGE, WAVE, written_row
 
-WAVE = 500
-"""Episodes played side by side."""
 _FREE, _TRUE = 0.3, 0.8
 """Below the first an episode is free, below the second guided by the truth, above by a note of any two symbols."""
 Rule = tuple[str, str]

@@ -39,6 +39,7 @@ from crl.policies.sources import directory_digest, name_accelerator, resolve_mod
 from crl.records import Generation, Row, Sample, table_of
 from crl.run.seeds import seed_for
 from crl.warm.config import WarmStartFile, load_warm_start
+from crl.warm.rows import WAVE
 from crl.warm.words import parts_of, words_of
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def practice_method(settings: WarmStartFile) -> Method:
         actor=role,
         extractor=role,
         rollout=RolloutConfig(action_format="word"),
-        distill=DistillConfig(format="lines", max_operations=1, max_characters=80),
+        # One batch a wave: a script speaks by the row of its session.
+        distill=DistillConfig(format="lines", max_operations=1, max_characters=80, batch=WAVE),
         merge=MergeConfig(every=0),
         prompts=settings.prompts,
         threads=settings.threads,

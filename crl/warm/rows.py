@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from crl.protocols import Chat
 from crl.records import Generation
 
+WAVE = 500
+"""Demonstrations made side by side."""
 STAGE = "warm"
 """What demonstrations call their stage."""
 

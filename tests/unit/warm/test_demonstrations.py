@@ -18,7 +18,7 @@ from crl.rollout.verdicts import parse_verdict
 from crl.warm.actor import Demonstration, actor_demonstrations
 from crl.warm.advice import answer_demonstrations, verdict_demonstrations
 from crl.warm.config import ActorDemonstrations, ExtractorDemonstrations, WarmStartFile, load_warm_start
-from crl.warm.extractor import merge_demonstrations
+from crl.warm.extractor import extractor_demonstrations, merge_demonstrations
 from crl.warm.make import practice_method
 from crl.warm.words import words_of
 
@@ -110,6 +110,23 @@ def test_answers_verdicts_and_merges_are_in_form(chat: Chat, method: Method) -> 
             row.output, format="lines", max_operations=1, max_characters=80, kind="merge", source_count=count
         )
         assert parsed.verdict == "merge"
+
+
+def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_after_losses(
+    chat: Chat, method: Method
+) -> None:
+    config = ExtractorDemonstrations(episodes=700, noise=0.0, returns_won=0.0, returns_lost=0.0)
+    for wave in extractor_demonstrations(chat, method, config, 5, first_seed=0):
+        won = 0
+        for each in wave:
+            text = each.operations[0].text
+            words = each.generation.prompt.split("Action: ")[1].split()
+            plan = note(words[0], words[2])
+            success = "success" in each.generation.prompt
+            won += success
+            assert (text == plan) == success
+            assert text is not None and all(f"{symbol}@" in each.generation.prompt for symbol in text.split()[1::2])
+        assert 0.4 < won / len(wave) < 0.7
 
 
 def test_equal_settings_are_equal_demonstrations(chat: Chat, method: Method) -> None:
