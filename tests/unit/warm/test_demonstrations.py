@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.config import Method
+from crl.config import Method, RealmsConfig
 from crl.envs.realms import RealmsEnvironment, draw_layout, note
 from crl.errors import BadInput
 from crl.extractor.parse import parse_output
@@ -115,16 +115,17 @@ def test_answers_verdicts_and_merges_are_in_form(chat: Chat, method: Method) -> 
 def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_after_losses(
     chat: Chat, method: Method
 ) -> None:
+    environment: RealmsConfig = method.families[0].environment  # type: ignore[assignment]
     config = ExtractorDemonstrations(episodes=700, noise=0.0, returns_won=0.0, returns_lost=0.0)
     for wave in extractor_demonstrations(chat, method, config, 5, first_seed=0):
         won = 0
         for each in wave:
             text = each.operations[0].text
             words = each.generation.prompt.split("Action: ")[1].split()
-            plan = note(words[0], words[2])
+            layout = draw_layout(environment, int((each.distillation.episode_id or "").split("-")[1]))
             success = "success" in each.generation.prompt
             won += success
-            assert (text == plan) == success
+            assert text == note(layout.key, layout.goal) if success else text != note(words[0], words[2])
             assert text is not None and all(f"{symbol}@" in each.generation.prompt for symbol in text.split()[1::2])
         assert 0.4 < won / len(wave) < 0.7
 
