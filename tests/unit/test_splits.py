@@ -9,11 +9,12 @@ from crl.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["experiment", "family", "environment", "train_first", "train_last", "held_out_first", "held_out_last"]
+NO_EXPERIMENTS = {"prompts", "study", "warm"}
 
 
 def shipped():
     for path in sorted(ROOT.glob("conf/**/*.yaml")):
-        if "prompts" in path.parts:
+        if path.relative_to(ROOT / "conf").parts[0] in NO_EXPERIMENTS:
             continue
         experiment = load_experiment(path)
         for family in experiment.method.families:
