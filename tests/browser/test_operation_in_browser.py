@@ -76,7 +76,7 @@ def look_at_rounds(screen: Screen, run_id: str) -> None:
 
     screen.page.get_by_role("link", name=f"round {ROUNDS}", exact=True).click()
     screen.page.get_by_role("tab", name="Task Runs", exact=True).click()
-    for stage in ("plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor"):
+    for stage in ("plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor", "health"):
         screen.shows(stage)
     screen.shoot("round")
 
