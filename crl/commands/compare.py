@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crl.commands.interrupts import interruptible
 from crl.commands.places import shown
-from crl.commands.screen import console, seconds_text
+from crl.commands.screen import console, progress_lines, seconds_text
 from crl.errors import BadInput, CrlError
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from crl.study.plan import PlannedRun
 
 _PLAIN_EVERY_SECONDS = 60.0
-_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def compare(
@@ -52,7 +50,7 @@ def compare(
     if table_only:
         _conclude(loaded, planned, directory, {})
         return
-    with only_one(directory), _interruptible(study):
+    with only_one(directory), interruptible(f"crl compare {shown(study)}"):
         failed = _work(loaded, wanted, jobs)
         _conclude(loaded, planned, directory, failed)
 
@@ -101,13 +99,7 @@ class StudyProgress:
 
     def __enter__(self) -> StudyProgress:
         if self._out.is_terminal:
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-                TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
-                console=self._out, transient=True,
-            )  # fmt: skip
+            self._bar = progress_lines(self._out)
             self._bar.start()
         return self
 
@@ -165,27 +157,6 @@ class StudyProgress:
 
     def _say(self, text: str) -> None:
         self._out.print(text, soft_wrap=True)
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived: the way out is that of Ctrl-C."""
-
-
-@contextmanager
-def _interruptible(study: Path) -> Iterator[None]:
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except (KeyboardInterrupt, _Terminated) as error:
-        console(stderr=True).print(
-            f"\ninterrupted. Every complete stage is kept; go on with: crl compare {shown(study)}"
-        )
-        raise typer.Exit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else _TERMINATED) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _words(listed: str | None) -> list[str] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from crl.commands.screen import console, seconds_text
+from crl.commands.screen import console, progress_lines, seconds_text
 from crl.engine import events
 
 if TYPE_CHECKING:
@@ -85,13 +85,7 @@ class LiveProgress:
 
     def __enter__(self) -> LiveProgress:
         if self._out.is_terminal:
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-                TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
-                console=self._out, transient=True,
-            )  # fmt: skip
+            self._bar = progress_lines(self._out)
             self._bar.start()
         return self
 

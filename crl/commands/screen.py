@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 _PLAIN_WIDTH = 160
 """Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
@@ -31,3 +32,14 @@ def seconds_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def progress_lines(out: Console) -> Progress:
+    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
+        console=out, transient=True,
+    )  # fmt: skip

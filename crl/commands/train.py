@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.commands.approve import say_pending
+from crl.commands.interrupts import interruptible
 from crl.commands.live import LiveProgress
 from crl.commands.places import RunArgument, find_run, shown
 from crl.commands.screen import console, seconds_text
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from crl.engine.driver import Driver
     from crl.run.directory import RunDirectory
 
-INTERRUPTED, TERMINATED = 130, 143
 _ROUNDS = 3
 
 
@@ -138,29 +136,15 @@ def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str
     return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
 
 
-class _Terminated(BaseException):
-    """SIGTERM arrived: the way out is that of Ctrl-C."""
-
-
 @contextmanager
 def _interruptible(path: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the engines, give the lease back and say how to go on."""
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    # Prefect has a handler of its own while a flow runs, and hands the signal on to this one afterwards.
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except (KeyboardInterrupt, _Terminated) as error:
-        console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; go on with: crl resume {shown(path)}")
-        raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED) from None
-    except ApprovalPending as error:
-        say_pending(error, path)
-        raise typer.Exit(error.exit_code) from None
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    """Ctrl-C and SIGTERM end the engines and give the lease back; a person who has to approve is told so."""
+    with interruptible(f"crl resume {shown(path)}"):
+        try:
+            yield
+        except ApprovalPending as error:
+            say_pending(error, path)
+            raise typer.Exit(error.exit_code) from None
 
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
