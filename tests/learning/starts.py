@@ -16,7 +16,7 @@ import numpy as np
 from crl.config import Method, WarmStartConfig
 from crl.envs import make_environment
 from crl.extractor.distill import distill_wave, items_of
-from crl.extractor.outputs import BATCH, Distilled
+from crl.extractor.outputs import Distilled
 from crl.learn.warm_start import run_warm_start
 from crl.policies.chat import ChatFormat
 from crl.recipes.scripted import ScriptedPolicy
@@ -65,9 +65,10 @@ def extractor_start(method: Method, base: Path, directory: Path, kinds: Sequence
     random = np.random.default_rng(2)
     said = [f"ADD: {advice(kinds[place % len(kinds)], random)}" for place in order]
     written: list[Distilled] = []
-    for first in range(0, len(items), BATCH):  # a session is a batch, and its rows are counted from 0
-        speaker = _speaker(method, base, said[first : first + BATCH].__getitem__)
-        batch = items[first : first + BATCH]
+    size = method.distill.batch
+    for first in range(0, len(items), size):  # a session is a batch, and its rows are counted from 0
+        speaker = _speaker(method, base, said[first : first + size].__getitem__)
+        batch = items[first : first + size]
         written += distill_wave(speaker, batch, method=method, seed_of=_seed_of, weights_digest="", round=0)
     return _trained(method, "extractor", base, [each.generation for each in written], directory, epochs=6)
 
