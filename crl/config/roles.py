@@ -51,7 +51,7 @@ class RoleConfig(Model):
 
     model: str = Field(
         "smollm2-135m-instruct",
-        description="tiny, smollm2-135m-instruct, a directory of a transformers checkpoint, or a Hugging Face id.",
+        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, or a Hugging Face id.",
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the sampling model.")
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from crl.config import RoleConfig
+from crl.config import RecipeName, RoleConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.protocols import Embedder, Environment, Policy
 from crl.records import Weights, rows_of
@@ -251,8 +251,10 @@ class EngineServices:
             yield
 
     def _all_small(self) -> bool:
-        """Whether the models of both roles are so small that nothing has to make room for anything."""
-        paths = {self.model_path(role) for role in ("actor", "extractor")}
+        """Whether the models of the recipe's roles are so small that nothing has to make room for anything."""
+        # A baseline has no extractor: the model that its config names may not even be on this machine.
+        roles = ("actor",) if self._method.recipe is RecipeName.baseline else ("actor", "extractor")
+        paths = {self.model_path(role) for role in roles}
         return sum(file.stat().st_size for path in paths for file in path.glob("*.safetensors")) <= SMALL_BYTES
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:

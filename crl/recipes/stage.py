@@ -86,7 +86,7 @@ class Recipe:
     trains: frozenset[str] = frozenset()
     """Roles that are trained."""
     guided: bool = True
-    """Whether half of each group is guided by the bank; else all rollouts are free."""
+    """Whether the bank guides a share of each group (`rollout.guided_share`); else all rollouts are free."""
 
     def stages_of(self, method: Method, round_number: int) -> tuple[Stage, ...]:
         """The stages due in a round, in order."""

@@ -13,6 +13,9 @@ from crl.config.base import Model
 from crl.errors import BadInput
 from crl.experiment import find_prompts, read_yaml, readable
 
+EXTRACTOR_SEEDS, VERDICT_SEEDS, ANSWER_SEEDS = 400_000, 600_000, 700_000
+"""First practice seed of what is demonstrated beside the actor's episodes, which begin at 0."""
+
 
 class MiniatureConfig(Model):
     """Sizes of a miniature (a small Llama with a word-level tokenizer)."""
@@ -86,6 +89,20 @@ class WarmStartFile(Model):
     def _practises(self) -> WarmStartFile:
         if not self.environment.practice:
             raise ValueError("environment.practice must be true: a warm start may not see the rules of a world")
+        return self
+
+    @model_validator(mode="after")
+    def _holds_out(self) -> WarmStartFile:
+        used = {
+            "actor.episodes": (0, self.actor.episodes + round(self.actor.episodes * self.actor.asking)),
+            "extractor.episodes": (EXTRACTOR_SEEDS, self.extractor.episodes),
+            "actor.judging": (VERDICT_SEEDS, self.actor.judging),
+            "extractor.answers": (ANSWER_SEEDS, self.extractor.answers),
+        }
+        end = self.environment.held_out_from
+        for what, (first, count) in used.items():
+            if first + count > end:
+                raise ValueError(f"{what} takes {count} seeds from {first} on; environment.held_out_from is {end}")
         return self
 
     def digest(self) -> str:

@@ -38,7 +38,7 @@ from crl.errors import BadInput
 from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.records import Generation, Row, Sample, table_of
 from crl.run.seeds import seed_for
-from crl.warm.config import WarmStartFile, load_warm_start
+from crl.warm.config import ANSWER_SEEDS, EXTRACTOR_SEEDS, VERDICT_SEEDS, WarmStartFile, load_warm_start
 from crl.warm.rows import WAVE
 from crl.warm.words import parts_of, words_of
 
@@ -50,8 +50,6 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "trl", "numpy")
 _NEW_TOKENS = 24
 _RISING_STEPS = 100
 _BETAS = (0.9, 0.98)
-_EXTRACTOR_SEEDS, _VERDICT_SEEDS, _ANSWER_SEEDS = 400_000, 600_000, 700_000
-"""First practice seed of what is demonstrated beside the actor's episodes, which begin at 0."""
 Say = Callable[[str], None]
 
 
@@ -181,7 +179,7 @@ def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, recor
     generations = [each.generation for each in shown]
     if settings.actor.judging:
         generations += verdict_demonstrations(
-            policy.chat, method, settings.actor.judging, settings.seed, first_seed=_VERDICT_SEEDS
+            policy.chat, method, settings.actor.judging, settings.seed, first_seed=VERDICT_SEEDS
         )
     _write_rows(record / "actor_generations.parquet", generations)
     return generations
@@ -191,7 +189,7 @@ def _extractor_record(base: Policy, method: Method, settings: WarmStartFile, rec
     from crl.warm.advice import answer_demonstrations
     from crl.warm.extractor import extractor_demonstrations, merge_demonstrations
 
-    waves = extractor_demonstrations(base.chat, method, settings.extractor, settings.seed, first_seed=_EXTRACTOR_SEEDS)
+    waves = extractor_demonstrations(base.chat, method, settings.extractor, settings.seed, first_seed=EXTRACTOR_SEEDS)
     results = [each for wave in waves for each in wave]
     generations = [each.generation for each in results]
     generations += merge_demonstrations(
@@ -199,7 +197,7 @@ def _extractor_record(base: Policy, method: Method, settings: WarmStartFile, rec
     )
     if settings.extractor.answers:
         generations += answer_demonstrations(
-            base.chat, method, settings.extractor.answers, settings.seed, first_seed=_ANSWER_SEEDS
+            base.chat, method, settings.extractor.answers, settings.seed, first_seed=ANSWER_SEEDS
         )
     _write_rows(record / "extractor_distillations.parquet", [each.distillation for each in results])
     _write_rows(record / "extractor_generations.parquet", generations)

@@ -7,6 +7,7 @@ import hashlib
 
 import pytest
 
+from crl.config import RecipeName
 from crl.errors import BadInput, RecordDamaged
 from crl.records import Sample, Weights, table_of
 from crl.run.directory import RunDirectory
@@ -128,6 +129,16 @@ def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
     services.trainer("extractor", dataclasses.replace(base, role="extractor"))
     assert services.trainer("actor", base) is not actor
     assert services.policy("actor", base) is not policy
+
+
+def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services, base):
+    method = services._method
+    extractor = method.extractor.model_copy(update={"model": "nobody/nothing"})
+    services._method = method.model_copy(update={"recipe": RecipeName.baseline, "extractor": extractor})
+    services.trainer("actor", base)
+    services.trained("actor", base)
+    policy = services.policy("actor", base)
+    assert services.policy("actor", dataclasses.replace(base, round=1, weights_digest="2" * 64)) is policy
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -148,6 +148,24 @@ def test_practice_is_required_and_bad_files_are_refused_by_key(tmp_path: Path) -
             load_warm_start(bad)
 
 
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("actor", {"episodes": 600_000, "asking": 0.7}),
+        ("extractor", {"episodes": 600_001}),
+        ("actor", {"judging": 400_001}),
+        ("extractor", {"answers": 300_001}),
+        ("environment", {"held_out_from": 410_000}),
+    ],
+)
+def test_no_demonstration_reaches_the_held_out_seeds(
+    settings: WarmStartFile, part: str, changes: dict[str, object]
+) -> None:
+    data = settings.model_dump()
+    with pytest.raises(ValueError, match=r"environment\.held_out_from is"):
+        WarmStartFile.model_validate({**data, part: {**data[part], **changes}})
+
+
 def test_the_name_is_no_part_of_what_a_warm_start_is(settings: WarmStartFile) -> None:
     assert settings.model_copy(update={"name": "other"}).digest() == settings.digest()
     assert settings.model_copy(update={"seed": 2}).digest() != settings.digest()
