@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from crl.config import Method, RecipeName
+from crl.config import Method, RealmsConfig, RecipeName
 from crl.errors import BadInput
 
 
@@ -50,6 +50,16 @@ def _problems(method: Method) -> Iterator[BadInput]:
             where="method.rollout.guided_share_end",
             next_step="set it, or leave guided_share_rounds out",
         )
+    start = method.warm_start
+    if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
+        for family in method.families:
+            if isinstance(family.environment, RealmsConfig) and not family.environment.practice:
+                yield BadInput(
+                    f"the oracle of family {family.name} knows the rule of its realm, and its demonstrations tell it",
+                    expected="demonstrations: random, or a warm start in practice realms (`crl warm-start`)",
+                    where="method.warm_start.demonstrations",
+                    next_step="set it to random, or leave warm_start out",
+                )
     shares = {method.rollout.guided_members(1), method.rollout.guided_members(1 + rollout.guided_share_rounds)}
     needs_guided = {
         "method.actor_critic": method.actor_critic is not None,

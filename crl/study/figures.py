@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
-from crl.records import Distillation, Episode, Evaluation, Metric, rows_of
+from crl.records import Distillation, Episode, Evaluation, Metric, Weights, rows_of
 from crl.run.directory import RunDirectory
 
-EVALUATE, COLLECT, HEALTH = "evaluate", "collect", "health"
+EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initialise"
 """Stages that tables are read of."""
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
@@ -54,6 +54,8 @@ class RunFigures(BaseModel):
     """Share of the bank that is true after the last round; None where nothing knows the truth."""
     coverage: float | None
     """Share of task families with a true note after the last round."""
+    starts: dict[str, str] = {}
+    """Digest of the weights that each role began with, by the model's name: arms are compared from equal starts."""
     alarms: list[str]
     """What the health of the last round warns of: in what way the run has collapsed."""
 
@@ -87,6 +89,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         returned=verdicts.get("return", 0),
         notes_true=_value(health, NOTES_TRUE),
         coverage=_value(health, COVERAGE),
+        starts=_starts(run),
         alarms=[row.alarm for row in health.values() if row.alarm is not None],
     )
 
@@ -97,6 +100,12 @@ def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
     table = run.read(number, EVALUATE, Evaluation)
     counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count")]).to_pylist()
     return {row["arm"]: Rate(successes=row["success_sum"], episodes=row["success_count"]) for row in counted}
+
+
+def _starts(run: RunDirectory) -> dict[str, str]:
+    if not run.is_complete(0, INITIALISE):
+        return {}
+    return {row.source: row.base_digest for row in rows_of(Weights, run.read(0, INITIALISE, Weights))}
 
 
 def _episodes(run: RunDirectory, numbers: list[int]) -> dict[int, int]:

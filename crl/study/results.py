@@ -86,6 +86,8 @@ class StudyResult(BaseModel):
     reported_on: list[int]
     arms: list[ArmResult]
     differences: list[Difference]
+    unequal_starts: list[str] = []
+    """Models whose weights were not the same at the start of every run: what was begun from one and another."""
 
     @property
     def unfinished(self) -> int:
@@ -126,7 +128,17 @@ def summarise_study(study: Study, figures: Figures) -> StudyResult:
         reported_on=reported,
         arms=arms,
         differences=differences,
+        unequal_starts=_unequal_starts(figures),
     )
+
+
+def _unequal_starts(figures: Figures) -> list[str]:
+    digests: dict[str, set[str]] = {}
+    for runs in figures.values():
+        for run in runs.values():
+            for model, digest in run.starts.items():
+                digests.setdefault(model, set()).add(digest)
+    return sorted(model for model, found in digests.items() if len(found) > 1)
 
 
 def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:

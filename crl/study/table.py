@@ -116,6 +116,11 @@ def notes(result: StudyResult) -> list[str]:
         "Rounds and episodes to the level are medians over seeds, of the first evaluation that reached it; area is "
         "mean success over the rounds; shares of malformed and return are of all outputs of a run.",
     ]
+    if result.unequal_starts:
+        found.append(
+            f"Not comparable: runs began with different weights of {', '.join(result.unequal_starts)}, which was made "
+            "again in between. Delete the older runs, or take another name for the study."
+        )
     budgets = {episodes for arm in result.arms for episodes in arm.episodes.values()}
     if len(budgets) > 1:
         found.append(

@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False) -> Path:
     """The directory of the warm start that a file describes, made now if it is not there yet.
 
-    `say` is told what is going on, a line at a time. With `again` one of other settings under the same name is
+    `say` is told what is going on, a line at a time. With `again` one that lies there is
     replaced. Raises BadInput for a bad file, and where one of other settings is in its place.
     """
     from filelock import FileLock
@@ -81,10 +81,10 @@ def _is_there(place: Path, settings: WarmStartFile, again: bool) -> bool:
         found = json.loads((place / RECORD).read_text(encoding="utf-8"))["settings_digest"]
     except (OSError, ValueError, KeyError):
         return False
+    if again or not all((place / role / "config.json").is_file() for role in ("actor", "extractor")):
+        return False
     if found == settings.digest():
         return True
-    if again:
-        return False
     raise BadInput(
         f"a warm start named {settings.name!r} was made from other settings",
         expected=f"settings of digest {settings.digest()[:12]}, found {found[:12]}",

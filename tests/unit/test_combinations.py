@@ -18,6 +18,9 @@ CRITIC = {"system": "s", "first": "{goal} {observation} {experience} {success_ra
 ASK = {"system": "s", "first": "{goal} {observation} {question} {experience}"}
 
 
+REALM = [{"name": "realm", "environment": {"kind": "realms"}}]
+
+
 def method(**changes: Any) -> Method:
     data = load_experiment(ROOT / "conf/tiny.yaml").method.model_dump()
     for key, value in changes.items():
@@ -41,6 +44,7 @@ def method(**changes: Any) -> Method:
         ("self_distillation", {"self_distillation": {}, "recipe": "experience_only"}),
         ("rollout.search_and_ask", {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe": "baseline"}),
         ("actor_critic", {"actor_critic": {}, "prompts__critic": CRITIC, "rollout__guided_share": 0.0}),
+        ("warm_start.demonstrations", {"families": REALM}),
         ("self_distillation.episodes", {"self_distillation": {}, "rollout__guided_share": 1.0}),
     ],
 )

@@ -89,6 +89,17 @@ def test_unequal_budgets_are_said() -> None:
     assert "The study names no seeds that its settings were chosen on." in said
 
 
+def test_runs_that_began_with_different_weights_of_one_model_are_not_compared_in_silence() -> None:
+    study = Study.model_validate({
+        "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1, 2], "arms": {"base": {}},
+    })  # fmt: skip
+    begun = [run("base", 0).model_copy(update={"starts": {"warm:x/actor": each}}) for each in ("aa", "aa", "bb")]
+    same = summarise_study(study, {"base": {1: begun[0], 2: begun[1]}})
+    other = summarise_study(study, {"base": {1: begun[0], 2: begun[2]}})
+    assert same.unequal_starts == [] and "Not comparable" not in study_markdown(same)
+    assert other.unequal_starts == ["warm:x/actor"] and "warm:x/actor" in study_markdown(other)
+
+
 def test_a_run_that_collapsed_is_named() -> None:
     result = summarised()
     assert [arm.alarms for arm in result.arms] == [{}, {3: ["no episode succeeds any more"]}, {}]
