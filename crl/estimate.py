@@ -98,7 +98,7 @@ def estimate(experiment: Experiment) -> Estimate:
     """Memory and disk that an experiment needs."""
     method = experiment.method
     roles = {"actor": method.actor}
-    if method.recipe is not RecipeName.baseline:
+    if "extractor" in method.roles:
         roles["extractor"] = method.extractor
     untrained = {
         RecipeName.static_online: "extractor",

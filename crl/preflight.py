@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from crl.config import Experiment, RecipeName, Runtime, TaskRunnerName
+from crl.config import Experiment, Runtime, TaskRunnerName
 from crl.errors import BadInput
 
 Check = Callable[[], None]
@@ -27,7 +27,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
 
     check_placeholders(experiment.method)
     check_offline_bank(experiment.method, run_path)
-    check_room(experiment.method, extractor=experiment.method.recipe is not RecipeName.baseline)
+    check_room(experiment.method, extractor="extractor" in experiment.method.roles)
     check_disk(experiment, run_path, rounds)
 
 
@@ -40,7 +40,7 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     method = experiment.method
     found: list[tuple[str, Check]] = [("method", partial(check_combinations, method))]
     found.append(("method.actor.model", partial(check_model, method.actor.model)))
-    if method.recipe is not RecipeName.baseline:
+    if "extractor" in method.roles:
         found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
         found.append(("method.retrieval.embedder", partial(check_embedder, method.retrieval.embedder)))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))

@@ -76,6 +76,11 @@ class Method(Model):
             raise ValueError(f"families must have different names, found {names}")
         return self
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that the recipe has. The model that a role without work names may not even be on this machine."""
+        return ("actor",) if self.recipe is RecipeName.baseline else ("actor", "extractor")
+
     def role(self, name: str) -> RoleConfig:
         """The config of a role by its name (`actor` or `extractor`)."""
         return {"actor": self.actor, "extractor": self.extractor}[name]

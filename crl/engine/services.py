@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from crl.config import RecipeName, RoleConfig
+from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.protocols import Embedder, Environment, Policy
 from crl.records import Weights, rows_of
@@ -232,12 +232,11 @@ class EngineServices:
         if self._torch_ready:
             return
         torch = _torch()
-        torch.set_num_threads(self._method.threads)
+        from crl.policies.determinism import settle_torch
+
+        settle_torch(self._method.threads)
         with contextlib.suppress(RuntimeError):  # too late once anything ran in parallel; then it is one by default
             torch.set_num_interop_threads(1)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # Filling every new tensor with NaN is for finding bugs in torch; it costs time and changes no number of ours.
-        torch.utils.deterministic.fill_uninitialized_memory = False
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
         self._torch_ready = True
         torch.manual_seed(self._stage_seed)
@@ -252,9 +251,7 @@ class EngineServices:
 
     def _all_small(self) -> bool:
         """Whether the models of the recipe's roles are so small that nothing has to make room for anything."""
-        # A baseline has no extractor: the model that its config names may not even be on this machine.
-        roles = ("actor",) if self._method.recipe is RecipeName.baseline else ("actor", "extractor")
-        paths = {self.model_path(role) for role in roles}
+        paths = {self.model_path(role) for role in self._method.roles}
         return sum(file.stat().st_size for path in paths for file in path.glob("*.safetensors")) <= SMALL_BYTES
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:

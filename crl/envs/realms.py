@@ -94,8 +94,7 @@ def draw_layout(config: RealmsConfig, seed: int) -> Layout:
         realm = int(generator.integers(PRACTICE_REALMS))
         rules = _rules(realm, config.symbols)[1]
         rule = rules[int(generator.integers(len(rules)))]
-    symbols = [chr(ord("A") + index) for index in range(config.symbols)]
-    others = [symbol for symbol in symbols if symbol not in rule]
+    others = [symbol for symbol in symbol_names(config.symbols) if symbol not in rule]
     for _ in range(_ATTEMPTS):
         decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.objects - 2]]
         drawn = [int(cell) for cell in generator.permutation(config.side**2)[: config.objects + 1]]
@@ -120,16 +119,21 @@ def is_held_out(layout_text: str) -> bool:
     return hashlib.sha256(layout_text.encode()).digest()[0] < 256 * _HELD_OUT_SHARE
 
 
+def symbol_names(symbols: int) -> list[str]:
+    """A, B, C, …: so many."""
+    return [chr(ord("A") + index) for index in range(symbols)]
+
+
 def vocabulary(side: int, symbols: int) -> list[str]:
     """Every word that goals, observations, actions and experiences of such grids are made of."""
-    letters = [chr(ord("A") + index) for index in range(symbols)]
+    letters = symbol_names(symbols)
     realms = [f"r{realm}" for realm in range(PRACTICE_REALMS)]
     return [*ACTIONS, *letters, *observed(side, symbols), *realms, "at", "take", "then", _FEEDBACK]
 
 
 def observed(side: int, symbols: int) -> list[str]:
     """The words an observation may begin with: symbols with their cells, the agent's cell, without and with the key."""
-    objects = [placed(chr(ord("A") + index), cell) for index in range(symbols) for cell in range(side**2)]
+    objects = [placed(symbol, cell) for symbol in symbol_names(symbols) for cell in range(side**2)]
     return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
 
 
@@ -261,7 +265,7 @@ class RealmsEnvironment:
 @lru_cache(maxsize=256)
 def _rules(realm: int, symbols: int) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """The ordered pairs of different symbols, cut by hash: those reserved for worlds, and those for practice."""
-    letters = [chr(ord("A") + index) for index in range(symbols)]
+    letters = symbol_names(symbols)
 
     def drawn(pair: tuple[str, str]) -> bytes:
         return hashlib.sha256(f"r{realm} {pair[0]}{pair[1]}".encode()).digest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,22 @@ from torch import nn
 
 from crl.config import LoraConfig
 from crl.errors import BadInput
+
+
+@contextlib.contextmanager
+def head_only_at(model: Any, chosen_BT: torch.Tensor) -> Iterator[None]:
+    """Inside, the vocabulary head of a causal language model runs at the chosen positions [B, T] only: its logits are
+    [1, N, V], row by row."""
+
+    def narrow(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden_BTD, *rest = args
+        return (hidden_BTD[chosen_BT][None], *rest)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(narrow, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class ScoredModel(nn.Module):
@@ -47,24 +64,14 @@ class ScoredModel(nn.Module):
         They are those of the distribution after dividing the logits by the temperature, as when sampling.
         """
         chosen_BT = mask_BT != 0
-        head = self.model.get_output_embeddings()
-
-        def narrow(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            hidden_BTD, *rest = args
-            return (hidden_BTD[chosen_BT][None], *rest)
-
-        handle = head.register_forward_pre_hook(narrow, prepend=True)
-        try:
-            with self._precision(input_ids_BT.device):
-                positions_BT = (attention_mask_BT.cumsum(1) - 1).clamp(min=0)
-                output = self.model(
-                    input_ids=input_ids_BT,
-                    attention_mask=attention_mask_BT,
-                    position_ids=positions_BT,
-                    use_cache=False,
-                )
-        finally:
-            handle.remove()
+        with head_only_at(self.model, chosen_BT), self._precision(input_ids_BT.device):
+            positions_BT = (attention_mask_BT.cumsum(1) - 1).clamp(min=0)
+            output = self.model(
+                input_ids=input_ids_BT,
+                attention_mask=attention_mask_BT,
+                position_ids=positions_BT,
+                use_cache=False,
+            )
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         logits_NV = output.logits[0].float() / temperature_N[:, None]
         chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - logits_NV.logsumexp(1)

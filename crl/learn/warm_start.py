@@ -24,21 +24,12 @@ from crl.config import RoleConfig, WarmStartConfig
 from crl.errors import BadInput, StageFailed
 from crl.learn.batches import check_sample, trained_tokens
 from crl.learn.checkpoint import save_weights
-from crl.learn.scoring import load_trainable
+from crl.learn.scoring import head_only_at, load_trainable
 from crl.records import Sample
 
 _IGNORED = -100
 """Label of a token that carries no loss."""
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def settle_torch(threads: int) -> None:
-    """Threads and determinism of this process, for supervised updates outside an engine."""
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling every new tensor with NaN is for finding bugs in torch; it took half the time and changes no number.
-    deterministic: Any = torch.utils.deterministic
-    deterministic.fill_uninitialized_memory = False
 
 
 def run_warm_start(
@@ -188,23 +179,16 @@ def next_token_loss(model: Any, inputs: dict[str, Any], learnt: Any) -> torch.Te
 
     `inputs` holds `input_ids` and `labels` [B, T] (-100: not learnt) and maybe an attention mask.
     """
-    labels_BT = inputs["labels"][:, 1:]
-    learnt_BT = labels_BT != _IGNORED
-    head = model.get_output_embeddings()
-
-    def narrow(_module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        hidden_BTD, *rest = args
-        return (hidden_BTD[:, :-1][learnt_BT][None], *rest)
-
-    handle = head.register_forward_pre_hook(narrow, prepend=True)
-    try:
+    labels_BT = inputs["labels"]
+    learnt_BT = torch.zeros_like(labels_BT, dtype=torch.bool)
+    learnt_BT[:, :-1] = labels_BT[:, 1:] != _IGNORED
+    with head_only_at(model, learnt_BT):
         logits_NV = model(
             input_ids=inputs["input_ids"], attention_mask=inputs.get("attention_mask"), use_cache=False
         ).logits[0]
-    finally:
-        handle.remove()
-    loss = torch.nn.functional.cross_entropy(logits_NV.float(), labels_BT[learnt_BT], reduction="sum")
-    return loss / (learnt if learnt is not None else max(1, int(learnt_BT.sum())))
+    targets_N = labels_BT[:, 1:][learnt_BT[:, :-1]]
+    loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="sum")
+    return loss / (learnt if learnt is not None else max(1, len(targets_N)))
 
 
 def _schedule(config: WarmStartConfig) -> str:

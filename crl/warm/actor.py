@@ -22,7 +22,7 @@ from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
 from crl.warm.advice import TruthfulAdvisor, question_about
 from crl.warm.config import ActorDemonstrations
-from crl.warm.rows import STAGE, WAVE
+from crl.warm.rows import STAGE, WAVE, any_two
 
 FAMILY = "practice"
 
@@ -88,8 +88,7 @@ def _wave(
     def hint(slot: int) -> str | None:
         layout = environment.layout(slot)
         if asks:  # the experience may be wrong: that is why it asks
-            first, second = random.choice(sorted(layout.cells), size=2, replace=False)
-            return note(str(first), str(second))
+            return note(*any_two(layout.cells, random))
         if worth[slot] < config.full:
             return note(layout.key, layout.goal)
         return f"take {layout.key}" if worth[slot] < config.full + config.partial else None

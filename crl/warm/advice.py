@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from crl.config import Method
-from crl.envs.realms import RealmsEnvironment, note
+from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.extractor.prompts import ask_messages
 from crl.extractor.prompts import prompt_text as extractor_prompt_text
 from crl.protocols import Advice, Chat, Inquiry
@@ -21,7 +21,7 @@ from crl.records import Generation
 from crl.rollout.critic import critic_messages
 from crl.rollout.prompts import prompt_text
 from crl.run.seeds import seed_for
-from crl.warm.rows import WAVE, written_row
+from crl.warm.rows import WAVE, any_two, written_row
 
 _REWRITES = 0.15
 _SYMBOL = re.compile(r"\b[A-Z]\b")
@@ -56,7 +56,7 @@ def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, 
             question_id=f"answer-{index:06d}", episode_id="", family=method.families[0].name, goal=f"r{start.realm}",
             observation=start.text(), question=question_about(environment, slot).removeprefix("ASK: "),
         )  # fmt: skip
-        said = experience if _fits(experience, start.cells) else _any_note(sorted(start.cells), random)
+        said = experience if _fits(experience, start.cells) else note(*any_two(start.cells, random))
         messages = ask_messages(prompt, inquiry, experience)
         opening, answer = chat.opening(messages), chat.answer(said)
         text = extractor_prompt_text(messages)
@@ -76,7 +76,7 @@ def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *,
         if not _fits(experience, start.cells):
             verdict = "REJECT"
         elif random.random() < _REWRITES:
-            verdict = f"REFINE: {_any_note(sorted(start.cells), random)}"
+            verdict = f"REFINE: {note(*any_two(start.cells, random))}"
         values = {
             "goal": f"r{start.realm}", "observation": start.text(), "experience": experience, "success_rate": rate,
         }  # fmt: skip
@@ -97,20 +97,15 @@ def _situations(
         environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
         environment.reset_many(range(first_seed + at, first_seed + min(at + WAVE, count)))
         random = np.random.default_rng(seed_for(seed, "advice", first_seed + at))
-        letters = [chr(ord("A") + index) for index in range(environment.config.symbols)]
+        letters = symbol_names(environment.config.symbols)
         for slot in range(min(WAVE, count - at)):
             layout, kind = environment.layout(slot), random.random()
             experience = note(layout.key, layout.goal)
             if kind > 0.4:
-                experience = _any_note(sorted(layout.cells) if kind < 0.7 else letters, random)
+                experience = note(*any_two(layout.cells if kind < 0.7 else letters, random))
             found.append((environment, slot, experience, random))
     return found
 
 
 def _fits(experience: str, symbols: Iterable[str]) -> bool:
     return set(_SYMBOL.findall(experience)) <= set(symbols)
-
-
-def _any_note(symbols: Sequence[str], random: np.random.Generator) -> str:
-    first, second = random.choice(list(symbols), size=2, replace=False)
-    return note(str(first), str(second))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from crl.config import Method
-from crl.envs.realms import RealmsEnvironment, note
+from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
@@ -26,7 +26,7 @@ from crl.rollout.play import play_wave
 from crl.run.seeds import seed_for
 from crl.warm.actor import plan_text, practice_slots
 from crl.warm.config import ExtractorDemonstrations
-from crl.warm.rows import STAGE, WAVE, written_row
+from crl.warm.rows import STAGE, WAVE, any_two, written_row
 
 _FREE, _TRUE = 0.3, 0.8
 """Below the first an episode is free, below the second guided by the truth, above by a note of any two symbols."""
@@ -59,7 +59,7 @@ def _wave(
     def hint(slot: int) -> str | None:
         layout = environment.layout(slot)
         true = _FREE <= kinds[slot] < _TRUE
-        plans.append((layout.key, layout.goal) if true else _any_two(layout.cells, random))
+        plans.append((layout.key, layout.goal) if true else any_two(layout.cells, random))
         return None if kinds[slot] < _FREE else note(*plans[slot])
 
     slots = practice_slots(environment, seeds, hint, "play")
@@ -111,21 +111,16 @@ def _note_about(
         return ParsedOperation("add", note(*_blurred((layout.key, layout.goal), layout.cells, config.noise, random)))
     other = plan
     while other == plan:
-        other = _any_two(layout.cells, random)
+        other = any_two(layout.cells, random)
     kind = "update" if episode.guided and random.random() < config.updates else "add"
     return ParsedOperation(kind, note(*other))
 
 
 def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random.Generator) -> Rule:
     """The rule with each word replaced by any symbol with probability `noise`; the words differ."""
-    drawn = _any_two(symbols, random)
+    drawn = any_two(symbols, random)
     key, goal = (word if random.random() >= noise else other for word, other in zip(rule, drawn, strict=True))
     return (key, goal) if key != goal else rule
-
-
-def _any_two(symbols: Iterable[str], random: np.random.Generator) -> Rule:
-    first, second = random.choice(sorted(symbols), size=2, replace=False)
-    return str(first), str(second)
 
 
 def merge_demonstrations(
@@ -133,10 +128,10 @@ def merge_demonstrations(
 ) -> list[Generation]:
     """Chunks of notes with twins among them: twins become one entry, a note that stands alone is kept."""
     random = np.random.default_rng(seed_for(seed, "merge"))
-    letters = [chr(ord("A") + index) for index in range(symbols)]
+    letters = symbol_names(symbols)
     rows = []
     for index in range(config.merges):
-        pool = [note(*map(str, random.choice(letters, size=2, replace=False))) for _ in range(3)]
+        pool = [note(*any_two(letters, random)) for _ in range(3)]
         shown = [str(text) for text in random.choice(pool, size=int(random.integers(2, method.merge.chunk + 1)))]
         operations = []
         for text in dict.fromkeys(shown):

@@ -20,8 +20,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from crl.config import (
     DistillConfig,
     FamilyConfig,
@@ -35,6 +33,7 @@ from crl.config import (
     WarmStartConfig,
 )
 from crl.errors import BadInput
+from crl.policies.determinism import settle_torch
 from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.records import Generation, Row, Sample, table_of
 from crl.run.seeds import seed_for
@@ -94,7 +93,7 @@ def _is_there(place: Path, settings: WarmStartFile, again: bool) -> bool:
 
 
 def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
-    from crl.learn.warm_start import settle_torch
+    from crl.warm.measure import actor_figures, extractor_figures
 
     name_accelerator()
     settle_torch(settings.threads)
@@ -107,12 +106,12 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
         generations = _actor_record(policy, method, settings, record)
         generations += _extractor_record(policy, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
-        figures: dict[str, Any] = {"training": _train(settings, base, generations, directory / "actor")}
+        figures: dict[str, Any] = {"training": _train(settings, method.actor, base, generations, directory / "actor")}
     # Both roles begin with the same weights and have their own from the first update on.
     shutil.copytree(directory / "actor", directory / "extractor")
     model = _loaded(method.actor, directory / "actor", settings)
-    figures["actor"] = _measure(model, method, settings)
-    figures["extractor"] = _measure_extractor(model, model, method, settings)
+    figures["actor"] = actor_figures(model, method, settings.seed)
+    figures["extractor"] = extractor_figures(model, model, method, settings.seed)
     for name, told in figures.items():
         say(f"{name}: {_shown(told)}")
     _write_record(settings, directory, figures)
@@ -210,18 +209,15 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
     pq.write_table(table_of(type(rows[0]), rows), path, compression="zstd")
 
 
-def _train(settings: WarmStartFile, base: Path, generations: Iterable[Generation], directory: Path) -> dict[str, float]:
+def _train(
+    settings: WarmStartFile, role: RoleConfig, base: Path, generations: Iterable[Generation], directory: Path
+) -> dict[str, float]:
     from crl.learn.warm_start import run_warm_start
 
     training = settings.training
-    config = RoleConfig(
-        model=settings.model,
-        context=settings.context,
-        optimizer=OptimizerConfig(betas=_BETAS, weight_decay=0.01),
-        deepspeed=settings.deepspeed.model_copy(update={"micro_batch": training.batch}),
-    )
+    deepspeed = role.deepspeed.model_copy(update={"micro_batch": training.batch})
     figures = run_warm_start(
-        config,
+        role.model_copy(update={"deepspeed": deepspeed}),
         base,
         [_sample(row) for row in generations],
         WarmStartConfig(
@@ -245,85 +241,6 @@ def _sample(row: Generation) -> Sample:
         generation_id=row.generation_id, reward=0.0, advantage=1.0, weight=1.0, temperature=1.0,
         token_ids=row.token_ids, loss_mask=row.loss_mask, logprobs=row.logprobs,
     )  # fmt: skip
-
-
-def _measure(actor: Policy, method: Method, settings: WarmStartFile) -> dict[str, float]:
-    """Success on held-out practice layouts with the whole hint, half of it, none, and a wrong one."""
-    from crl.envs.realms import RealmsEnvironment, note
-    from crl.rollout.play import play_wave
-    from crl.warm.actor import practice_slots
-    from crl.warm.rows import STAGE
-
-    environment = RealmsEnvironment(settings.environment)
-    held_out = method.families[0].evaluation_seeds
-    seeds = range(held_out.start, held_out.start + held_out.count)
-    random = np.random.default_rng(seed_for(settings.seed, "wrong"))
-
-    def hint(kind: str, slot: int) -> str | None:
-        layout = environment.layout(slot)
-        if kind == "wrong":
-            first, second = random.choice(sorted(layout.cells), size=2, replace=False)
-            return note(str(first), str(second))
-        return {"full": note(layout.key, layout.goal), "partial": f"take {layout.key}", "none": None}[kind]
-
-    figures = {}
-    for kind in ("full", "partial", "none", "wrong"):
-        played = play_wave(
-            actor,
-            environment,
-            practice_slots(environment, seeds, lambda slot, kind=kind: hint(kind, slot), f"test-{kind}"),  # type: ignore[misc]
-            method=method,
-            seed_of=lambda episode_id: seed_for(settings.seed, "test", episode_id),
-            sampling=method.actor.sampling,
-            weights_digest="",
-            stage=STAGE,
-        )
-        figures[f"success_{kind}"] = float(np.mean([each.episode.success for each in played]))
-    return figures
-
-
-def _measure_extractor(actor: Policy, extractor: Policy, method: Method, settings: WarmStartFile) -> dict[str, float]:
-    """Share of sampled notes that are true, about won and about lost episodes on held-out layouts; share in form."""
-    from crl.envs.realms import RealmsEnvironment, note
-    from crl.extractor.distill import DistillItem, distill_wave
-    from crl.rollout.play import play_wave
-    from crl.warm.actor import practice_slots
-    from crl.warm.rows import STAGE
-
-    environment = RealmsEnvironment(settings.environment)
-    held_out = method.families[0].evaluation_seeds
-    seeds = range(held_out.start, held_out.start + held_out.count)
-    environment.reset_many(seeds)
-    layouts = [environment.layout(slot) for slot in range(len(seeds))]
-    hints = [note(layout.key, layout.goal) if slot % 2 else None for slot, layout in enumerate(layouts)]
-    played = play_wave(
-        actor,
-        environment,
-        practice_slots(environment, seeds, lambda slot: hints[slot], "test-notes"),
-        method=method,
-        seed_of=lambda episode_id: seed_for(settings.seed, "test", episode_id),
-        sampling=method.actor.sampling,
-        weights_digest="",
-        stage=STAGE,
-    )
-    results = distill_wave(
-        extractor,
-        [DistillItem(each.episode, tuple(each.turns)) for each in played],
-        method=method,
-        seed_of=lambda distillation_id: seed_for(settings.seed, "test", distillation_id),
-        weights_digest="",
-        round=0,
-    )
-    right: dict[bool, list[bool]] = {True: [], False: []}
-    for each, result, layout in zip(played, results, layouts, strict=True):
-        for operation in result.operations:
-            if operation.text is not None:
-                right[each.episode.success].append(operation.text == note(layout.key, layout.goal))
-    return {
-        "true_about_won": float(np.mean(right[True])) if right[True] else 0.0,
-        "true_about_lost": float(np.mean(right[False])) if right[False] else 0.0,
-        "in_form": float(np.mean([result.distillation.reason_code == "ok" for result in results])),
-    }
 
 
 def _shown(figures: dict[str, float]) -> str:

@@ -1,8 +1,10 @@
-"""The token record of one demonstrated answer."""
+"""What demonstrations share: two symbols at random, and the token record of one demonstrated answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from crl.protocols import Chat
 from crl.records import Generation
@@ -11,6 +13,12 @@ WAVE = 500
 """Demonstrations made side by side."""
 STAGE = "warm"
 """What demonstrations call their stage."""
+
+
+def any_two(symbols: Iterable[str], random: np.random.Generator) -> tuple[str, str]:
+    """Two different symbols, in random order."""
+    first, second = random.choice(sorted(symbols), size=2, replace=False)
+    return str(first), str(second)
 
 
 def written_row(
