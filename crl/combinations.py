@@ -50,6 +50,7 @@ def _problems(method: Method) -> Iterator[BadInput]:
             where="method.rollout.guided_share_end",
             next_step="set it, or leave guided_share_rounds out",
         )
+    yield from _constrained(method)
     start = method.warm_start
     if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
         for family in method.families:
@@ -91,6 +92,35 @@ def _problems(method: Method) -> Iterator[BadInput]:
                 expected="a share that leaves some free, or episodes: wins",
                 where="method.self_distillation.episodes",
                 next_step="lower rollout.guided_share, or set self_distillation.episodes to wins",
+            )
+
+
+def _constrained(method: Method) -> Iterator[BadInput]:
+    """What sampling restricted to the legal actions cannot go with."""
+    if method.extractor.sampling.constrain == "actions":
+        yield BadInput(
+            "the extractor's sampling is restricted to actions, and it writes text",
+            expected="constrain: none",
+            where="method.extractor.sampling.constrain",
+            next_step="leave it out",
+        )
+    if method.actor.sampling.constrain == "none":
+        return
+    hindered = {
+        "method.rollout.action_format": (
+            method.rollout.action_format == "tag",
+            "answers with thoughts and tags",
+            "word",
+        ),
+        "method.rollout.search_and_ask": (method.rollout.search_and_ask is not None, "questions", "none"),
+    }
+    for where, (asked, what, expected) in hindered.items():
+        if asked:
+            yield BadInput(
+                f"the actor answers with a legal action and nothing else, so there would be no {what}",
+                expected=f"{where.split('.')[-1]}: {expected}, or actor.sampling.constrain: none",
+                where=where,
+                next_step="change one of the two",
             )
 
 

@@ -7,7 +7,7 @@ Shapes: B rows of a batch, D dimensions of an embedding, T tokens. Token ids are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -90,8 +90,17 @@ class Sampled:
 
     token_ids: list[int]
     logprobs: list[float]
-    """Log-probability under the temperature-scaled distribution before top-k / top-p."""
+    """Log-probability under the temperature-scaled distribution before top-k / top-p; 0 where there was no choice."""
     stop_reason: StopReason
+    drawn: list[int] | None = None
+    """1 where the id was drawn, 0 where the answers left no choice; None: every id was drawn."""
+    choices: list[list[int]] = field(default_factory=list)
+    """Ids that each drawn id was chosen among, in order; none where it was the whole vocabulary."""
+
+
+Answers = Mapping[int, Any]
+"""The answers that a row may give, as a tree: from a token id to the tree of what may follow it; empty at the end of an
+answer. Each path is one answer with the end of its turn."""
 
 
 class Session(Protocol):
@@ -101,9 +110,16 @@ class Session(Protocol):
         """Append ids that the model did not sample (observations, glue) to the rows given."""
 
     def sample(
-        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+        self,
+        rows: Sequence[int],
+        generators: Mapping[int, np.random.Generator],
+        sampling: SamplingConfig,
+        answers: Mapping[int, Answers] | None = None,
     ) -> dict[int, Sampled]:
-        """Sample one turn in each row given, each from its own random stream; the ids join the row's cache."""
+        """Sample one turn in each row given, each from its own random stream; the ids join the row's cache.
+
+        With `answers` a row gives one of its own, from the model's distribution renormalised over them.
+        """
 
     def drop(self, rows: Sequence[int]) -> None:
         """Free rows that are finished; they may not be used again."""

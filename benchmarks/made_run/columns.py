@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +11,11 @@ from crl.records import Row, schema_of
 
 
 def columns(row_type: type[Row], count: int, /, **values: Any) -> pa.Table:
-    """A table of `count` rows; a value that is no column stands in every row."""
+    """A table of `count` rows; a value that is no column stands in every row, as does a field's own default."""
     schema = schema_of(row_type)
+    for field in dataclasses.fields(row_type):  # type: ignore[arg-type]
+        if field.default_factory is not dataclasses.MISSING and field.name not in values:
+            values[field.name] = pa.array([field.default_factory()] * count, schema.field(field.name).type)
     if sorted(values) != sorted(schema.names):
         raise ValueError(f"{row_type.table}: {sorted(set(values) ^ set(schema.names))}")
     arrays = []

@@ -54,7 +54,9 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "SELECT g.row, g.generation_id AS id FROM generations g JOIN episodes e USING (generation_id) LEFT JOIN "
         "(SELECT episode_id, sum(last_token - first_token) AS sampled, max(last_token) AS last FROM turns "
         "GROUP BY episode_id) t USING (episode_id) "
-        "WHERE g.trained <> coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens",
+        # Tokens that left no choice are sampled and not trained.
+        "WHERE g.trained > coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens "
+        "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0)))",
     ),
     CrossRule(
         "a stripped context belongs to a guided episode and its token record",
@@ -73,7 +75,8 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         ("stripped_contexts", "turns"),
         "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN (SELECT episode_id, "
         "sum(last_token - first_token) AS sampled FROM turns WHERE action IS DISTINCT FROM '<ask>' "
-        "GROUP BY episode_id) t USING (episode_id) WHERE list_sum(s.loss_mask) <> coalesce(t.sampled, 0)",
+        "GROUP BY episode_id) t USING (episode_id) WHERE list_sum(s.loss_mask) > coalesce(t.sampled, 0) "
+        "OR (len(s.choices) = 0 AND list_sum(s.loss_mask) NOT IN (0, coalesce(t.sampled, 0)))",
     ),
     CrossRule(
         "a stripped context and what was removed are the whole record",

@@ -49,6 +49,7 @@ _TOKEN_ROWS = {
     "log-probabilities are finite": "nonfinite_logprobs = 0",
     "log-probabilities are not positive": "positive_logprobs = 0",
     "log-probabilities are 0 where the mask is 0": "unmasked_logprobs = 0",
+    "choices are those of every trained token, or there are none": "chosen IN (0, trained)",
 }
 
 _ENTRY_ROWS = {
@@ -163,6 +164,7 @@ SUITES: dict[type[Row], Suite] = {
             "token_ids and loss_mask have one length": "len(token_ids) > 0 AND len(token_ids) = len(loss_mask)",
             "loss_mask holds 0 and 1 only": "list_min(loss_mask) >= 0 AND list_max(loss_mask) <= 1",
             "token ids are not negative": "list_min(token_ids) >= 0",
+            "choices are those of every trained token, or there are none": "len(choices) IN (0, list_sum(loss_mask))",
         },
     ),
     Distillation: Suite(

@@ -19,7 +19,8 @@ def summarise(table: pa.Table) -> pa.Table:
 
     Added columns, one value a row: `n_tokens`, `n_mask`, `n_logprobs` (lengths), `trained` (mask is 1), `bad_tokens`
     (negative ids), `bad_masks` (neither 0 nor 1), `nonfinite_logprobs`, `positive_logprobs`, `unmasked_logprobs`
-    (not 0 where the mask is 0; 0 where the lengths differ, which is a breach of its own).
+    (not 0 where the mask is 0; 0 where the lengths differ, which is a breach of its own), `chosen` (tokens with
+    choices).
     """
     if not set(_LISTS) <= set(table.column_names):
         return table
@@ -40,7 +41,8 @@ def summarise(table: pa.Table) -> pa.Table:
         columns["unmasked_logprobs"] = _count((mask == 0) & (logprobs != 0), n_mask)
     else:
         columns["unmasked_logprobs"] = np.zeros_like(n_mask)
-    rest = table.drop_columns(list(_LISTS))
+    columns["chosen"] = _flat_lengths(table, "choices")
+    rest = table.drop_columns([*_LISTS, "choices"])
     for name, values in columns.items():
         rest = rest.append_column(name, pa.array(values))
     return rest
@@ -48,10 +50,16 @@ def summarise(table: pa.Table) -> pa.Table:
 
 def _flat(table: pa.Table, name: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """All values of a list column in row order, and the length of each row's list. A null value becomes NaN."""
-    column = table.column(name).combine_chunks()
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    column, lengths = table.column(name).combine_chunks(), _flat_lengths(table, name)
     values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
     return values, lengths
+
+
+def _flat_lengths(table: pa.Table, name: str) -> NDArray[np.int64]:
+    """The length of each row's list."""
+    lengths = table.column(name).combine_chunks().value_lengths().fill_null(0)
+    counted: NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return counted
 
 
 def _count(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,6 +16,9 @@ class SamplingConfig(Model):
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
     top_k: int = Field(0, ge=0, description="Largest k; 0 keeps all.")
     max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens a turn (actor) or an output (extractor).")
+    constrain: Literal["none", "actions"] = Field(
+        "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
+    )
 
 
 class LoraConfig(Model):

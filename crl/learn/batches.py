@@ -34,6 +34,9 @@ class MicroBatch:
     advantages_B: torch.Tensor
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
+    choices_NC: torch.Tensor | None = None
+    """For the N targets with mask 1, row by row: the ids each was chosen among, padded with -1 (all -1: the whole
+    vocabulary). None where no sample has any."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
@@ -55,6 +58,8 @@ def check_sample(sample: Sample) -> None:
         problem = "a log-probability, the advantage or the weight is not finite"
     elif sample.temperature <= 0:
         problem = f"temperature {sample.temperature}"
+    elif sample.choices:
+        problem = _flawed_choices(sample)
     if problem:
         raise RecordDamaged(
             f"sample {sample.sample_id}: {problem}",
@@ -62,6 +67,15 @@ def check_sample(sample: Sample) -> None:
             where=f"round {sample.round}, generation {sample.generation_id}",
             next_step="run `crl verify` on the run",
         )
+
+
+def _flawed_choices(sample: Sample) -> str | None:
+    trained = [token for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+    if len(trained) != len(sample.choices):
+        return f"{len(trained)} trained tokens and choices for {len(sample.choices)} of them"
+    if any(token not in choices for token, choices in zip(trained, sample.choices, strict=True)):
+        return "a trained token is not among those it was chosen from"
+    return None
 
 
 def trained_tokens(sample: Sample) -> int:
@@ -109,4 +123,14 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
+        choices_NC=padded_choices([(sample.choices, trained_tokens(sample)) for sample in samples]),
     )
+
+
+def padded_choices(samples: Sequence[tuple[Sequence[Sequence[int]], int]]) -> torch.Tensor | None:
+    """The choices of (choices, trained tokens) of each sample as one tensor [N, C]; None where there are none."""
+    if not any(choices for choices, _ in samples):
+        return None
+    rows = [row for choices, trained in samples for row in (choices or [()] * trained)]
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *([-1] * (width - len(row)))] for row in rows], dtype=torch.long)

@@ -44,11 +44,13 @@ def _sample(
         generation_id=generation_id,
         reward=reward,
         advantage=advantage,
-        weight=weight,
+        # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
+        weight=weight if any(generation.loss_mask) else 0.0,
         temperature=generation.temperature,
         token_ids=generation.token_ids,
         loss_mask=generation.loss_mask,
         logprobs=generation.logprobs,
+        choices=generation.choices,
     )
 
 

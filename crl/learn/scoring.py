@@ -58,10 +58,12 @@ class ScoredModel(nn.Module):
         targets_BT: torch.Tensor,
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
+        choices_NC: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Log-probabilities [B, T] (float32) of the targets where the mask is not 0; exactly 0 elsewhere.
 
-        They are those of the distribution after dividing the logits by the temperature, as when sampling.
+        They are those of the distribution after dividing the logits by the temperature, as when sampling; where a
+        target was chosen among a few ids (`choices_NC`, see `MicroBatch`) it is renormalised over them.
         """
         chosen_BT = mask_BT != 0
         with head_only_at(self.model, chosen_BT), self._precision(input_ids_BT.device):
@@ -74,7 +76,7 @@ class ScoredModel(nn.Module):
             )
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         logits_NV = output.logits[0].float() / temperature_N[:, None]
-        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - logits_NV.logsumexp(1)
+        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - log_normaliser(logits_NV, choices_NC)
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
 
@@ -82,6 +84,20 @@ class ScoredModel(nn.Module):
         if self.autocast == "none":
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def log_normaliser(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> torch.Tensor:
+    """log sum exp [N] over each row's choices, padded with -1; over the whole row where it has none."""
+    if choices_NC is None:
+        return logits_NV.logsumexp(1)
+    absent_NC = choices_NC < 0
+    free_N1 = absent_NC.all(1, keepdim=True)
+    # A row without choices must not be all -inf: its gradient, though unused, would be NaN.
+    hidden_NC = absent_NC & ~free_N1
+    restricted_N = logits_NV.gather(1, choices_NC.clamp(min=0)).masked_fill(hidden_NC, float("-inf")).logsumexp(1)
+    if not bool(free_N1.any()):
+        return restricted_N
+    return torch.where(free_N1[:, 0], logits_NV.logsumexp(1), restricted_N)
 
 
 def _without_dropout(model: Any) -> None:

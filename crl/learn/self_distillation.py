@@ -77,6 +77,7 @@ def nll_samples(
                 temperature=generation.temperature,
                 token_ids=context.token_ids,
                 loss_mask=context.loss_mask,
+                choices=context.choices,
                 logprobs=[0.0] * len(context.token_ids),
             )
         )

@@ -163,7 +163,12 @@ class Trainer:
             # A rank that has run out still takes part in every collective operation, at weight 0.
             batch = collate(share or [min(active, key=lambda sample: len(sample.token_ids))]).to(self._ranks.device)
             logprobs_BT = self._engine(
-                batch.input_ids_BT, batch.attention_mask_BT, batch.targets_BT, batch.mask_BT, batch.temperature_B
+                batch.input_ids_BT,
+                batch.attention_mask_BT,
+                batch.targets_BT,
+                batch.mask_BT,
+                batch.temperature_B,
+                batch.choices_NC,
             )
             loss, counted = _loss(batch, logprobs_BT, objective, normalisers)
             if share:

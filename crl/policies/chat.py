@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
@@ -87,9 +88,11 @@ class ChatFormat:
         return [*self._encode_text(_SLOT.format(0), [text]), self.end_ids[0]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled ids, without special tokens."""
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+        """Text of sampled ids. Control tokens between two texts are a blank: words on both sides must not run together
+        (`north<|im_start|>north`); elsewhere they are nothing."""
+        control = set(self._control_ids.values())
+        pieces = [list(ids) for is_control, ids in groupby(token_ids, control.__contains__) if not is_control]
+        return " ".join(str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in pieces)
 
     def _without_control_tokens(self) -> Any:
         """The same tokenizer knowing no added token: whatever it encodes is text."""

@@ -6,6 +6,8 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from crl.config import SamplingConfig
@@ -45,6 +47,18 @@ def draw(
     targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
     ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True)
     return ids_B1[:, 0], logprobs_BV.gather(1, ids_B1)[:, 0]
+
+
+def draw_among(
+    logits_BV: torch.Tensor, choices: Sequence[Sequence[int]], uniforms_B: torch.Tensor, sampling: SamplingConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`draw`, each row from its own choices of ids: their probabilities are renormalised, and top-k and top-p
+    see nothing else."""
+    width = max(map(len, choices))
+    ids_BC = torch.tensor([[*ids, *([-1] * (width - len(ids)))] for ids in choices], device=logits_BV.device)
+    logits_BC = logits_BV.gather(1, ids_BC.clamp(min=0)).float().masked_fill(ids_BC < 0, float("-inf"))
+    places_B, logprobs_B = draw(logits_BC, uniforms_B, sampling)
+    return ids_BC.gather(1, places_B[:, None])[:, 0], logprobs_B
 
 
 def _nucleus(probs_BV: torch.Tensor, mass: float) -> torch.Tensor:

@@ -5,7 +5,7 @@ The update has its own forward pass; this one has no gradients and keeps nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,12 @@ _POSITIONS = 256
 
 @torch.inference_mode()
 def sequence_logprobs(
-    model: Any, token_ids: Sequence[Sequence[int]], temperature: float, *, batch: int
+    model: Any,
+    token_ids: Sequence[Sequence[int]],
+    temperature: float,
+    *,
+    batch: int,
+    choices: Sequence[Mapping[int, Sequence[int]]] | None = None,
 ) -> list[NDArray[np.float32]]:
     """Log-probability of every id given those before it, under the temperature-scaled distribution.
 
@@ -29,6 +34,8 @@ def sequence_logprobs(
         token_ids: sequences, none empty.
         temperature: divides the logits.
         batch: sequences a forward pass.
+        choices: of each sequence, by position, the ids that the id there was chosen among: its probability is
+            renormalised over them.
 
     Returns:
         One float32 array a sequence, as long as the sequence; position 0 has nothing before it and is 0.
@@ -51,4 +58,8 @@ def sequence_logprobs(
                 logprobs_TV = scaled_logprobs(logits_BTV[row, first:last], temperature)
                 targets_T1 = ids_BT[row, first + 1 : last + 1, None]
                 results[index][first + 1 : last + 1] = logprobs_TV.gather(1, targets_T1)[:, 0].cpu().numpy()
+                for position, ids in (choices[index] if choices is not None else {}).items():
+                    if first < position <= last:
+                        among = logprobs_TV[position - first - 1][torch.as_tensor(ids, device=model.device)]
+                        results[index][position] -= float(among.logsumexp(0))
     return results

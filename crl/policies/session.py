@@ -21,8 +21,9 @@ import torch
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
 from crl.policies.cache import RowCache
-from crl.policies.sampling import draw
-from crl.protocols import Sampled, StopReason
+from crl.policies.sampling import draw, draw_among
+from crl.policies.turn import Turn
+from crl.protocols import Answers, Sampled
 
 _PADDING = {"cpu": 64, "cuda": 4096}
 """Padding tokens that cost about as much as another forward pass: more padding than this splits the pass."""
@@ -83,48 +84,54 @@ class BatchSession:
 
     @torch.inference_mode()
     def sample(
-        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+        self,
+        rows: Sequence[int],
+        generators: Mapping[int, np.random.Generator],
+        sampling: SamplingConfig,
+        answers: Mapping[int, Answers] | None = None,
     ) -> dict[int, Sampled]:
         """Sample one turn in each row given.
 
         A turn ends with an id of `end_ids` (it belongs to the turn), or after `max_new_tokens` or where the context is
-        full (`length`).
+        full (`length`). With `answers` it ends where the answer does.
 
         Args:
             rows: rows to sample, none twice.
-            generators: each row's random stream; one number is taken a token.
+            generators: each row's random stream; one number is taken a token drawn.
             sampling: temperature, top_k, top_p, max_new_tokens.
+            answers: the answers each row may give. Ids that leave no choice are not drawn and cost no pass.
 
         Raises:
             PromptTooLong: a row has no room for a token.
         """
-        room = {row: min(sampling.max_new_tokens, self._context - self.length(row)) for row in rows}
-        for row, tokens in room.items():
-            if tokens < 1:
+        turns = {
+            row: Turn(min(sampling.max_new_tokens, self._context - self.length(row)), answers and answers[row])
+            for row in rows
+        }
+        for row, turn in turns.items():
+            if turn.room < 1:
                 raise PromptTooLong(
                     f"Row {row} has {self.length(row)} tokens and no room to answer.",
                     expected=f"fewer than {self._context}, the context of the role",
                     where="a running session",
                     next_step="End such episodes before they are sampled, or raise the role's context.",
                 )
-        ids: dict[int, list[int]] = {row: [] for row in rows}
-        logprobs: dict[int, list[float]] = {row: [] for row in rows}
-        reasons: dict[int, StopReason] = {}
-        active = list(rows)
+            self._pending[row] += turn.follow()
+        active = [row for row in rows if turns[row].stop_reason is None]
         while active:
             active, logits_BV = self._read({row: self._pending[row] for row in active})
             uniforms_B = torch.tensor([generators[row].random() for row in active], dtype=torch.float64)
-            drawn_B, logprobs_B = draw(logits_BV, uniforms_B.to(self._device), sampling)
+            uniforms_B = uniforms_B.to(self._device)
+            if answers is None:
+                drawn_B, logprobs_B = draw(logits_BV, uniforms_B, sampling)
+            else:
+                drawn_B, logprobs_B = draw_among(
+                    logits_BV, [turns[row].options for row in active], uniforms_B, sampling
+                )
             for row, index, logprob in zip(active, drawn_B.tolist(), logprobs_B.tolist(), strict=True):
-                ids[row].append(index)
-                logprobs[row].append(logprob)
-                self._pending[row] = [index]
-                if index in self._end_ids:
-                    reasons[row] = StopReason.end_of_turn
-                elif len(ids[row]) == room[row]:
-                    reasons[row] = StopReason.length
-            active = [row for row in active if row not in reasons]
-        return {row: Sampled(token_ids=ids[row], logprobs=logprobs[row], stop_reason=reasons[row]) for row in rows}
+                self._pending[row] = turns[row].draw(index, logprob, self._end_ids)
+            active = [row for row in active if turns[row].stop_reason is None]
+        return {row: turns[row].sampled() for row in rows}
 
     @torch.inference_mode()
     def drop(self, rows: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from crl.config import SamplingConfig
-from crl.protocols import Chat, Sampled, StopReason
+from crl.protocols import Answers, Chat, Sampled, StopReason
 
 Script = Callable[[int], str]
 """From the row of a session to what it says now."""
@@ -29,7 +29,11 @@ class ScriptedSession:
             self._lengths[row] += len(ids)
 
     def sample(
-        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+        self,
+        rows: Sequence[int],
+        generators: Mapping[int, np.random.Generator],
+        sampling: SamplingConfig,
+        answers: Mapping[int, Answers] | None = None,
     ) -> dict[int, Sampled]:
         said = {row: self._chat.answer(self._script(row)) for row in rows}
         for row, ids in said.items():

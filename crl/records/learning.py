@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import FLOATS, MASK, TOKENS, Row
+from crl.records.base import CHOICES, FLOATS, MASK, TOKENS, Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,9 @@ class Sample(Row):
     token_ids: A[list[int], TOKENS, "whole sequence"]
     loss_mask: A[list[int], MASK, "1 on trained tokens"]
     logprobs: A[list[float], FLOATS, "stored behaviour log-probabilities"]
+    choices: A[list[list[int]], CHOICES, "ids that each trained token was chosen among; none: the vocabulary"] = (
+        dataclasses.field(default_factory=list)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import FLOATS, MASK, TOKENS, Row
+from crl.records.base import CHOICES, FLOATS, MASK, TOKENS, Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +137,9 @@ class StrippedContext(Row):
     token_ids: A[list[int], TOKENS, "whole sequence without any experience text"]
     loss_mask: A[list[int], MASK, "1 on the ids that the actor sampled in its own turns, else 0"]
     removed_tokens: A[int, "tokens of the record that are left out: experience, offer, questions and what was replied"]
+    choices: A[list[list[int]], CHOICES, "as in generations, of the tokens whose mask is 1"] = dataclasses.field(
+        default_factory=list
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +155,14 @@ class Generation(Row):
     weights_digest: A[str, "digest of the weights that sampled it (table weights)"]
     temperature: A[float, "sampling temperature; log-probabilities are of the scaled distribution"]
     token_ids: A[list[int], TOKENS, "whole sequence, prompt and observations included"]
-    loss_mask: A[list[int], MASK, "1 where the model sampled the token, else 0"]
+    loss_mask: A[list[int], MASK, "1 where the model sampled the token, 0 where it read it or had no choice"]
     logprobs: A[list[float], FLOATS, "behaviour log-probability where the mask is 1 (before top-k / top-p), else 0"]
     prompt: A[str, "text of the first prompt"]
     output: A[str, "text the model wrote (all turns)"]
     stop_reason: A[str, "why sampling ended"]
+    choices: A[
+        list[list[int]], CHOICES, "ids that each token with mask 1 was chosen among, in order; none: the vocabulary"
+    ] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

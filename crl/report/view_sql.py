@@ -161,7 +161,7 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
 def sql_type(arrow: pa.DataType) -> str:
     """The DuckDB type of an Arrow type that the records use."""
     if pa.types.is_list(arrow):
-        return f"{_SQL_TYPES[arrow.value_type]}[]"
+        return f"{sql_type(arrow.value_type)}[]"
     return _SQL_TYPES[arrow]
 
 

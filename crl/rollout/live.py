@@ -34,6 +34,7 @@ class LiveEpisode:
     token_ids: list[int]
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    choices: list[list[int]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     may_ask: bool = False
     handed_on: int = 0
@@ -60,6 +61,7 @@ class LiveEpisode:
         """Ids that the model wrote; their offsets (first, one past the last)."""
         first = len(self.token_ids)
         self.token_ids.extend(sampled.token_ids)
-        self.loss_mask.extend([1] * len(sampled.token_ids))
+        self.loss_mask.extend(sampled.drawn if sampled.drawn is not None else [1] * len(sampled.token_ids))
         self.logprobs.extend(sampled.logprobs)
+        self.choices.extend(sampled.choices)
         return first, len(self.token_ids)

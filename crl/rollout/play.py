@@ -20,6 +20,7 @@ from crl.errors import PromptTooLong, StageFailed
 from crl.protocols import Advisor, Environment, Policy, Sampled, Session, Start, Step, StopReason
 from crl.records import QUESTION, Episode, Generation, Question, Task, Turn
 from crl.rollout.actions import parse_action
+from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import MixedEnvironment, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
@@ -97,8 +98,14 @@ def play_wave(
     ]
     session = policy.open([row.token_ids for row in rows], [slot.task.group for slot in slots])
     live = list(range(len(rows)))
+    trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
     while live:
-        sampled = session.sample(live, {index: rows[index].generator for index in live}, sampling)
+        sampled = session.sample(
+            live,
+            {index: rows[index].generator for index in live},
+            sampling,
+            None if trees is None else {index: trees.of(rows[index].actions) for index in live},
+        )
         pieces = _turn(policy, environment, rows, live, sampled, method=method, sampling=sampling, advisor=advisor)
         finished = [index for index in live if rows[index].stop_reason is not None]
         live = [index for index in live if rows[index].stop_reason is None]
@@ -285,6 +292,7 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         token_ids=row.token_ids,
         loss_mask=row.loss_mask,
         logprobs=row.logprobs,
+        choices=row.choices,
         prompt=row.prompt,
         output="\n".join(turn.output for turn in row.turns),
         stop_reason=stop_reason,

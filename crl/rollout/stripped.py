@@ -28,13 +28,18 @@ def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> Strip
     )
     token_ids = list(chat.opening(opening))
     loss_mask = [0] * len(token_ids)
+    choices: list[list[int]] = []
     replied: list[int] = []  # what the actor read after its last own turn
     for place, turn in enumerate(played.turns):
         if turn.action == QUESTION:
             continue
         written = record.token_ids[turn.first_token : turn.last_token]
         token_ids += [*replied, *written]
-        loss_mask += [0] * len(replied) + [1] * len(written)
+        mask = record.loss_mask[turn.first_token : turn.last_token]
+        loss_mask += [0] * len(replied) + mask
+        if record.choices:
+            first = sum(record.loss_mask[: turn.first_token])
+            choices += record.choices[first : first + sum(mask)]
         following = played.turns[place + 1 :]
         replied = record.token_ids[turn.last_token : following[0].first_token] if following else []
     return StrippedContext(
@@ -42,5 +47,6 @@ def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> Strip
         generation_id=record.generation_id,
         token_ids=token_ids,
         loss_mask=loss_mask,
+        choices=choices,
         removed_tokens=len(record.token_ids) - len(token_ids),
     )

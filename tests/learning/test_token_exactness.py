@@ -10,7 +10,7 @@ import dataclasses
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,10 @@ class Compared:
         )
 
 
-def make_experiment(dtype: str, bases: dict[str, Path] | None = None) -> Experiment:
+def make_experiment(dtype: str, bases: dict[str, Path] | None = None, constrain: str = "none") -> Experiment:
     """Full weights after a warm start, or with `bases` adapters on models that know the form."""
     data = yaml.safe_load(EXPERIMENT)
+    data["method"]["actor"]["sampling"]["constrain"] = constrain
     for role in ("actor", "extractor"):
         data["method"][role]["dtype"] = dtype
         if bases is not None:
@@ -122,9 +123,11 @@ def compare(run: RunDirectory, generations: Sequence[Generation], *, under: Weig
                 models = {generation.weights_digest: load(run, under or weights[generation.weights_digest])}
             logits_TV = models[generation.weights_digest](torch.tensor([generation.token_ids])).logits[0]
             logprobs_TV = torch.log_softmax(logits_TV.double() / generation.temperature, dim=-1)
-            for place in np.flatnonzero(generation.loss_mask):
+            places = np.flatnonzero(generation.loss_mask).tolist()
+            for place, choices in zip(places, generation.choices or [None] * len(places), strict=True):
+                over = 0.0 if choices is None else float(logprobs_TV[place - 1, choices].logsumexp(0))
                 stored.append(generation.logprobs[place])
-                forced.append(float(logprobs_TV[place - 1, generation.token_ids[place]]))
+                forced.append(float(logprobs_TV[place - 1, generation.token_ids[place]]) - over)
     return Compared(np.array(stored), np.array(forced))
 
 
@@ -281,10 +284,32 @@ def test_extractor_outputs_are_recorded_alike(run_of: Callable[..., RunDirectory
     for generation in rows(run, Generation, "distill", [LAST]):
         first = generation.loss_mask.index(1)
         assert generation.loss_mask == [0] * first + [1] * (len(generation.token_ids) - first)
-        written = tokenizer.decode(generation.token_ids[first:], skip_special_tokens=True)
+        # Words on both sides of a control token do not run together.
+        parts = groupby(generation.token_ids[first:], lambda index: index in tokenizer.all_special_ids)
+        written = " ".join(tokenizer.decode(list(ids)) for special, ids in parts if not special)
         assert written.encode("utf-8", "replace").decode() == generation.output
         prompt = tokenizer.decode(generation.token_ids[:first], skip_special_tokens=True)
         assert prompt == "".join(re.split(r"(?:^|\n\n)\[(?:system|user)\]\n", generation.prompt)[1:])
+
+
+def test_answers_restricted_to_the_legal_actions_are_recorded_with_their_choices(tmp_path: Path) -> None:
+    """Every turn is legal; what was drawn is trained, under the distribution it was drawn from; the rest is not."""
+    experiment = make_experiment("float32", constrain="actions")
+    run = train(experiment, tmp_path, FIRST)
+    turns = rows(run, Turn, "collect", [1, FIRST])
+    assert turns and all(turn.valid and turn.stop_reason == "end_of_turn" for turn in turns)
+    generations = rows(run, Generation, "collect", [FIRST])
+    assert {len(choices) for generation in generations for choices in generation.choices} == {4}, "four moves"
+    compared = compare(run, generations)
+    print(f"restricted, {len(generations)} episodes: {compared}")
+    assert compared.gaps.max() < LARGEST["float32"]
+    assert compared.root_mean_square < ROOT_MEAN_SQUARE["float32"]
+    assert compared.stored.min() < -0.5, "there was something to choose"
+    whole = compare(run, [dataclasses.replace(generation, choices=[]) for generation in generations])
+    assert whole.root_mean_square > 100 * compared.root_mean_square, "not the distribution over the vocabulary"
+    for generation in generations:
+        assert len(generation.choices) == sum(generation.loss_mask)
+    assert weights_by_digest(run)[generations[0].weights_digest].updates == 1
 
 
 SMOLLM = """

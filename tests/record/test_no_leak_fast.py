@@ -11,6 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,11 @@ class Script:
                 self._lengths[row] += len(piece)
 
         def sample(
-            self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+            self,
+            rows: Sequence[int],
+            generators: Mapping[int, np.random.Generator],
+            sampling: SamplingConfig,
+            answers: Mapping[int, Any] | None = None,
         ) -> dict[int, Sampled]:
             found = {}
             for row in rows:

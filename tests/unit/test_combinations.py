@@ -46,6 +46,12 @@ def method(**changes: Any) -> Method:
         ("actor_critic", {"actor_critic": {}, "prompts__critic": CRITIC, "rollout__guided_share": 0.0}),
         ("warm_start.demonstrations", {"families": REALM}),
         ("self_distillation.episodes", {"self_distillation": {}, "rollout__guided_share": 1.0}),
+        ("extractor.sampling.constrain", {"extractor__sampling__constrain": "actions"}),
+        ("rollout.action_format", {"actor__sampling__constrain": "actions", "rollout__action_format": "tag"}),
+        (
+            "rollout.search_and_ask",
+            {"actor__sampling__constrain": "actions", "rollout__search_and_ask": {}, "prompts__ask": ASK},
+        ),
     ],
 )
 def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, changes: dict[str, Any]) -> None:
@@ -59,6 +65,7 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
     "changes",
     [
         {},
+        {"actor__sampling__constrain": "actions"},
         {"rollout__guided_share": 0.0},
         {"rollout__guided_share": 1.0},
         {"rollout__guided_share": 0.75, "rollout__guided_share_end": 0.0, "rollout__guided_share_rounds": 40},

@@ -30,7 +30,7 @@ class ScriptedSession:
     def __init__(self, policy, prompts):
         self.policy, self.prompts, self.dropped = policy, prompts, []
 
-    def sample(self, rows, generators, sampling):
+    def sample(self, rows, generators, sampling, answers=None):
         found = {}
         for row in rows:
             text, stop = self.policy.answer(self.prompts[row], generators[row])

@@ -126,3 +126,13 @@ def test_unusable_templates_say_why(tokenizer):
     assert chat.opening(MESSAGES[1:])
     with pytest.raises(BadInput, match="no system role"):
         chat.opening(MESSAGES)
+
+
+def test_words_on_both_sides_of_a_control_token_do_not_run_together(tokenizer):
+    """`north<|user|>north` is not the word `northnorth`; at the end of a turn a control token is nothing."""
+    chat = ChatFormat(tokenizer, "tiny")
+    [control] = chat.opening([{"role": "user", "content": ""}])[:1]
+    north = chat.answer("north")[:-1]
+    assert chat.decode([*north, control, *north]) == "north north"
+    assert chat.decode([*north, control, control, chat.end_ids[0]]) == "north"
+    assert chat.decode([control]) == ""

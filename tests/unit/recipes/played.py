@@ -69,7 +69,11 @@ class Session:
             self._ids[row].extend(piece)
 
     def sample(
-        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+        self,
+        rows: Sequence[int],
+        generators: Mapping[int, np.random.Generator],
+        sampling: SamplingConfig,
+        answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
         found = {}
         for row in rows:

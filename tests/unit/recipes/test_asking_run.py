@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,11 @@ class _Session:
             self._ids[row] += piece
 
     def sample(
-        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+        self,
+        rows: Sequence[int],
+        generators: Mapping[int, np.random.Generator],
+        sampling: SamplingConfig,
+        answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
         found = {}
         for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,11 @@ class ScriptedSession:
             self.ids[row].extend(piece)
 
     def sample(
-        self, rows: Sequence[int], generators: Mapping[int, np.random.Generator], sampling: SamplingConfig
+        self,
+        rows: Sequence[int],
+        generators: Mapping[int, np.random.Generator],
+        sampling: SamplingConfig,
+        answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
         found = {}
         for row in rows:

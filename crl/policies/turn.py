@@ -1,0 +1,68 @@
+"""One turn while it is sampled: free text up to an end, or one of the answers that the row may give.
+
+Among answers, ids that leave no choice (the rest of a word, the end of the turn) are appended without being drawn.
+"""
+
+from __future__ import annotations
+
+from crl.protocols import Answers, Sampled, StopReason
+
+
+class Turn:
+    """The ids of one row's turn so far.
+
+    Attributes:
+        room: most ids it may have.
+        stop_reason: why it ended; None while it goes on.
+    """
+
+    def __init__(self, room: int, answers: Answers | None) -> None:
+        """`answers` None: free text."""
+        self.room = room
+        self.stop_reason: StopReason | None = None
+        self._answers, self._constrained = answers, answers is not None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._drawn: list[int] = []
+        self._choices: list[list[int]] = []
+
+    @property
+    def options(self) -> list[int]:
+        """Ids that the next one is drawn among."""
+        return sorted(self._answers or ())
+
+    def draw(self, index: int, logprob: float, end_ids: frozenset[int]) -> list[int]:
+        """Append an id that was drawn, and those that leave no choice behind it; the ids that were appended."""
+        if self._constrained:
+            self._choices.append(self.options)
+        self._append(index, logprob, drawn=1)
+        if self._answers is not None:
+            self._answers = self._answers[index]
+            return [index, *self.follow()]
+        if index in end_ids:
+            self.stop_reason = StopReason.end_of_turn
+        elif len(self._ids) == self.room:
+            self.stop_reason = StopReason.length
+        return [index]
+
+    def follow(self) -> list[int]:
+        """Append the ids that leave no choice; these ids. Nothing in free text."""
+        appended = []
+        while self._answers is not None and len(self._answers) == 1:
+            ((index, self._answers),) = self._answers.items()
+            self._append(index, 0.0, drawn=0)
+            appended.append(index)
+        if self._constrained and not self._answers:
+            self.stop_reason = StopReason.end_of_turn
+        return appended
+
+    def sampled(self) -> Sampled:
+        """The finished turn."""
+        assert self.stop_reason is not None, "asked for before it ended"
+        drawn = self._drawn if self._constrained else None
+        return Sampled(self._ids, self._logprobs, self.stop_reason, drawn, self._choices)
+
+    def _append(self, index: int, logprob: float, *, drawn: int) -> None:
+        self._ids.append(index)
+        self._logprobs.append(logprob)
+        self._drawn.append(drawn)
