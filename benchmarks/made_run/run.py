@@ -128,6 +128,7 @@ class Made:
             BankEvent(
                 event_id=f"r0000-e{index}", round=0, kind="import", entry_id=entry.entry_id, family=entry.family,
                 operation_id=None, before_digest=None, after_digest=entry.content_digest, parents=[], reason=None,
+                repeats=None,
             )
             for index, entry in enumerate(entries)
         ]  # fmt: skip

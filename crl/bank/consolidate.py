@@ -2,7 +2,9 @@
 
 Operations are applied in the order given (the recipe's: distilled ones in episode order, then those of the merge). Each
 leaves exactly one event, each eviction one more; nothing else changes the bank. What cannot be applied is an event
-`rejected` with its reason and changes nothing.
+`rejected` with its reason and changes nothing. Where the reason is that an entry of the family holds the text already
+(`duplicate`, or `unchanged`: the very entry that was to be updated), the event names that entry in `repeats`: the
+oldest such entry of the bank as it stands at that operation.
 
 - *add* makes a new entry. A text the family already holds is rejected, unless `duplicates: keep`: an entry then stands
   for an output, so that every output that writes the text can be used, scored and trained.
@@ -52,6 +54,18 @@ class Rejection(StrEnum):
     text_too_long = "text_too_long"
     bad_text = "bad_text"
     bad_parents = "bad_parents"
+
+
+REPEATS = (Rejection.duplicate, Rejection.unchanged)
+"""Rejections whose event names, in `repeats`, the entry that holds the text already."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why an operation changed nothing."""
+
+    reason: str
+    repeats: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,7 +159,7 @@ class _Bank:
         self._bank, self._config, self._round, self._max_characters = Overlay(named), config, round, max_characters
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
-        self._appliers: dict[str, Callable[[Operation], Rejection | None]] = {
+        self._appliers: dict[str, Callable[[Operation], Rejection | _Refusal | None]] = {
             "add": self._add,
             "update": self._update,
             "merge": self._merge,
@@ -156,14 +170,17 @@ class _Bank:
 
     def apply(self, operation: Operation, refusal: str | None = None) -> None:
         """Apply one operation, unless it was refused: one event."""
-        applier = self._appliers.get(operation.kind)
-        rejection: str | None = refusal
-        if rejection is None:
-            rejection = Rejection.unknown_kind if applier is None else applier(operation)
-        if rejection is not None:
+        found: Rejection | _Refusal | None
+        if refusal is not None:
+            found = self._foretold(operation, refusal)
+        else:
+            applier = self._appliers.get(operation.kind)
+            found = Rejection.unknown_kind if applier is None else applier(operation)
+        if found is not None:
+            refused = found if isinstance(found, _Refusal) else _Refusal(found)
             known = self._bank.get(operation.entry_id)
             digest = None if known is None else known.content_digest
-            self._event("rejected", operation, digest, digest, reason=rejection)
+            self._event("rejected", operation, digest, digest, reason=refused.reason, repeats=refused.repeats)
 
     def rejections(self) -> dict[str, str]:
         """Reason by id of the operations that were rejected so far."""
@@ -188,20 +205,31 @@ class _Bank:
         texts = {digest: self._texts[digest] for digest in sorted(needed)}
         return Consolidated(self._bank.named.snapshot, self._round, changes, list(self._events), texts)
 
-    def _add(self, operation: Operation) -> Rejection | None:
+    def _foretold(self, operation: Operation, reason: str) -> _Refusal:
+        """The refusal of an operation that is not tried: a person refused it, or something that it stands on."""
+        if reason not in REPEATS:
+            return _Refusal(reason)
+        # The text it repeats may be one that the person refused: then nothing in the bank holds it.
+        digest = _digest(operation.text or "")
+        holders = [] if digest is None else self._bank.holders(operation.family, digest)
+        if operation.entry_id in holders:
+            return _Refusal(reason, operation.entry_id)
+        return _Refusal(reason, next((each for each in holders if each not in operation.parents), None))
+
+    def _add(self, operation: Operation) -> Rejection | _Refusal | None:
         entry_id = operation.entry_id
         digest = self._acceptable_text(operation)
         if isinstance(digest, Rejection):
             return digest
         if not entry_id or self._bank.get(entry_id) is not None:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
-        if self._is_duplicate(operation.family, digest):
-            return Rejection.duplicate
+        if (duplicate := self._duplicate(operation, digest)) is not None:
+            return duplicate
         self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
         self._event("add", operation, None, digest)
         return None
 
-    def _update(self, operation: Operation) -> Rejection | None:
+    def _update(self, operation: Operation) -> Rejection | _Refusal | None:
         entry = self._target(operation)
         if isinstance(entry, Rejection):
             return entry
@@ -209,14 +237,14 @@ class _Bank:
         if isinstance(digest, Rejection):
             return digest
         if digest == entry.content_digest:
-            return Rejection.unchanged
-        if self._is_duplicate(operation.family, digest):
-            return Rejection.duplicate
+            return _Refusal(Rejection.unchanged, entry.entry_id)
+        if (duplicate := self._duplicate(operation, digest)) is not None:
+            return duplicate
         self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
         return None
 
-    def _merge(self, operation: Operation) -> Rejection | None:
+    def _merge(self, operation: Operation) -> Rejection | _Refusal | None:
         entry_id = operation.entry_id
         digest = self._acceptable_text(operation)
         if isinstance(digest, Rejection):
@@ -230,8 +258,8 @@ class _Bank:
             return Rejection.unknown_entry
         if any(parent.family != operation.family for parent in parents):
             return Rejection.other_family
-        if self._is_duplicate(operation.family, digest, replaced=operation.parents):
-            return Rejection.duplicate
+        if (duplicate := self._duplicate(operation, digest)) is not None:
+            return duplicate
         for parent in parents:
             self._bank.remove(parent)
         self._bank.add(new_row(self._bank, operation, entry_id, digest, parents, round=self._round))
@@ -263,11 +291,13 @@ class _Bank:
             return Rejection.unknown_entry
         return entry if entry.family == operation.family else Rejection.other_family
 
-    def _is_duplicate(self, family: str, digest: str, *, replaced: Iterable[str] = ()) -> bool:
-        """Whether an entry of the family that is not replaced holds the text already, where that is not wanted."""
+    def _duplicate(self, operation: Operation, digest: str) -> _Refusal | None:
+        """The refusal of a text that an entry of the family holds already, but for those it is to replace."""
         if self._config.duplicates == "keep":
-            return False
-        return bool(self._bank.holders(family, digest) - set(replaced))
+            return None
+        replaced = operation.parents if operation.kind == "merge" else ()
+        holder = next((each for each in self._bank.holders(operation.family, digest) if each not in replaced), None)
+        return None if holder is None else _Refusal(Rejection.duplicate, holder)
 
     def _acceptable_text(self, operation: Operation) -> str | Rejection:
         """Digest of the operation's text, which is remembered, or why it cannot stand in a bank."""
@@ -292,6 +322,7 @@ class _Bank:
         entry: BankEntry | None = None,
         parents: Iterable[str] = (),
         reason: str | None = None,
+        repeats: str | None = None,
     ) -> None:
         family = operation.family if operation else entry.family if entry else None
         entry_id = operation.entry_id if operation else entry.entry_id if entry else None
@@ -307,5 +338,6 @@ class _Bank:
                 after_digest=after,
                 parents=list(parents),
                 reason=None if reason is None else str(reason),
+                repeats=repeats,
             )
         )

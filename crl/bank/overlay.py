@@ -27,8 +27,8 @@ class Named:
     """By id, of the ids that were named and are held."""
     rows: dict[str, int]
     """Their rows in the snapshot."""
-    holders: dict[tuple[str, str], frozenset[str]]
-    """Entries that hold a named text, by family and digest."""
+    holders: dict[tuple[str, str], dict[str, int]]
+    """Entries that hold a named text, with their age (`order`), by family and digest."""
     files: dict[str, tuple[str, str]]
     """Segment and embedding file of the named texts that are held, by digest."""
 
@@ -38,20 +38,20 @@ def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str
     asked = list(dict.fromkeys(entry_ids))
     found = [(name, row) for name, row in zip(asked, snapshot.rows_of(asked), strict=True) if row is not None]
     entries = snapshot.taken([row for _, row in found])
-    holders: dict[tuple[str, str], set[str]] = {}
+    holders: dict[tuple[str, str], dict[str, int]] = {}
     files: dict[str, tuple[str, str]] = {}
-    columns = ("entry_id", "family", "content_digest", "segment", "embedding_file")
+    columns = ("entry_id", "family", "content_digest", "order", "segment", "embedding_file")
     held = rows_with(snapshot.table.select(columns), "content_digest", set(digests))
-    for entry_id, family, digest, segment, embedding_file in zip(
+    for entry_id, family, digest, order, segment, embedding_file in zip(
         *(held[name].to_pylist() for name in columns), strict=True
     ):
-        holders.setdefault((family, digest), set()).add(entry_id)
+        holders.setdefault((family, digest), {})[entry_id] = order
         files[digest] = (segment, embedding_file)
     return Named(
         snapshot,
         {entry.entry_id: entry for entry in entries},
         dict(found),
-        {place: frozenset(ids) for place, ids in holders.items()},
+        holders,
         files,
     )
 
@@ -64,7 +64,7 @@ class Overlay:
         self._now: dict[str, BankEntry | None] = dict(named.entries)
         self._before: dict[str, BankEntry] = dict(named.entries)
         self._rows: dict[str, int] = dict(named.rows)
-        self._holders = {place: set(ids) for place, ids in named.holders.items()}
+        self._holders = {place: dict(ages) for place, ages in named.holders.items()}
         table = named.snapshot.table
         self.next_order: int = int(table["order"][-1].as_py()) + 1 if table.num_rows else 0
         """The age of the next new entry; the columns are sorted by it."""
@@ -73,9 +73,10 @@ class Overlay:
         """A named entry as it is now."""
         return None if entry_id is None else self._now.get(entry_id)
 
-    def holders(self, family: str, digest: str) -> set[str]:
-        """Entries of a family that now hold a named text."""
-        return self._holders.get((family, digest), set())
+    def holders(self, family: str, digest: str) -> list[str]:
+        """Entries of a family that now hold a named text, the oldest first."""
+        ages = self._holders.get((family, digest), {})
+        return sorted(ages, key=lambda entry_id: (ages[entry_id], entry_id))
 
     def add(self, entry: BankEntry) -> None:
         """A new entry, of the age `next_order`."""
@@ -95,7 +96,7 @@ class Overlay:
     def remove(self, entry: BankEntry) -> None:
         """Take an entry out."""
         self._now[entry.entry_id] = None
-        self._holders.get((entry.family, entry.content_digest), set()).discard(entry.entry_id)
+        self._holders.get((entry.family, entry.content_digest), {}).pop(entry.entry_id, None)
 
     def remove_row(self, row: int, entry: BankEntry) -> None:
         """Take out an entry of the snapshot that nobody named."""
@@ -118,7 +119,7 @@ class Overlay:
 
     def _put(self, entry: BankEntry) -> None:
         self._now[entry.entry_id] = entry
-        self._holders.setdefault((entry.family, entry.content_digest), set()).add(entry.entry_id)
+        self._holders.setdefault((entry.family, entry.content_digest), {})[entry.entry_id] = entry.order
 
 
 def new_row(

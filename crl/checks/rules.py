@@ -222,6 +222,9 @@ SUITES: dict[type[Row], Suite] = {
                 "(kind IN ('import', 'evict')) = (operation_id IS NULL)"
             ),
             "a rejection or eviction has a reason": "kind NOT IN ('rejected', 'evict') OR reason IS NOT NULL",
+            "only a rejected duplicate repeats an entry": (
+                "repeats IS NULL OR (kind = 'rejected' AND reason IN ('duplicate', 'unchanged') AND repeats <> '')"
+            ),
             "what is imported, added, updated or merged has a new text": (
                 "kind NOT IN ('import', 'add', 'update', 'merge')"
                 " OR (entry_id IS NOT NULL AND after_digest IS NOT NULL)"

@@ -83,6 +83,7 @@ def _event(row: dict[str, Any], index: int) -> BankEvent:
         after_digest=row["content_digest"],
         parents=[],
         reason=f"from {row['source_experiment']}, round {row['source_round']}",
+        repeats=None,
     )
 
 

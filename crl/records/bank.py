@@ -113,6 +113,7 @@ class BankEvent(Row):
     after_digest: A[str | None, "text after"]
     parents: A[list[str], "entries merged into it"]
     reason: A[str | None, "why it was rejected or evicted"]
+    repeats: A[str | None, "of a rejected duplicate: the entry that holds the text already (the oldest one); else null"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, record
 from crl.recipes.proposal import Proposal, proposal_of
 from crl.recipes.reading import recorded_rows
 from crl.records import BankEvent, Operation, rows_of, rows_with
+from crl.report.story import told_reason
 from crl.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Change:
     """Entries merged into it; of a rejected merge, those that stay."""
     reason: str | None
     """Why it was rejected or evicted."""
+    repeats: str | None = None
+    """Of a rejected duplicate, the entry that holds the text already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,9 @@ def told(change: Change) -> str:
     """A change in words and texts, on one line or more."""
     lines = []
     if change.kind == "rejected":
-        lines.append(f"{change.asked or 'operation'}: {change.reason or 'no reason given'}")
+        lines.append(
+            f"{change.asked or 'operation'}: {told_reason(change.reason or 'no reason given', change.repeats)}"
+        )
         if change.wanted is not None:
             lines.append(f"wanted: {change.wanted}")
         elif change.before is not None:
@@ -229,6 +234,7 @@ def _change(
         wanted=operation.text if refused and operation is not None else None,
         parents=tuple(Parent(name, texts[state[name]]) for name in parents if name in state),
         reason=event.reason,
+        repeats=event.repeats,
     )
 
 

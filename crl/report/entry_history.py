@@ -158,7 +158,7 @@ def _refused(refused: Refused, standing: Version | None) -> Happening:
         output=refused.writing.output if refused.writing else None,
         before=standing.text if standing else None,
         after=refused.text,
-        note=f"{refused.asked}: {refused.reason}",
+        note=refused.told,
         uses=0,
         mean_outcome=None,
     )

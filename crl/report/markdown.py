@@ -132,7 +132,8 @@ def _change(change: Change, proposed: bool) -> list[str]:
     lines = [f"- {code(main)}"]
     if refused or change.reason:
         asked = f"{change.asked or 'operation'} rejected: " if refused else ""
-        lines.append(f"  - **{plain(asked + _words(change.reason or 'no reason given'))}**")
+        repeated = "" if change.repeats is None else f": {code(change.repeats)} holds the text"
+        lines.append(f"  - **{plain(asked + _words(change.reason or 'no reason given'))}**{repeated}")
     if was is not None and was != main:
         lines.append(f"  - {'stays' if refused else 'was'} {code(was)}")
     lines += [f"  - from {code(parent.entry_id)} {code(parent.text)}" for parent in change.parents]

@@ -136,7 +136,14 @@ class Refused:
     text: str | None
     """What it would have said."""
     reason: str
+    repeats: str | None
+    """The entry that holds the text already, where that is the reason."""
     writing: Writing | None
+
+    @property
+    def told(self) -> str:
+        """What was asked for and why it was refused, as a phrase."""
+        return f"{self.asked}: {told_reason(self.reason, self.repeats)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +204,11 @@ class Story:
         """As plain data for JSON; with the sums that people ask for."""
         plain: dict[str, Any] = _plain(self)
         return plain
+
+
+def told_reason(reason: str, repeats: str | None) -> str:
+    """A reason code with the entry that it is about; an entry that an update left unchanged is told anyway."""
+    return reason if repeats is None or reason == "unchanged" else f"{reason} of {repeats}"
 
 
 def told_ending(ending: Ending) -> str:

@@ -163,6 +163,7 @@ class _Facts:
             asked=operation["kind"] if operation else "operation",
             text=operation["text"] if operation else None,
             reason=event["reason"] or "",
+            repeats=event["repeats"],
             writing=self._writing(operation),
         )
 
@@ -194,6 +195,7 @@ class _Facts:
             "after_digest",
             "parents",
             "reason",
+            "repeats",
         ]
         found: dict[str, Rows] = defaultdict(list)
         for event in tables.select(BankEvent, columns, among={"entry_id": family}):

@@ -153,7 +153,7 @@ def _sum_of_uses(uses: Iterable[Use]) -> str:
 
 def _refusals(tree: Tree, refused: Iterable[Refused], full: bool) -> None:
     for each in refused:
-        branch = tree.add(plain(f"refused in round {each.round}: {each.asked} ({each.reason})"))
+        branch = tree.add(plain(f"refused in round {each.round}: {each.told}"))
         if each.text is not None:
             branch.add(plain(f"wanted: {each.text}"))
         if each.writing is not None:

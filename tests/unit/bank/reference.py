@@ -93,7 +93,20 @@ class _Bank:
         if rejection is not None:
             known = self._entries.get(operation.entry_id or "")
             digest = None if known is None else known.content_digest
-            self._event("rejected", operation, digest, digest, reason=rejection)
+            repeats = self._repeated(operation) if rejection in ("duplicate", "unchanged") else None
+            self._event("rejected", operation, digest, digest, reason=rejection, repeats=repeats)
+
+    def _repeated(self, operation: Operation) -> str | None:
+        """The entry that holds the text of a rejected operation: that which was to be updated, else the oldest."""
+        digest = text_digest(operation.text or "")
+        holding = [
+            entry
+            for entry in self._entries.values()
+            if (entry.family, entry.content_digest) == (operation.family, digest)
+            and (operation.kind != "merge" or entry.entry_id not in operation.parents)
+        ]
+        holding.sort(key=lambda entry: (entry.entry_id != operation.entry_id, entry.order))
+        return holding[0].entry_id if holding else None
 
     def rejections(self) -> dict[str, str]:
         """Reason by id of the operations that were rejected so far."""
@@ -281,6 +294,7 @@ class _Bank:
         entry: BankEntry | None = None,
         parents: Iterable[str] = (),
         reason: str | None = None,
+        repeats: str | None = None,
     ) -> None:
         family = operation.family if operation else entry.family if entry else None
         entry_id = operation.entry_id if operation else entry.entry_id if entry else None
@@ -296,6 +310,7 @@ class _Bank:
                 after_digest=after,
                 parents=list(parents),
                 reason=None if reason is None else str(reason),
+                repeats=repeats,
             )
         )
 

@@ -183,6 +183,33 @@ def test_a_merge_with_the_text_of_a_third_entry_is_a_duplicate():
     previous = [entry("a", "A", 0), entry("b", "B", 1), entry("c", "C", 2)]
     result = run(previous, [operation("merge", "m", "C", parents=["a", "b"])])
     assert ids(result) == ["a", "b", "c"] and result.events[0].reason == "duplicate"
+    assert result.events[0].repeats == "c"
+
+
+def test_a_rejected_duplicate_names_the_entry_that_holds_the_text():
+    previous = [entry("a", "A", 0), entry("b", "B", 1), entry("z", "A", 2, "lake")]
+    asked = [
+        operation("add", "n1", "new"), operation("add", "n2", "new"), operation("add", "n3", "B"),
+        operation("update", "a", "B"), operation("update", "b", "B"), operation("add", "n4", "A", "lake"),
+        operation("add", "n5", ""), operation("keep", "a", "A"), operation("merge", "m", "new", parents=["n1", "b"]),
+        operation("add", "n6", "new"),
+    ]  # fmt: skip
+    events = run(previous, asked).events
+    assert [(event.kind, event.reason, event.repeats) for event in events] == [
+        ("add", None, None), ("rejected", "duplicate", "n1"), ("rejected", "duplicate", "b"),
+        ("rejected", "duplicate", "b"), ("rejected", "unchanged", "b"), ("rejected", "duplicate", "z"),
+        ("rejected", "empty_text", None), ("keep", None, None), ("merge", None, None),
+        ("rejected", "duplicate", "m"),
+    ]  # fmt: skip
+
+
+def test_of_several_entries_with_one_text_the_oldest_is_repeated():
+    # An import may bring twins into a bank that takes none by itself.
+    previous = [entry("young", "A", 7), entry("old", "A", 3), entry("b", "B", 1)]
+    assert run(previous, [operation("add", "n", "A")]).events[0].repeats == "old"
+    # Rewritten in this round, an entry keeps its age.
+    asked = [operation("drop", "old"), operation("update", "b", "A", family="room"), operation("add", "n", "A")]
+    assert [event.repeats for event in run(previous, asked).events] == [None, "young", "young"]
 
 
 def test_the_same_text_in_two_families_is_two_entries_with_one_file():

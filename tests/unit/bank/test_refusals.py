@@ -45,6 +45,10 @@ def test_the_twin_of_a_refused_text_does_not_slip_in_for_it():
     result = apply([], [first, twin], [first])
     assert held(result) == []
     assert [event.reason for event in result.events] == [WHY, "duplicate"]
+    assert result.events[1].repeats is None, "nothing in the bank holds the text"
+    old = entry("a", "same")
+    result = apply([old], [operation("drop", "b"), twin], [first])
+    assert result.events[1].repeats == "a"
 
 
 def test_what_was_built_on_a_refused_entry_falls_with_it():

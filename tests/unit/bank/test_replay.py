@@ -88,6 +88,7 @@ class StoredRun:
             BankEvent(
                 event_id=f"r0-e{index}", round=0, kind="import", entry_id=row.entry_id, family=row.family,
                 operation_id=None, before_digest=None, after_digest=row.content_digest, parents=[], reason=None,
+                repeats=None,
             )
             for index, row in enumerate(imported)
         ]  # fmt: skip
@@ -286,7 +287,7 @@ def test_an_event_that_does_not_fit_is_named(changes, found):
     before = Snapshot.of(1, [entry("a", "A")])
     event = BankEvent(
         event_id="r2-e0", round=2, kind="update", entry_id="a", family="room", operation_id="r2-o0",
-        before_digest=text_digest("A"), after_digest=text_digest("B"), parents=[], reason=None,
+        before_digest=text_digest("A"), after_digest=text_digest("B"), parents=[], reason=None, repeats=None,
     )  # fmt: skip
     operations = {"r2-o0": ask(2, 0, "update", "a", "B")}
     assert replay(before, [event], operations)
@@ -297,9 +298,9 @@ def test_an_event_that_does_not_fit_is_named(changes, found):
 def test_an_overlay_knows_who_holds_a_text_as_it_changes():
     rows = [entry("a", "A", 0), entry("b", "A", 1, "lake"), entry("c", "C", 2)]
     bank = Overlay(named_in(Snapshot.of(1, rows), ["a", "gone"], [text_digest("A")]))
-    assert bank.holders("room", text_digest("A")) == {"a"} and bank.get("gone") is None and bank.next_order == 3
+    assert bank.holders("room", text_digest("A")) == ["a"] and bank.get("gone") is None and bank.next_order == 3
     bank.replace(rows[0], entry("a", "A2", 0))
-    assert not bank.holders("room", text_digest("A")) and bank.holders("lake", text_digest("A")) == {"b"}
+    assert not bank.holders("room", text_digest("A")) and bank.holders("lake", text_digest("A")) == ["b"]
     bank.add(entry("d", "A", 3))
-    assert bank.holders("room", text_digest("A")) == {"d"} and bank.next_order == 4
+    assert bank.holders("room", text_digest("A")) == ["d"] and bank.next_order == 4
     assert [change.after.entry_id for change in bank.changes()] == ["a", "d"]

@@ -165,11 +165,11 @@ def consolidate() -> dict[type[Row], list[Row]]:
     events = [
         r.BankEvent(
             event_id="r0001-e0000", round=1, kind="add", entry_id="e9", family="room", operation_id="d0-o0",
-            before_digest=None, after_digest=SHA, parents=[], reason=None,
+            before_digest=None, after_digest=SHA, parents=[], reason=None, repeats=None,
         ),
         r.BankEvent(
             event_id="r0001-e0001", round=1, kind="evict", entry_id="e1", family="room", operation_id=None,
-            before_digest=SHA, after_digest=None, parents=[], reason="capacity",
+            before_digest=SHA, after_digest=None, parents=[], reason="capacity", repeats=None,
         ),
     ]  # fmt: skip
     gone = dataclasses.replace(bank[0], entry_id="e1", order=1)

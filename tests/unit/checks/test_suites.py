@@ -122,6 +122,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.consolidate, r.BankSnapshot, 0, {"changes_since_base": 3}, "after a base nothing has changed yet"),
     (examples.consolidate, r.BankEvent, 1, {"entry_id": "e9"}, "what was evicted or dropped is not in the bank"),
     (examples.consolidate, r.BankEvent, 1, {"reason": None}, "a rejection or eviction has a reason"),
+    (examples.consolidate, r.BankEvent, 0, {"repeats": "e8"}, "only a rejected duplicate repeats an entry"),
     (examples.consolidate, r.BankText, 0, {"text": "other"}, "the digest is that of the text"),
     (examples.credit, r.Credit, 0, {"outcome": 0.5}, "an outcome is +1 or -1"),
     (examples.credit, r.Credit, 0, {"guided_minus_free": 0.5}, "the difference is outcome minus free mean"),

@@ -85,7 +85,7 @@ def event(number: int, kind: str, before: str | None, after: str) -> BankEvent:
     return BankEvent(
         event_id=f"r{number}-e0", round=number, kind=kind, entry_id="e1", family="room",
         operation_id=f"r{number}-d0-o0", before_digest=before and digest(before), after_digest=digest(after),
-        parents=[], reason=None,
+        parents=[], reason=None, repeats=None,
     )  # fmt: skip
 
 

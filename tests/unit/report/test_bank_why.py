@@ -100,9 +100,9 @@ def test_an_entry_merged_twice_and_updated_three_times_tells_the_whole_story(tol
     assert (inner.entry_id, waiting.entry_id) == (told.inner, told.c)
     assert inner.fate == f"left the bank in round 6: merged into {told.merged}"
     assert [v.text for v in inner.versions] == ["left or right", "left, then right", "right, then left"]
-    assert [(r.round, r.asked, r.text, r.reason) for r in inner.lives[0].refused] == [
-        (5, "update", "wait", "duplicate"),
-        (5, "update", "left, then right", "unchanged"),
+    assert [(r.round, r.asked, r.text, r.reason, r.repeats) for r in inner.lives[0].refused] == [
+        (5, "update", "wait", "duplicate", told.c),
+        (5, "update", "left, then right", "unchanged", told.inner),
     ]
     left, right = inner.versions[0].parents
     assert [[v.text for v in each.versions] for each in (left, right)] == [
@@ -137,7 +137,7 @@ def test_the_tree_says_all_of_it(told: Told) -> None:
             for use in version.uses:
                 assert f"{use.episode_id}: {'won' if use.success else 'lost'}, similarity 0.50" in text
         for refused in each.lives[0].refused:
-            assert f"refused in round {refused.round}: {refused.asked} ({refused.reason})" in text
+            assert f"refused in round {refused.round}: {refused.asked}: {refused.reason}" in text
             assert f"wanted: {refused.text}" in text
     assert "used in 3 episodes, credit +0.33, guided minus free +0.33" in text
     assert "shown in 3 held-out games after round 10, 11: 2 won (no credit)" in text
@@ -188,7 +188,7 @@ def test_history_tells_one_line_an_event(told: Told) -> None:
     assert happenings[1].before == "left or right" and happenings[1].after == "left, then right"
     assert happenings[1].output == "UPDATE: left, then right" and happenings[1].operation_id == "d-r0004-0-o0"
     assert (happenings[0].uses, happenings[0].mean_outcome) == (1, 1.0)
-    assert happenings[2].note == "update: duplicate" and happenings[2].after == "wait"
+    assert happenings[2].note == f"update: duplicate of {told.c}" and happenings[2].after == "wait"
     assert happenings[-1].note == f"into {told.merged}"
     kinds = [each.kind for each in history(why(told.path, told.merged))]
     assert kinds == ["merge", "update", "update", "update", "keep"]
@@ -243,7 +243,8 @@ def test_what_never_came_in_says_why_and_an_unknown_id_names_close_ones(tmp_path
         path = run.path
     story = why(path, refused)
     assert story.fate == "it never came into the bank"
-    assert "refused in round 1: add (duplicate)" in printed(story)
+    assert story.refused[0].repeats == first
+    assert f"refused in round 1: add: duplicate of {first}" in printed(story)
     with pytest.raises(BadInput) as caught:
         why(path, f"{first}x")
     assert first in str(caught.value.expected)

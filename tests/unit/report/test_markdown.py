@@ -82,7 +82,7 @@ def test_a_diff_tells_texts_and_reasons_whatever_they_hold() -> None:
         change("updated", before=second, after=third),
         change("merged", after="both", parents=(Parent("e7", first), Parent("e8", second))),
         change("evicted", operation_id=None, before=third, reason="capacity_fifo"),
-        change("rejected", asked="add", wanted=second, reason="duplicate"),
+        change("rejected", asked="add", wanted=second, reason="duplicate", repeats="x_1"),
         change("rejected", asked="update", before=first, wanted=third, reason="too *long*"),
     ))  # fmt: skip
     text = diff_markdown(diff, "tiny")
@@ -90,7 +90,11 @@ def test_a_diff_tells_texts_and_reasons_whatever_they_hold() -> None:
     for expected, times in ((first, 3), (second, 3), (third, 3), ("both", 1)):
         assert shown.count(expected) >= times, expected
     assert "## Added: 1" in text and "## Rejected: 2" in text and "3 → 4 entries" in text
-    assert "**add rejected: duplicate**" in text and "**capacity fifo**" in text and "too \\*long\\*" in text
+    assert (
+        "**add rejected: duplicate**: `x_1` holds the text" in text
+        and "**capacity fifo**" in text
+        and "too \\*long\\*" in text
+    )
 
 
 def test_a_large_diff_is_cut_with_a_count_and_the_command() -> None:
