@@ -1,18 +1,32 @@
-"""What answers of language models have in common, whoever wrote them: JSON inside them, and texts that may stand.
+"""What answers of language models have in common, whoever wrote them: thoughts before them, JSON inside them, and texts
+that may stand.
 
-Used by the extractor's outputs and the actor's verdicts. This file imports nothing of the project.
+Used by the actor's actions, questions and verdicts and by the extractor's outputs. This file imports nothing of the
+project.
 """
 
 from __future__ import annotations
 
 import re
 
+_THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
-def json_part(text: str) -> str:
-    """The part of an answer that should be JSON: what follows reasoning (`</think>`), of that the last ``` fence."""
-    answer = text.rpartition("</think>")[2]
+def after_thoughts(text: str) -> str | None:
+    """What stands behind the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
+
+    Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever stands before it; behind
+    `<think>` nothing is said yet. A text without a tag is an answer as a whole.
+    """
+    tags = list(_THOUGHT_TAG.finditer(text))
+    if not tags:
+        return text
+    return text[tags[-1].end() :] if tags[-1].group(1) else None
+
+
+def json_part(answer: str) -> str:
+    """The part of an answer (without its thoughts) that should be JSON: of several ``` fences the last one."""
     fenced: str | None = None
     opened: list[str] | None = None
     for line in answer.split("\n"):

@@ -1,8 +1,9 @@
 """Answers to the questions that actors ask (search-and-ask, section 4): the extractor reads the entry that was found.
 
 One sample a question, all questions of a turn in batches. The ids sampled are the ids recorded; an answer is not
-trained: the paper scores experiences only. An answer that the length limit cut off is shown as it is: the actor loses
-less by half a sentence than by none.
+trained: the paper scores experiences only. The actor reads what follows the extractor's thoughts. An answer that the
+length limit cut off is shown as it is: the actor loses less by half a sentence than by none; a thought that was cut off
+is no answer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crl.answers import after_thoughts
 from crl.config import AskPrompt, Method
 from crl.extractor.outputs import Prompt, SeedOf, room_for_prompt, sample_outputs, token_record
 from crl.extractor.prompts import ask_messages
@@ -52,7 +54,7 @@ def answer_all(
         if output.sampled is None:
             answered.append(Answered("prompt_too_long", None, None))
             continue
-        text = output.text.strip()
+        text = (after_thoughts(output.text) or "").strip()
         record = token_record(
             output,
             round=round,

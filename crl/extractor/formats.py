@@ -5,12 +5,13 @@
     ADD: text            UPDATE: text           RETURN            (distil)
     KEEP 1,2             MERGE 1,3: text        DROP 4            (merge)
 
-`json` (as the paper): a list of operations, an object with a list under `operations`, or one operation. It may follow
-reasoning that ends with `</think>`, and may stand in a ``` fence with text around it (the last fence counts); without
-a fence nothing else may stand beside it. An operation is an object with `operation` and, as its kind needs,
-`experience` and `entries`; `op` or `kind` and `text` are understood as well, other keys ignored.
+`json` (as the paper): a list of operations, an object with a list under `operations`, or one operation. It may stand in
+a ``` fence with text around it (the last fence counts); without a fence nothing else may stand beside it. An operation
+is an object with `operation` and, as its kind needs, `experience` and `entries`; `op` or `kind` and `text` are
+understood as well, other keys ignored.
 
-Whether operations make sense together is judged in `crl/extractor/parse.py`.
+Thoughts before either form (`<think>…</think>`) are taken off in `crl/extractor/parse.py`, where it is judged as well
+whether operations make sense together.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class ReasonCode(StrEnum):
     ok = "ok"
     empty = "empty"
     truncated = "truncated"
+    unfinished_thought = "unfinished_thought"
+    """It ended, or was cut off, inside a thought."""
     no_operation = "no_operation"
     bad_json = "bad_json"
     not_an_operation = "not_an_operation"

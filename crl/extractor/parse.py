@@ -2,6 +2,7 @@
 
 Rules beside the form (`crl/extractor/formats.py`):
 
+- only what follows the end of its thoughts is read; an output that ends inside one says nothing;
 - an output cut off by its length limit is malformed as a whole: its last experience is half a sentence;
 - distil: at most `max_operations`; `return` stands alone; `update` needs an experience that guided the episode, and
   stands once; no text twice;
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crl.answers import text_flaw
+from crl.answers import after_thoughts, text_flaw
 from crl.extractor.formats import (
     Format,
     Malformed,
@@ -61,11 +62,14 @@ def parse_output(
     `truncated`: sampling ended by the length limit.
     """
     try:
+        answer = after_thoughts(text)
+        if answer is None:
+            raise Malformed(ReasonCode.unfinished_thought)
         if truncated:
             raise Malformed(ReasonCode.truncated)
-        if not text.strip():
+        if not answer.strip():
             raise Malformed(ReasonCode.empty)
-        operations = read_operations(text, format, kind)
+        operations = read_operations(answer, format, kind)
         if not operations:
             raise Malformed(ReasonCode.no_operation)
         if len(operations) > (max_operations if kind == "distill" else source_count):

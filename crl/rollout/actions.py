@@ -1,4 +1,7 @@
-"""From the actor's text to a legal action, a question, or neither: never an error, whatever the text holds."""
+"""From the actor's text to a legal action, a question, or neither: never an error, whatever the text holds.
+
+Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
+
+from crl.answers import after_thoughts
 
 ActionFormat = Literal["tag", "word"]
 
@@ -31,18 +36,23 @@ def _words(actions: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def parse_action(text: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
-    """The legal action that a text names, as it is written in `actions`; None where it names none.
+    """The legal action that a text names behind its thoughts, as it is written in `actions`; None where it names none.
 
     `tag`: the last `<action>…</action>` counts and must equal a legal action, case and outer blanks aside. `word`: the
     first legal action that stands as whole words counts, the longest where several begin at one place.
     """
+    answer = after_thoughts(text)
+    return None if answer is None else _action_in(answer, actions, action_format)
+
+
+def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
     legal = {_key(action): action for action in actions if action.strip()}
     if not legal:
         return None
     if action_format == "tag":
-        bodies = _TAG.findall(text)
+        bodies = _TAG.findall(answer)
         return legal.get(_key(bodies[-1])) if bodies else None
-    for found in _words(tuple(legal.values())).finditer(text):
+    for found in _words(tuple(legal.values())).finditer(answer):
         action = legal.get(_key(found.group()))
         if action is not None:
             return action
@@ -50,17 +60,21 @@ def parse_action(text: str, actions: Sequence[str], action_format: ActionFormat)
 
 
 def parse_question(text: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
-    """The question that a text asks, blanks at its ends aside; None where it asks none. It may be empty.
+    """The question that a text asks behind its thoughts, blanks at its ends aside; None where it asks none. It may be
+    empty.
 
     A turn acts or asks. `tag`: `<ask>…</ask>` asks unless an action tag stands behind it: the last tag counts.
     `word`: a line `ASK: …` asks unless a legal action is named before it: the first thing named counts.
     """
+    answer = after_thoughts(text)
+    if answer is None:
+        return None
     if action_format == "tag":
-        asked = list(_ASK_TAG.finditer(text))
-        if not asked or any(found.start() > asked[-1].start() for found in _TAG.finditer(text)):
+        asked = list(_ASK_TAG.finditer(answer))
+        if not asked or any(found.start() > asked[-1].start() for found in _TAG.finditer(answer)):
             return None
         return asked[-1].group(1).strip()
-    line = _ASK_LINE.search(text)
-    if line is None or parse_action(text[: line.start()], actions, "word") is not None:
+    line = _ASK_LINE.search(answer)
+    if line is None or _action_in(answer[: line.start()], actions, "word") is not None:
         return None
     return line.group(1).strip()

@@ -4,8 +4,9 @@ The form is that of the extractor's outputs (`distill.format`). `lines` is one l
 
     ACCEPT            REFINE: text            REJECT
 
-`json` is an object with `verdict` and, to refine, `experience`; it may follow reasoning and stand in a fence. An answer
-that its length limit cut off is malformed: its text would be half a sentence.
+`json` is an object with `verdict` and, to refine, `experience`; it may stand in a fence. Either may follow thoughts
+(`<think>…</think>`); what stands in them is no verdict. An answer that its length limit cut off is malformed: its text
+would be half a sentence.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from crl.answers import json_part, text_flaw
+from crl.answers import after_thoughts, json_part, text_flaw
 
 Form = Literal["json", "lines"]
 
@@ -30,6 +31,8 @@ class VerdictReason(StrEnum):
 
     ok = "ok"
     truncated = "truncated"
+    unfinished_thought = "unfinished_thought"
+    """It ended, or was cut off, inside a thought."""
     no_verdict = "no_verdict"
     bad_json = "bad_json"
     empty_text = "empty_text"
@@ -66,9 +69,12 @@ def malformed(reason: VerdictReason) -> Verdict:
 
 def parse_verdict(text: str, form: Form, *, max_characters: int, truncated: bool = False) -> Verdict:
     """The verdict that a text gives; `truncated` where the length limit ended it."""
+    answer = after_thoughts(text)
+    if answer is None:
+        return malformed(VerdictReason.unfinished_thought)
     if truncated:
         return malformed(VerdictReason.truncated)
-    found = _from_json(text) if form == "json" else _from_lines(text)
+    found = _from_json(answer) if form == "json" else _from_lines(answer)
     if found.text is None:
         return found
     flaw = text_flaw(found.text, max_characters)

@@ -65,6 +65,13 @@ def test_an_empty_answer_is_none_and_keeps_its_record() -> None:
     assert sum(found.generation.loss_mask) == 3
 
 
+def test_the_actor_reads_what_follows_the_thoughts_and_all_of_it_is_recorded() -> None:
+    thought, unfinished = ask(["<think>a</think> b", "<think>up"], [inquiry(0), inquiry(1)])
+    assert (thought.reason_code, thought.text) == ("ok", "b")
+    assert thought.generation.output == "<think>a</think> b" and sum(thought.generation.loss_mask) == 19
+    assert (unfinished.reason_code, unfinished.text) == ("no_answer", None)
+
+
 def test_a_prompt_that_does_not_fit_is_not_sampled_and_holds_up_no_other() -> None:
     long, short = ask(["up"], [inquiry(0, "x" * 100), inquiry(1)], context=120)
     assert (long.reason_code, long.text, long.generation) == ("prompt_too_long", None, None)

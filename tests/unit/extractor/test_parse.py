@@ -28,6 +28,8 @@ GOOD = [
     ("json", '{"operation":"return","why":"nothing new"}', [Op("return")], "return"),
     ("json", '{"kind":"add","text":"a"}', [Op("add", "a")], "add"),
     ("json", '<think>[1] ```</think>\n[{"op":"add","text":"a"}]', [Op("add", "a")], "add"),
+    ("lines", "<think>RETURN, or\nADD: b</THINK>\n\nADD: a", [Op("add", "a")], "add"),
+    ("json", '[]</think>[{"op":"add","text":"a"}]', [Op("add", "a")], "add"),
     ("json", 'So:\n```json\n[{"op":"add","text":"a"}]\n```\nDone.', [Op("add", "a")], "add"),
     ("json", '```\n{}\n```\nno:\n```json\n[{"op":"add","text":"b"}]\n```', [Op("add", "b")], "add"),
 ]
@@ -40,6 +42,10 @@ def test_in_form(form, text, operations, verdict):
 
 
 BAD = [
+    ("unfinished_thought", "lines", "<think>\nADD: a"),
+    ("unfinished_thought", "json", '<think>[{"op":"add","text":"a"}]'),
+    ("unfinished_thought", "lines", "<think>x</think>ADD: a\n<THINK>or RETURN?"),
+    ("empty", "lines", "<think>ADD: a</think>\n"),
     ("empty", "lines", ""),
     ("empty", "json", " \n\t"),
     ("no_operation", "json", "[]"),
@@ -93,6 +99,8 @@ def test_update_needs_a_guide():
 
 def test_what_was_cut_off_is_malformed_as_a_whole():
     assert judge("ADD: go no", "lines", truncated=True).reason_code == "truncated"
+    assert judge("<think>a</think>ADD: go no", "lines", truncated=True).reason_code == "truncated"
+    assert judge("<think>ADD: go no", "lines", truncated=True).reason_code == "unfinished_thought"
 
 
 def test_merge_in_form():

@@ -44,6 +44,7 @@ STRANGE = [
     "\r",
     "\x85",
     "```",
+    "<think>",
     "</think>",
     "<|im_end|>",
     "NaN",

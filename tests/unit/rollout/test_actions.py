@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.rollout.actions import parse_action
+from crl.rollout.actions import parse_action, parse_question
 
 MOVES = ("north", "northeast", "east", "pick up", "pick", "wait")
 
@@ -49,9 +49,53 @@ def test_tag_takes_the_last(text, expected):
     assert parse_action(text, MOVES, "tag") == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>if I write {north} I die", None),
+        ("<think>if I write {north} I die</think>{east}", "east"),
+        ("<think>{north}</think>", None),
+        ("<think>{north}</think>\n\nSo: {east}", "east"),
+        ("{north}<think>or {east}?", None),  # it is thinking again: nothing is decided
+        ("{north}<think>or {east}?</think>", None),
+        ("<think>{north}</think>{east}<think>{wait}", None),
+        ("<think>{north}</think>{east}<think>{north}</think> {wait}", "wait"),
+        ("<think>a <think>{north}</think> {east}", "east"),  # thoughts do not nest: the last tag decides
+        ("<THINK>{north}</Think>{east}", "east"),
+        ("<Think>{north}", None),
+        ("{north}</think>{east}", "east"),  # the thought began in the prompt
+        ("< think>{north}", "north"),  # no tag
+    ],
+)
+@pytest.mark.parametrize("form", ["tag", "word"])
+def test_only_what_follows_the_end_of_a_thought_counts(text, expected, form):
+    written = {move: move if form == "word" else f"<action>{move}</action>" for move in MOVES}
+    assert parse_action(text.format(**written), MOVES, form) == expected
+    ask = "<ask>{}</ask>" if form == "tag" else "\nASK: {}\n"
+    asked = {move: ask.format(move) for move in MOVES}
+    assert parse_question(text.format(**asked), MOVES, form) == expected
+
+
 NASTY = st.text(max_size=60) | st.lists(
     st.sampled_from(
-        ["<action>", "</action>", "north", "ı", "ſ", "K", "EAST", " ", "\n", "-", "{", "pick", "up", "\x00"]
+        [
+            "<action>",
+            "</action>",
+            "<think>",
+            "</think>",
+            "north",
+            "ı",
+            "ſ",
+            "K",
+            "EAST",
+            " ",
+            "\n",
+            "-",
+            "{",
+            "pick",
+            "up",
+            "\x00",
+        ]
     ),
     max_size=30,
 ).map("".join)

@@ -79,6 +79,24 @@ def test_a_verdict_that_was_cut_off_is_none() -> None:
     assert (verdict.kind, verdict.reason) == ("malformed", VerdictReason.truncated)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "reason"),
+    [
+        ("<think>REJECT?</think>\nACCEPT", "accept", "ok"),
+        ("<THINK>ACCEPT?</Think>REJECT", "reject", "ok"),
+        ("<think>REJECT", "malformed", "unfinished_thought"),
+        ("ACCEPT\n<think>or REJECT", "malformed", "unfinished_thought"),
+        ("<think>REJECT</think>", "malformed", "no_verdict"),
+    ],
+)
+def test_a_verdict_that_is_only_thought_of_is_none(text: str, kind: str, reason: str) -> None:
+    verdict = parse_verdict(text, "lines", max_characters=20)
+    assert (verdict.kind, verdict.reason.value) == (kind, reason)
+    assert parse_verdict("<think>ACC", "lines", max_characters=20, truncated=True).reason.value == "unfinished_thought"
+    thought = parse_verdict('<think>{"verdict": "reject"}', "json", max_characters=20)
+    assert thought.reason is VerdictReason.unfinished_thought
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     st.text(max_size=60) | st.text(alphabet='ACEPTREFINJ:{}"\n\\u ', max_size=60), st.sampled_from(["lines", "json"])
