@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from crl.config import Method, RealmsConfig, RecipeName
+from crl.config import Method, RealmsConfig, RecipeName, ShrinesConfig
 from crl.errors import BadInput
 
 
@@ -54,12 +54,14 @@ def _problems(method: Method) -> Iterator[BadInput]:
     start = method.warm_start
     if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
         for family in method.families:
-            if isinstance(family.environment, RealmsConfig) and not family.environment.practice:
+            world = family.environment
+            if isinstance(world, RealmsConfig | ShrinesConfig) and not world.practice:
                 yield BadInput(
-                    f"the oracle of family {family.name} knows the rule of its realm, and its demonstrations tell it",
-                    expected="demonstrations: random, or a warm start in practice realms (`crl warm-start`)",
+                    f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
+                    expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
+                    "(`crl warm-start`)",
                     where="method.warm_start.demonstrations",
-                    next_step="set it to random, or leave warm_start out",
+                    next_step="set it to practice or random, or leave warm_start out",
                 )
     shares = {method.rollout.guided_members(1), method.rollout.guided_members(1 + rollout.guided_share_rounds)}
     needs_guided = {

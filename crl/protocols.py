@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crl.config import SamplingConfig
-from crl.records import Generation, Weights
+from crl.records import Episode, Generation, Turn, Weights
 
 
 class StopReason(StrEnum):
@@ -82,6 +82,35 @@ class Judge(Protocol):
 
     def truth(self, text: str) -> float | None:
         """How far what an experience claims is right: 1 fully, 0 not at all; None: it claims nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a game teaches, as an extractor's operation: `add` a text, `update` the note that guided it, or `return`."""
+
+    kind: Literal["add", "update", "return"]
+    text: str | None = None
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """What an environment may also be: one that shows how its work is done, in games whose rules no task has.
+
+    A warm start asks it (`warm_start.demonstrations: practice`); nothing else does.
+    """
+
+    def practice(self) -> TeachingEnvironment:
+        """The same game under rules that no task has."""
+
+    def hint(self, slot: int, random: np.random.Generator, *, true: bool = True) -> str | None:
+        """A note to show in a demonstration of a practice game; None: none. `true` False: it is wrong in something."""
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a careful player would write after a game, from what it showed and the note that guided it."""
+
+
+class TeachingEnvironment(Environment, Teacher, Protocol):
+    """An environment to practise in."""
 
 
 @dataclass(frozen=True, slots=True)

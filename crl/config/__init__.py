@@ -8,7 +8,14 @@ Reading a YAML file and resolving the prompt file it names is in `crl/experiment
 from __future__ import annotations
 
 from crl.config.base import Model, SeedRange
-from crl.config.environments import EnvironmentConfig, FamilyConfig, FrozenLakeConfig, MiniHackConfig, RealmsConfig
+from crl.config.environments import (
+    EnvironmentConfig,
+    FamilyConfig,
+    FrozenLakeConfig,
+    MiniHackConfig,
+    RealmsConfig,
+    ShrinesConfig,
+)
 from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
 from crl.config.mechanisms import (
     ActorCriticConfig,
@@ -60,6 +67,7 @@ __all__ = [
     "SearchAndAskConfig",
     "SeedRange",
     "SelfDistillationConfig",
+    "ShrinesConfig",
     "TaskRunnerName",
     "WarmStartConfig",
     "WhenBusy",

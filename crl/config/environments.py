@@ -71,7 +71,37 @@ class RealmsConfig(Model):
         return self
 
 
-EnvironmentConfig = Annotated[MiniHackConfig | FrozenLakeConfig | RealmsConfig, Field(discriminator="kind")]
+class ShrinesConfig(Model):
+    """Offer the right things in the right order; each shrine hides its rule. In plain words, for a language model."""
+
+    model_config = ConfigDict(title="Shrines")
+
+    kind: Literal["shrines"] = "shrines"
+    shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a colour, stands in the goal.")
+    world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
+    steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
+    shown: int = Field(4, ge=2, le=12, description="Things that lie there: those of the rule, and others.")
+    things: int = Field(16, ge=4, le=24, description="Things there are in all.")
+    max_turns: int = Field(6, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    practice: bool = Field(
+        False, description="Every seed draws a shrine and a rule of its own, which no world has: for a warm start."
+    )
+    held_out_from: int = Field(
+        1_000_000, ge=1, description="Seeds from here on draw sets of things that no smaller seed ever draws."
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> ShrinesConfig:
+        if not self.steps <= self.shown <= self.things:
+            raise ValueError(f"{self.steps} steps, {self.shown} shown and {self.things} things: they must not decrease")
+        if self.max_turns < self.steps:
+            raise ValueError(f"max_turns {self.max_turns} is less than the {self.steps} steps that winning takes")
+        return self
+
+
+EnvironmentConfig = Annotated[
+    MiniHackConfig | FrozenLakeConfig | RealmsConfig | ShrinesConfig, Field(discriminator="kind")
+]
 
 
 class FamilyConfig(Model):

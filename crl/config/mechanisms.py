@@ -197,8 +197,10 @@ class WarmStartConfig(Model):
 
     actor_episodes: int = Field(48, ge=0, le=100_000, description="Demonstrations for the actor; 0: none.")
     extractor_episodes: int = Field(48, ge=0, le=100_000, description="Templates over real episodes; 0: none.")
-    demonstrations: Literal["oracle", "random"] = Field(
-        "oracle", description="What the actor imitates: oracle, or random legal actions (form and nothing else)."
+    demonstrations: Literal["oracle", "random", "practice"] = Field(
+        "oracle",
+        description="What the actor imitates: oracle; random legal actions (form and nothing else); or practice games "
+        "under rules that no task has (both roles; environments that teach).",
     )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")

@@ -1,5 +1,5 @@
-"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake and the
-realms of the laboratory.
+"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake, shrines
+and the realms of the laboratory.
 
 :func:`make_environment` builds one from its config, :func:`check_environment` refuses what cannot work before any work
 starts. What an environment needs is imported when it is asked for: importing this package stays cheap. Nothing here
@@ -57,10 +57,23 @@ def _check_realms(config: Any) -> None:
     check_realms(config)
 
 
+def _shrines(config: Any) -> Environment:
+    from crl.envs.shrines import ShrinesEnvironment
+
+    return ShrinesEnvironment(config)
+
+
+def _check_shrines(config: Any) -> None:
+    from crl.envs.shrines import check_shrines
+
+    check_shrines(config)
+
+
 _KINDS = {
     "minihack": _Kind(_minihack, _check_minihack),
     "frozenlake": _Kind(_frozenlake, _check_frozenlake),
     "realms": _Kind(_realms, _check_realms),
+    "shrines": _Kind(_shrines, _check_shrines),
 }
 
 

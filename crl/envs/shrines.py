@@ -1,0 +1,226 @@
+"""Shrines: offer the right things in the right order. A hidden rule in plain words, for a real language model.
+
+A few things lie before a shrine. It opens when some of them are offered in the right order; a wrong offering ends the
+game. Which things, and in which order, is the shrine's rule: hidden, the same in all its games, drawn from the world's
+seed. A game shows what was taken and what was refused, so each one finds out a little, and an experience that is passed
+on (`shrine_notes.py`) saves the next player from finding it out again.
+
+What is held out, by construction (no list is kept):
+
+- games: the set of things that lie there decides by its hash; seeds from `held_out_from` on draw only such sets,
+  smaller ones never do, at every shrine and in every world;
+- rules: of all ordered choices of things, each shrine reserves a quarter by hash for worlds; practice draws the others,
+  and practises at shrines of other names, so that a warm start teaches how to play and no answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from crl.config import ShrinesConfig
+from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
+from crl.errors import BadInput
+from crl.protocols import Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
+
+NAMES = (
+    "red", "blue", "green", "black", "white", "amber", "silver", "golden",
+    "grey", "pink", "brown", "purple", "orange", "yellow", "violet", "copper",
+)  # fmt: skip
+"""Shrines of worlds."""
+PRACTICE_NAMES = (
+    "tall", "round", "old", "cold", "dark", "bright", "quiet", "narrow",
+    "broken", "hollow", "great", "small", "long", "high", "low", "wide",
+)  # fmt: skip
+"""Shrines of practice."""
+THINGS = (
+    "bell", "coin", "book", "ring", "cup", "flag", "stone", "mask", "shell", "apple", "rose", "clock", "wheel", "salt",
+    "seed", "leaf", "bone", "thread", "glass", "milk", "bread", "wine", "egg", "horn",
+)  # fmt: skip
+"""What may lie there; a config uses the first so many. Each is one token of common tokenizers, as are the names."""
+HELD_OUT_SHARE = 0.25
+_ATTEMPTS = 10_000
+_TRUE, _FULL, _REFUSED = 0.8, 0.55, 0.35
+"""Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """One game: the shrine's name, its rule, and the things that lie before it, in the order they are listed."""
+
+    name: str
+    rule: tuple[str, ...]
+    things: tuple[str, ...]
+
+
+def hidden_rule(config: ShrinesConfig) -> tuple[str, ...]:
+    """The rule of the config's shrine in its world."""
+    generator = np.random.default_rng(np.random.SeedSequence([config.world, config.shrine]))
+    return _drawn_rule(config, NAMES[config.shrine], generator, reserved=True)
+
+
+def draw_game(config: ShrinesConfig, seed: int) -> Game:
+    """The game of a seed, held out or not as the seed says. Raises BadInput where no set of things is on that side."""
+    generator = np.random.default_rng(np.random.SeedSequence([config.world, config.shrine, seed]))
+    name, rule = NAMES[config.shrine], hidden_rule(config)
+    if config.practice:
+        name = PRACTICE_NAMES[int(generator.integers(len(PRACTICE_NAMES)))]
+        rule = _drawn_rule(config, name, generator, reserved=False)
+    others = [thing for thing in THINGS[: config.things] if thing not in rule]
+    for _ in range(_ATTEMPTS):
+        decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.shown - config.steps]]
+        lying = [*rule, *decoys]
+        if is_held_out(lying) is (seed >= config.held_out_from):
+            return Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
+    side = "held out" if seed >= config.held_out_from else "left for training"
+    raise BadInput(
+        f"of the things that may lie before the {name} shrine no set is {side}",
+        expected="some sets on either side",
+        where=f"environment shrines, {config.things} things of which {config.shown} are shown",
+        next_step="raise things or shown, or choose another world",
+    )
+
+
+def is_held_out(things: Sequence[str]) -> bool:
+    """Whether a set of things is for evaluation only, in whatever order they lie."""
+    return hashlib.sha256(" ".join(sorted(things)).encode()).digest()[0] < 256 * HELD_OUT_SHARE
+
+
+def check_shrines(config: ShrinesConfig) -> None:
+    """Raise BadInput where there is nothing to train on or nothing to hold out."""
+    for seed in (0, config.held_out_from):
+        draw_game(config, seed)
+
+
+@dataclass
+class _Slot:
+    game: Game
+    left: list[str] = field(default_factory=list)
+    taken: int = 0
+    turns: int = 0
+    done: bool = False
+
+
+class ShrinesEnvironment:
+    """A wave of games at one shrine (protocols `Environment`, `Judge`, `Teacher`). Reward is 1 when it opens, else 0.
+
+    A refused offering ends the game as a failure, `max_turns` at the turn limit. An action is the name of a thing.
+    """
+
+    def __init__(self, config: ShrinesConfig) -> None:
+        self.config = config
+        self._slots: list[_Slot] = []
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i."""
+        games = [draw_game(self.config, seed) for seed in seeds]
+        self._slots = [_Slot(game, list(game.things)) for game in games]
+        return [
+            Start(
+                f"Open the {game.name} shrine: offer {self.config.steps} of these things, in its own order.",
+                _lying(game.things),
+                game.things,
+            )
+            for game in games
+        ]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        for index in actions:
+            if self._slots[index].done:
+                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        legal = action in slot.left
+        told, reason = _lying(slot.left), None
+        if action is not None and legal:
+            if action == slot.game.rule[slot.taken]:
+                slot.left.remove(action)
+                slot.taken += 1
+                opened = slot.taken == len(slot.game.rule)
+                reason = StopReason.success if opened else None
+                told = f"The shrine takes the {action}" + (" and opens." if opened else f". {_lying(slot.left)}")
+            else:
+                reason = StopReason.failure
+                told = f"The shrine refuses the {action} and stays shut."
+        if reason is None and slot.turns >= self.config.max_turns:
+            reason, told = StopReason.turn_limit, "No turns are left."
+        slot.done = reason is not None
+        success = reason is StopReason.success
+        feedback = "" if legal else "That names nothing that lies here."
+        actions = () if slot.done else tuple(slot.left)
+        return Step(told, actions, legal, feedback, slot.done, success, float(success), reason)
+
+    def oracle(self, slot: int) -> str | None:
+        """The next thing of the rule; None when the episode is done."""
+        state = self._slots[slot]
+        return None if state.done else state.game.rule[state.taken]
+
+    def truth(self, text: str) -> float | None:
+        """How much of what a note says about this shrine is right: the share of its claims; None: it claims nothing.
+
+        A metric for people. Nothing that is trained may see it.
+        """
+        claim = read_claim(text)
+        if claim is None or self.config.practice:
+            return None
+        return claim.truth(hidden_rule(self.config))
+
+    def practice(self) -> ShrinesEnvironment:
+        """The same game at shrines whose rules no world has."""
+        return ShrinesEnvironment(self.config.model_copy(update={"practice": True}))
+
+    def hint(self, slot: int, random: np.random.Generator, *, true: bool = True) -> str | None:
+        """A note to show in a demonstration: the whole rule, its beginning, or what is refused; None: no note.
+
+        With `true` False one thing of it is wrong, as a note from another player may be.
+        """
+        game = self._slots[slot].game
+        if random.random() >= _TRUE:
+            return None
+        known = len(game.rule) if random.random() < _FULL else int(random.integers(len(game.rule)))
+        taken = list(game.rule[:known])
+        refused: list[str] = []
+        wrong = [thing for thing in game.things if thing not in game.rule[: known + 1]]
+        if known < len(game.rule) and wrong and (not taken or random.random() < _REFUSED):
+            count = int(random.integers(1, len(wrong) + 1)) if not taken else 1
+            refused = [str(thing) for thing in random.permutation(wrong)[:count]]
+        if not true and taken:
+            place = int(random.integers(len(taken)))
+            others = [thing for thing in game.things if thing not in taken]
+            if others:
+                taken[place] = str(random.choice(others))
+                refused = [thing for thing in refused if thing not in taken]
+        return write_claim(game.name, Claim(tuple(taken), tuple(refused)))
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a careful player would write after a game, from what it showed and the note that guided it."""
+        return lesson_of(episode, turns)
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._slots = []
+
+
+def _lying(things: Sequence[str]) -> str:
+    return f"Here are: {', '.join(things)}."
+
+
+def _drawn_rule(config: ShrinesConfig, name: str, generator: np.random.Generator, *, reserved: bool) -> tuple[str, ...]:
+    """A rule of a shrine on one side of the hash that reserves rules for worlds."""
+    for _ in range(_ATTEMPTS):
+        rule = tuple(THINGS[int(index)] for index in generator.permutation(config.things)[: config.steps])
+        if (hashlib.sha256(" ".join(rule).encode()).digest()[0] < 64) is reserved:
+            return rule
+    raise BadInput(
+        f"no rule was found for the {name} shrine",
+        expected="more things to choose from",
+        where=f"environment shrines, {config.things} things, {config.steps} steps",
+        next_step="raise things",
+    )

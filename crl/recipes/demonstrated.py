@@ -1,0 +1,185 @@
+"""Demonstrations in the tasks' own environments (`warm_start.demonstrations: oracle` or `random`).
+
+The actor imitates an oracle of the environment, or random legal actions, on training seeds; the extractor imitates
+templates over episodes that the warm actor really played. Everything goes through rollout and extractor themselves (a
+scripted policy speaks), so token records are exact. Practice games, for environments that have them, are in
+`practice.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from crl.bank.segments import text_digest
+from crl.extractor.distill import distill_wave, items_of
+from crl.extractor.formats import ParsedOperation, write_operations
+from crl.extractor.outputs import Distilled
+from crl.protocols import Chat, Environment, Start, Step
+from crl.recipes.context import StageContext
+from crl.recipes.plan import task_of
+from crl.recipes.scripted import ScriptedPolicy
+from crl.recipes.waves import play
+from crl.recipes.weights import weights_of
+from crl.records import QUESTION, Episode, Turn
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+
+WAVE = 16
+"""Most demonstrations played side by side."""
+
+
+class _Watched:
+    """An environment that remembers which actions are legal, for moves where its oracle knows none or is not asked."""
+
+    def __init__(self, environment: Environment, seed: np.random.SeedSequence, *, asked: bool) -> None:
+        self._environment, self._random, self._asked = environment, np.random.default_rng(seed), asked
+        self._actions: dict[int, tuple[str, ...]] = {}
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        starts = self._environment.reset_many(seeds)
+        self._actions = {slot: start.actions for slot, start in enumerate(starts)}
+        return starts
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        steps = self._environment.step_many(actions)
+        self._actions |= {slot: step.actions for slot, step in steps.items()}
+        return steps
+
+    def oracle(self, slot: int) -> str | None:
+        """The oracle's move where it is asked and knows one, else a random legal one: then only form is taught."""
+        move = self._environment.oracle(slot) if self._asked else None
+        return move or str(self._random.choice(self._actions[slot]))
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def played_by_script(
+    ctx: StageContext, chat: Chat, context: int, episodes: int, *, by_oracle: bool, weights_digest: str
+) -> list[PlayedEpisode]:
+    """Episodes of the oracle, or of random legal actions: what the actor imitates."""
+    tag = ctx.method.rollout.action_format == "tag"
+    played: list[PlayedEpisode] = []
+    for wave in _waves(ctx, episodes):
+        environment = _Watched(
+            ctx.services.environment(wave[0].task.family), ctx.seed("oracle", len(played)), asked=by_oracle
+        )
+
+        def say(row: int, environment: _Watched = environment) -> str:
+            action = environment.oracle(row) or ""
+            return f"<action>{action}</action>" if tag else action
+
+        played += play(
+            ctx,
+            ScriptedPolicy(chat, context, say),
+            wave,
+            sampling=ctx.method.actor.sampling,
+            weights_digest=weights_digest,
+            environment=environment,
+        )
+    return played
+
+
+def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
+    """Demonstration episodes on training seeds, spread over the families, cut into waves of one family."""
+    families = ctx.method.families
+    waves = []
+    for index, family in enumerate(families):
+        count = episodes // len(families) + (index < episodes % len(families))
+        drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=count)
+        seeds = [family.train_seeds.start + int(value) for value in drawn]
+        # At least two waves: the extractor's second half is guided by what was written about the first.
+        width = min(WAVE, max(1, -(-count // 2)))
+        for at in range(0, count, width):
+            part = seeds[at : at + width]
+            starts = ctx.services.environment(family.name).reset_many(part)
+            waves.append(
+                [
+                    EpisodeSlot(
+                        task=task_of(
+                            ctx,
+                            start,
+                            episode_id=f"{ctx.stage.name}-{family.name}-{at + offset:05d}",
+                            family=family.name,
+                            group=at + offset,
+                            environment_seed=seed,
+                        )
+                    )
+                    for offset, (seed, start) in enumerate(zip(part, starts, strict=True))
+                ]
+            )
+    return waves
+
+
+def written_by_template(
+    ctx: StageContext, chat: Chat, context: int, episodes: int, *, weights_digest: str
+) -> tuple[list[PlayedEpisode], list[Distilled]]:
+    """Episodes that the warm actor played, and templates about them: what the extractor imitates.
+
+    The first half of the episodes is free and gets `add`; the second half is guided by what was written about the
+    first, so that `update` and `return` occur where they belong. `chat` and `context` are the extractor's.
+    """
+    actor = weights_of(ctx, "actor", stage="update_actor")
+    policy = ctx.services.policy("actor", actor)
+    waves = _waves(ctx, episodes)
+    played: list[PlayedEpisode] = []
+    results: list[Distilled] = []
+    for index, wave in enumerate(waves):
+        notes = [each.operations[0].text for each in results if each.operations and each.operations[0].text]
+        slots = _guided(wave, notes) if notes and index >= len(waves) / 2 else wave
+        finished = play(ctx, policy, slots, sampling=ctx.method.actor.sampling, weights_digest=actor.weights_digest)
+        items = items_of(
+            [each.episode for each in finished],
+            [turn for each in finished for turn in each.turns],
+            ctx.method.distill.model_copy(update={"episodes": "all"}),
+        )
+        said = [template_output(item.episode, item.turns, ctx.method.distill.format) for item in items]
+        batch = ctx.method.distill.batch
+        for at in range(0, len(items), batch):
+            part = said[at : at + batch]
+            results += distill_wave(
+                ScriptedPolicy(chat, context, lambda row, part=part: part[row]),  # type: ignore[misc]
+                items[at : at + batch],
+                method=ctx.method,
+                seed_of=lambda distillation_id: ctx.seed(distillation_id),
+                weights_digest=weights_digest,
+                round=ctx.round,
+            )
+        played += finished
+        ctx.progress(len(played), sum(len(each) for each in waves))
+    return played, results
+
+
+def template_output(episode: Episode, turns: Sequence[Turn], form: Literal["json", "lines"]) -> str:
+    """A plain, true sentence about an episode, as the operation that fits: form without judgement."""
+    actions = [turn.action for turn in turns if turn.action and turn.action != QUESTION]
+    moves = ", ".join(actions[:6]) or "nothing legal"
+    if episode.success:
+        text = f"From such a start, {moves} reached the goal."
+    else:
+        text = f"From such a start, {moves} did not reach the goal; try another way."
+    if not episode.guided:
+        operation = ParsedOperation("add", text)
+    elif episode.success:
+        operation = ParsedOperation("return")
+    else:
+        operation = ParsedOperation("update", text)
+    return write_operations([operation], form)
+
+
+def _guided(wave: Sequence[EpisodeSlot], notes: Sequence[str]) -> list[EpisodeSlot]:
+    """Half of a wave guided by notes, which no bank holds: these episodes exist to be written about."""
+    return [
+        dataclasses.replace(
+            slot,
+            entry_id=f"warm-{index:05d}",
+            content_digest=text_digest(notes[index % len(notes)]),
+            experience=notes[index % len(notes)],
+        )
+        if index % 2 == 0
+        else slot
+        for index, slot in enumerate(wave)
+    ]
