@@ -204,12 +204,10 @@ class WarmStartConfig(Model):
     )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
-    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
+    # Left out of the digest at its default: experiments frozen before it existed keep theirs.
     schedule: Literal["constant", "cosine"] = Field(
         "constant",
         exclude_if=lambda value: value == "constant",
         description="Learning rate over the steps: as it is, or falling to 0 in half a cosine.",
     )
-    rising_steps: int = Field(
-        0, ge=0, exclude_if=lambda value: value == 0, description="Steps in which the learning rate rises from 0."
-    )
+    warmup_steps: int = Field(0, ge=0, description="Steps in which the learning rate rises from 0.")

@@ -33,7 +33,10 @@ class OptimizerConfig(Model):
     """Optimiser of a role."""
 
     kind: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or plain SGD (for comparing gradients).")
-    learning_rate: float = Field(1e-6, gt=0, le=10, description="Constant learning rate.")
+    learning_rate: float = Field(1e-6, gt=0, le=10, description="Learning rate; constant after the warm-up.")
+    warmup_steps: int = Field(
+        0, ge=0, le=1_000_000, description="Updates over which it rises from 0: the n-th has n / warmup_steps of it."
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")
     gradient_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0 does not clip.")

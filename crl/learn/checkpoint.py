@@ -4,7 +4,7 @@ Layout of a checkpoint directory::
 
     model.safetensors, config.json, generation_config.json          full weights (float32), or
     adapter_model.safetensors, adapter_config.json                  the adapter alone (peft layout)
-    deepspeed/engine.json                                           ZeRO stage, ranks, optimiser: what the state fits
+    deepspeed/engine.json                                           ZeRO stage, ranks, optimiser; updates so far
     deepspeed/optimizer-rank00000.safetensors                       this rank's part of the optimiser state
 
 The state is written here rather than by DeepSpeed's `save_checkpoint`, whose files repeat the weights once or twice
@@ -90,22 +90,24 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tenso
         optimizer.state[part][name] = value.to(part.device) if value.dim() > 0 else value
 
 
-def write_engine(directory: Path, engine: Mapping[str, Any]) -> None:
-    """Write what the optimiser state was made by."""
+def write_engine(directory: Path, engine: Mapping[str, Any], updates: int) -> None:
+    """Write what the optimiser state was made by, and in how many updates."""
     path = directory / ENGINE_DIRECTORY / "engine.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(engine), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    content = {**engine, "updates": updates}
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def has_optimizer(directory: Path, engine: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint holds optimiser state, of the same engine; a supervised start leaves none.
+def optimizer_updates(directory: Path, engine: Mapping[str, Any]) -> int | None:
+    """Updates that made the checkpoint's optimiser state; None where it has none: a supervised start leaves none.
 
     Raises FrozenMethodChanged where it was made with another ZeRO stage, number of ranks or optimiser.
     """
     path = directory / ENGINE_DIRECTORY / "engine.json"
     if not path.is_file():
-        return False
+        return None
     found = json.loads(path.read_text(encoding="utf-8"))
+    updates = found.pop("updates", 0)
     if found != dict(engine):
         raise FrozenMethodChanged(
             f"the optimiser state was written by {found}",
@@ -113,4 +115,4 @@ def has_optimizer(directory: Path, engine: Mapping[str, Any]) -> bool:
             where=str(path),
             next_step="train with the settings of the run, or start a new experiment from these weights",
         )
-    return True
+    return int(updates)

@@ -84,8 +84,12 @@ class Trainer:
         self._engine = require_deepspeed(engine)
         self._parts = self._stepped_tensors(trainable)
         self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
-        if checkpoint is not None and checkpoints.has_optimizer(checkpoint, self._signature):
+        self._updates = 0
+        """Steps that the optimiser has taken, in this process or before: the warm-up goes by them."""
+        updates = None if checkpoint is None else checkpoints.optimizer_updates(checkpoint, self._signature)
+        if checkpoint is not None and updates is not None:
             checkpoints.load_optimizer(self._optimizer, self._parts, checkpoint, self._state_rank)
+            self._updates = updates
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -121,7 +125,11 @@ class Trainer:
             inspect(self._gradients())
         norm = self._plain_gradient_norm()
         before = [part.detach().clone() for part in self._parts]
+        rate = learning_rate(self.role.optimizer, self._updates + 1)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         self._engine.step()
+        self._updates += 1
         if norm is None:
             norm = float(self._engine.get_global_grad_norm() or 0.0)
         if not math.isfinite(norm):
@@ -136,6 +144,7 @@ class Trainer:
         figures |= {
             "loss": loss,
             "grad_norm": norm,
+            "learning_rate": rate,
             "update_norm": self._update_norm(before),
             "tokens": statistics.tokens,
             "ratio_mean": statistics.ratio_sum / tokens,
@@ -261,7 +270,7 @@ class Trainer:
         whole = self.weights()
         if self._ranks.rank == 0:
             checkpoints.save_weights(self._engine.module.model, whole, directory)
-            checkpoints.write_engine(directory, self._signature)
+            checkpoints.write_engine(directory, self._signature, self._updates)
         if self._ranks.rank == self._state_rank:
             checkpoints.save_optimizer(self._optimizer, self._parts, directory, self._ranks.rank)
         if self._ranks.size > 1:
@@ -312,6 +321,13 @@ def require_deepspeed(engine: Any) -> Any:
             next_step="check the installation with `crl doctor`",
         )
     return engine
+
+
+def learning_rate(config: OptimizerConfig, update: int) -> float:
+    """The rate of an update (the first is 1): it rises in a line from 0, which no update has, and then stays."""
+    return (
+        config.learning_rate * min(1.0, update / config.warmup_steps) if config.warmup_steps else config.learning_rate
+    )
 
 
 def _optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

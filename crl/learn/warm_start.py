@@ -138,7 +138,7 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
                 gradient_accumulation_steps=1,
                 learning_rate=config.learning_rate,
                 lr_scheduler_type=_schedule(config),
-                warmup_steps=config.rising_steps,
+                warmup_steps=config.warmup_steps,
                 adam_beta1=role.optimizer.betas[0],
                 adam_beta2=role.optimizer.betas[1],
                 weight_decay=role.optimizer.weight_decay,
@@ -192,8 +192,8 @@ def next_token_loss(model: Any, inputs: dict[str, Any], learnt: Any) -> torch.Te
 
 
 def _schedule(config: WarmStartConfig) -> str:
-    """The trainer's name for the schedule: its `constant` ignores the rising steps."""
-    if config.schedule == "constant" and config.rising_steps:
+    """The trainer's name for the schedule: its `constant` ignores the warm-up."""
+    if config.schedule == "constant" and config.warmup_steps:
         return "constant_with_warmup"
     return config.schedule
 

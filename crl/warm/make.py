@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 RECORD = "warm_start.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "trl", "numpy")
 _NEW_TOKENS = 24
-_RISING_STEPS = 100
+_WARMUP_STEPS = 100
 _BETAS = (0.9, 0.98)
 Say = Callable[[str], None]
 
@@ -224,7 +224,7 @@ def _train(
             epochs=training.epochs,
             learning_rate=training.learning_rate,
             schedule="cosine",
-            rising_steps=_RISING_STEPS,
+            warmup_steps=_WARMUP_STEPS,
         ),
         seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,

@@ -160,6 +160,38 @@ def test_plain_sgd_moves_by_the_learning_rate_times_the_clipped_gradient(
         assert clipped["update_norm"] == pytest.approx(0.5 * clip, rel=1e-3)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_on_from_there(
+    base_model: Path, random_samples: MakeSamples, tmp_path: Path, stage: int
+) -> None:
+    samples = random_samples(4)
+    config = role(stage=stage, kind="sgd", learning_rate=0.5, gradient_clip=0, warmup_steps=3)
+    one = trainer(config, base_model)
+    straight = []
+    for number in range(1, 5):
+        straight.append(one.update(samples, ActorObjective()))
+        one.save(tmp_path / str(number))
+        one.update([dataclasses.replace(sample, advantage=0.0) for sample in samples], ActorObjective())  # no step
+    one.dispose()
+    assert [each["learning_rate"] for each in straight] == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5])
+    for each in straight:  # the rate that is told is the one that moved the weights
+        assert each["update_norm"] == pytest.approx(each["learning_rate"] * each["grad_norm"], rel=1e-3)
+    for number in range(1, 4):
+        resumed = trainer(config, base_model, tmp_path / str(number))
+        assert resumed.update(samples, ActorObjective()) == straight[number]
+        resumed.save(tmp_path / f"resumed{number}")
+        resumed.dispose()
+        assert digests(tmp_path / f"resumed{number}") == digests(tmp_path / str(number + 1))
+
+
+def test_without_warm_up_the_rate_is_the_configured_one(base_model: Path, random_samples: MakeSamples) -> None:
+    assert OptimizerConfig().warmup_steps == 0
+    one = trainer(role(), base_model)
+    figures = one.update(random_samples(4), ActorObjective())
+    one.dispose()
+    assert figures["learning_rate"] == 1e-2
+
+
 def test_log_probabilities_are_those_of_a_plain_forward_pass(base_model: Path, random_samples: MakeSamples) -> None:
     """Narrowing the vocabulary head changes nothing: stored values taken from full logits give ratio 1."""
     from transformers import AutoModelForCausalLM
