@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -153,9 +153,15 @@ class ExtractorObjective(Model):
     clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
     clip_high: float = Field(0.1, gt=0, description="ε_high of eq. 3.")
     batch: int = Field(64, ge=2, description="|B_φ|: outputs an update; training waits until so many are scored.")
+    max_batches: int = Field(8, ge=1, le=1024, description="Most updates a round; each takes a full batch.")
     alpha: float = Field(0.5, ge=0, description="α of eq. 7.")
     delta: int = Field(1, ge=0, description="δ of eq. 7, in rounds.")
-    malformed_reward: float = Field(-2.0, ge=-10, le=10, description="Reward of a malformed output.")
+    malformed_reward: Literal["none"] | Annotated[float, Field(ge=-10, le=10)] = Field(
+        -2.0, description="Reward of a malformed output; none: unscored, as in the paper."
+    )
+    baseline: Literal["all", "used"] = Field(
+        "all", description="Mean reward of the whole batch, or of its outputs that are not malformed."
+    )
     return_reward: Literal["none", "free_mean"] | float = Field(
         "none", description="Reward of `return`: unscored, the free twins' outcome, or a number."
     )

@@ -1,13 +1,16 @@
 """The extractor's buffer: outputs on their way to training (section 3), and the reweighting of eq. 7.
 
-An output enters at its first use (a malformed one at once, a `return` if it is scored), collects uses until it is
-trained, and may re-enter with new uses. An update takes the oldest; the rest wait and are never dropped. Pure
-functions: buffer rows of the last round in, buffer rows of this round out.
+An output enters at its first use (a malformed one at once, where it is scored; a `return` as well), collects uses until
+it is trained, and may re-enter with new uses. An output whose text the bank held already enters too and shares the uses
+of that text from then on: repeating what is known is no way out of being scored. An update takes the oldest; a round
+trains as many batches as are full. What can never be used again (its text left the bank) ends with a reason; nothing
+else is dropped. Pure functions: buffer rows of the last round in, buffer rows of this round out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from crl.config import ExtractorObjective
@@ -28,10 +31,13 @@ def reweight(train_count: int, last_trained_round: int | None, *, round: int, co
 def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     """Last round's rows as they stand now: what was selected has been trained and waits for new uses.
 
-    A malformed output or a `return` cannot be used again, so its row ends with the round that trained it.
+    A malformed output or a `return` cannot be used again, so its row ends with the round that trained it; so does that
+    of an output that was dropped.
     """
     items = {}
     for item in previous:
+        if item.status == "dropped":
+            continue
         if item.status == "selected":
             if item.kind != "used":
                 continue
@@ -45,7 +51,7 @@ def _scored_at_once(
 ) -> tuple[str, float] | None:
     """(kind, reward) of an output that is scored without a use; None for one that waits for uses, or is unscored."""
     if row.verdict == "malformed":
-        return "malformed", config.malformed_reward
+        return None if config.malformed_reward == "none" else ("malformed", float(config.malformed_reward))
     if row.verdict != "return" or config.return_reward == "none":
         return None
     if config.return_reward == "free_mean":
@@ -63,102 +69,148 @@ def fill_buffer(
     config: ExtractorObjective,
     origins: Mapping[str, tuple[int, str]],
     free_means: Mapping[str, float],
+    imported: Set[str] = frozenset(),
+    repeats: Mapping[str, Sequence[str]] | None = None,
+    held: Set[str] | None = None,
 ) -> list[BufferItem]:
     """The buffer after this round's uses and outputs, oldest entry first.
 
-    `uses` add themselves and their reward to the output that wrote the text; `distillations` are the outputs written
-    this round (distill and merge). `origins` says for an output by generation id which (round, stage) wrote it; it is
-    read for outputs that enter. `free_means` is `credit.free_means` of this round's episodes, for
-    `return_reward: free_mean` (a `return` whose group has no free member stays unscored). New items enter in the order
-    of first use, then in the order of `distillations`. Raises RecordDamaged for a used output without an origin.
+    `uses` add themselves and their reward to the output that wrote the text, and to those that repeated it since;
+    `distillations` are the outputs written this round (distill and merge). `origins` says for an output by generation
+    id which (round, stage) wrote it; it is read for outputs that enter. `free_means` is `credit.free_means` of this
+    round's episodes, for `return_reward: free_mean` (a `return` whose group has no free member stays unscored).
+    `imported` are outputs of another run, whose uses train nobody here but those that repeat their texts.
+    `repeats` gives, for outputs of this round whose text the bank held already, the outputs that wrote that text.
+    `held` are the outputs whose texts the bank holds after the round (None: unknown): what has no use and no text there
+    is dropped. New items enter in the order of first use, then in the order of `distillations`. Raises RecordDamaged
+    for a used output without an origin.
     """
     items = _settled(previous)
+    repeated_by: dict[str, list[str]] = defaultdict(list)
+    for item in items.values():
+        for generation_id in item.repeats:
+            repeated_by[generation_id].append(item.generation_id)
     entered = 0
 
-    def enter(generation_id: str, kind: str, origin: tuple[int, str]) -> BufferItem:
+    def enter(generation_id: str, kind: str, origin: tuple[int, str], repeated: Sequence[str] = ()) -> BufferItem:
         nonlocal entered
         order = round * _ORDERS_A_ROUND + entered
         entered += 1
         return BufferItem(
             generation_id=generation_id, generation_round=origin[0], generation_stage=origin[1], kind=kind,
             entered_round=round, entered_order=order, uses=0, score_sum=0.0, train_count=0,
-            last_trained_round=None, status="waiting", reason=None,
+            last_trained_round=None, status="waiting", reason=None, repeats=list(repeated),
         )  # fmt: skip
 
     for use in uses:
-        generation_id = use.generation_id
-        item = items.get(generation_id)
-        if item is None:
-            if generation_id not in origins:
-                raise RecordDamaged(
-                    f"experience {use.entry_id} was used, but nothing says which stage wrote {generation_id}",
-                    expected="the bank's snapshot to name the output behind every text",
-                    where=f"round {use.round}, episode {use.episode_id}",
-                    next_step="run `crl verify` on the run",
-                )
-            item = enter(generation_id, "used", origins[generation_id])
-        elif item.status == "trained":
-            fresh = enter(generation_id, item.kind, (item.generation_round, item.generation_stage))
-            item = replace(fresh, train_count=item.train_count, last_trained_round=item.last_trained_round)
-        items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
+        for generation_id in (use.generation_id, *repeated_by[use.generation_id]):
+            if generation_id in imported:
+                continue
+            known = items.get(generation_id)
+            if known is None:
+                if generation_id not in origins:
+                    raise RecordDamaged(
+                        f"experience {use.entry_id} was used, but nothing says which stage wrote {generation_id}",
+                        expected="the bank's snapshot to name the output behind every text",
+                        where=f"round {use.round}, episode {use.episode_id}",
+                        next_step="run `crl verify` on the run",
+                    )
+                item = enter(generation_id, "used", origins[generation_id])
+            elif known.status == "trained":
+                origin = (known.generation_round, known.generation_stage)
+                fresh = enter(generation_id, known.kind, origin, known.repeats)
+                item = replace(fresh, train_count=known.train_count, last_trained_round=known.last_trained_round)
+            else:
+                item = known
+            items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
     for row in distillations:
+        origin = origins.get(row.generation_id, (row.round, row.kind))
         scored = _scored_at_once(row, config, free_means)
         if scored is not None:
             kind, reward = scored
-            item = enter(row.generation_id, kind, origins.get(row.generation_id, (row.round, row.kind)))
-            items[row.generation_id] = replace(item, uses=1, score_sum=reward)
-    return sorted(items.values(), key=lambda item: item.entered_order)
+            items[row.generation_id] = replace(enter(row.generation_id, kind, origin), uses=1, score_sum=reward)
+        elif repeats and row.generation_id in repeats:
+            items[row.generation_id] = enter(row.generation_id, "used", origin, repeats[row.generation_id])
+    kept = [item if held is None else _while_held(item, held) for item in items.values()]
+    return sorted(kept, key=lambda item: item.entered_order)
 
 
-def select_batch(
+def _while_held(item: BufferItem, held: Set[str]) -> BufferItem:
+    """The item, dropped where no use of it can come any more."""
+    if item.uses or not held.isdisjoint((item.generation_id, *item.repeats)):
+        return item
+    return replace(item, status="dropped", reason="text_left_bank")
+
+
+def select_batches(
     buffer: Sequence[BufferItem], config: ExtractorObjective, *, round: int
-) -> tuple[list[BufferItem], list[BufferItem]]:
-    """The batch of this round's update, and the buffer after it.
+) -> tuple[list[list[BufferItem]], list[BufferItem]]:
+    """The batches of this round's updates, oldest first, and the buffer after them.
 
-    The oldest `config.batch` ripe items by order of entry, or nothing when fewer are ripe. The selected items are
-    returned as they stand **before** this training (eq. 7 counts earlier ones); in the buffer returned they have
-    status `selected`, one more training and this round as the last. All others are unchanged.
+    As many batches of `config.batch` ripe items as there are, at most `config.max_batches`. An item is ripe once it has
+    a use, unless eq. 7 gives it weight 0 (within delta rounds of its last training): training it would spend its uses
+    for no gradient and shift the batch's baseline, so it keeps waiting.
 
-    Eq. 7 gives weight 0 within delta rounds of the last training. Training such an item would spend its uses for no
-    gradient and shift the batch's baseline, so it keeps waiting and is ripe when its weight is no longer 0.
+    A batch takes the oldest. Equal rewards have no advantage and train nothing, so where the oldest are all equal the
+    last place goes to the oldest item with another reward; where there is none, nothing is taken and all keep waiting.
+
+    The selected items are returned as they stand **before** this training (eq. 7 counts earlier ones); in the buffer
+    returned they have status `selected`, one more training and this round as the last. All others are unchanged.
     """
     ripe = [
         item
         for item in sorted(buffer, key=lambda item: item.entered_order)
         if item.status == "waiting"
+        and item.uses > 0
         and reweight(item.train_count, item.last_trained_round, round=round, config=config) > 0
     ]
-    if len(ripe) < config.batch:
-        return [], list(buffer)
-    selected = ripe[: config.batch]
-    chosen = {item.generation_id for item in selected}
+    batches: list[list[BufferItem]] = []
+    while len(ripe) >= config.batch and len(batches) < config.max_batches:
+        batch = ripe[: config.batch]
+        if _mean_reward(batch[0]) == min(map(_mean_reward, batch)) == max(map(_mean_reward, batch)):
+            other = next((item for item in ripe if _mean_reward(item) != _mean_reward(batch[0])), None)
+            if other is None:
+                break
+            batch[-1] = other
+        taken = {item.generation_id for item in batch}
+        ripe = [item for item in ripe if item.generation_id not in taken]
+        batches.append(batch)
+    chosen = {item.generation_id for batch in batches for item in batch}
     after = [
         replace(item, status="selected", train_count=item.train_count + 1, last_trained_round=round)
         if item.generation_id in chosen
         else item
         for item in buffer
     ]
-    return selected, after
+    return batches, after
+
+
+def _mean_reward(item: BufferItem) -> float:
+    return item.score_sum / item.uses
 
 
 def buffer_metrics(
     buffer: Sequence[BufferItem], *, round: int, config: ExtractorObjective, stage: str = "credit"
 ) -> list[Metric]:
-    """How full the buffer is, of what, and how long its oldest item has waited (rounds).
+    """How full the buffer is, of what, and how long its oldest scored item has waited (rounds).
 
-    A round trains one batch at most and nothing is ever dropped, so more scored outputs a round than a batch holds make
-    a backlog that only grows: more than two batches waiting is an alarm.
+    What is scored and was not trained although it fills more than two batches will be trained ever later: an alarm.
     """
-    waiting = [item for item in buffer if item.status == "waiting"]
-    figures = {f"buffer_{status}": sum(item.status == status for item in buffer) for status in ("waiting", "selected")}
+    waiting = [item for item in buffer if item.status == "waiting" and item.uses > 0]
+    figures: dict[str, float] = {
+        "buffer_waiting": len(waiting),
+        "buffer_unused": sum(item.status == "waiting" and not item.uses for item in buffer),
+        "buffer_selected": sum(item.status == "selected" for item in buffer),
+        "buffer_dropped": sum(item.status == "dropped" for item in buffer),
+    }
     for kind in ("used", "malformed", "return"):
         figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
     figures["buffer_oldest_wait"] = max((round - item.entered_round for item in waiting), default=0)
     alarms = {}
     if len(waiting) > 2 * config.batch:
         alarms["buffer_waiting"] = (
-            f"{len(waiting)} outputs wait for batches of {config.batch}, one a round: they are trained ever later; "
-            "raise extractor_objective.batch, or distil fewer episodes"
+            f"{len(waiting)} scored outputs wait for batches of {config.batch}, at most {config.max_batches} a round: "
+            "raise extractor_objective.max_batches, unless all of their rewards are equal"
         )
     return [
         Metric(round=round, stage=stage, name=name, value=float(value), alarm=alarms.get(name))

@@ -5,6 +5,7 @@ Ids, masks and behaviour log-probabilities are copied from the token record: wha
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -99,32 +100,42 @@ def grpo_samples(
 
 
 def cispo_samples(
-    selected: Sequence[BufferItem],
+    batches: Sequence[Sequence[BufferItem]],
     generations: Mapping[str, Generation],
     config: ExtractorObjective,
     *,
     round: int,
     role: str = "extractor",
 ) -> list[Sample]:
-    """One sample a selected output, in the order given (eq. 3): r = score_sum / uses, advantage = r - mean(r).
+    """One sample a selected output, in the order given (eq. 3): r = score_sum / uses, advantage = r - baseline.
 
-    `selected` is the batch of :func:`crl.learn.buffer.select_batch`, so its training counts are those of earlier
-    updates; the weight is w(m) of eq. 7.
+    `batches` are those of :func:`crl.learn.buffer.select_batches`, so training counts are those of earlier updates; the
+    weight is w(m) of eq. 7, and each batch is a step of its own. The baseline is the mean reward of the batch, or with
+    `baseline: used` that of its outputs that are not malformed: a flood of malformed outputs then does not make notes
+    that always fail look good.
     """
-    if not selected:
-        return []
-    rewards = [item.score_sum / item.uses for item in selected]
-    baseline = sum(rewards) / len(rewards)
-    return [
-        _sample(
-            generations,
-            item.generation_id,
-            round=round,
-            role=role,
-            objective="cispo",
-            reward=reward,
-            advantage=reward - baseline,
-            weight=reweight(item.train_count, item.last_trained_round, round=round, config=config),
-        )
-        for item, reward in zip(selected, rewards, strict=True)
-    ]
+    samples = []
+    for step, batch in enumerate(batches):
+        baseline = _baseline(batch, config)
+        for item in batch:
+            reward = item.score_sum / item.uses
+            sample = _sample(
+                generations,
+                item.generation_id,
+                round=round,
+                role=role,
+                objective="cispo",
+                reward=reward,
+                advantage=reward - baseline,
+                weight=reweight(item.train_count, item.last_trained_round, round=round, config=config),
+            )
+            samples.append(dataclasses.replace(sample, step=step))
+    return samples
+
+
+def _baseline(batch: Sequence[BufferItem], config: ExtractorObjective) -> float:
+    rewards = [item.score_sum / item.uses for item in batch]
+    if config.baseline == "used":
+        in_form = [reward for item, reward in zip(batch, rewards, strict=True) if item.kind != "malformed"]
+        rewards = in_form or rewards
+    return sum(rewards) / len(rewards)

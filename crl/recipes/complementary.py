@@ -111,7 +111,15 @@ CONSOLIDATE = Stage(
 CREDIT = Stage(
     name="credit",
     run=credit.credit,
-    reads=(Read("collect"), Read("plan"), Read("distill"), Read("merge"), BANK, Read("credit", -1)),
+    reads=(
+        Read("collect"),
+        Read("plan"),
+        Read("distill"),
+        Read("merge"),
+        BANK,
+        Read("consolidate"),
+        Read("credit", -1),
+    ),
     writes=(Credit, EntryScore, BufferItem, Sample, Metric),  # and what :func:`_switched` adds
 )
 UPDATE_ACTOR = update.update_stage("actor")

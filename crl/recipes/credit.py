@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crl.learn.buffer import buffer_metrics, fill_buffer, select_batch
+from crl.bank.segments import text_digest
+from crl.learn.buffer import buffer_metrics, fill_buffer, select_batches
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
@@ -18,6 +19,7 @@ from crl.learn.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.context import StageContext
 from crl.recipes.judge import verdicts_of
 from crl.records import (
+    BankEvent,
     BufferItem,
     Credit,
     Distillation,
@@ -26,6 +28,7 @@ from crl.records import (
     Episode,
     Generation,
     Metric,
+    Operation,
     Retrieval,
     Sample,
     StrippedContext,
@@ -46,22 +49,12 @@ def credit(ctx: StageContext) -> None:
     objective = ctx.method.extractor_objective
     before = ctx.rows(EntryUsefulness, "credit", -1)
     uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
-    written = _written(ctx, uses)
-    # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
-    imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
-    buffer = fill_buffer(
-        ctx.rows(BufferItem, "credit", -1),
-        [row for row in uses if row.generation_id not in imported],
-        [row for row in distillations if row.reason_code != UNTRAINABLE],
-        round=ctx.round,
-        config=objective,
-        origins=_origins(ctx, written),
-        free_means=free_means(episodes),
-    )
     trains = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
-    selected: list[BufferItem] = []
+    # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
+    buffer = _filled(ctx, uses, distillations, episodes) if "extractor" in ctx.recipe.trains else []
+    batches: list[list[BufferItem]] = []
     if "extractor" in trains:
-        selected, buffer = select_batch(buffer, objective, round=ctx.round)
+        batches, buffer = select_batches(buffer, objective, round=ctx.round)
     samples: list[Sample] = []
     distilled: list[Metric] = []
     if "actor" in trains:
@@ -71,7 +64,8 @@ def credit(ctx: StageContext) -> None:
         samples += stripped or []
         if stripped is not None:
             distilled.append(_metric(ctx, "self_distilled", len(stripped)))
-    samples += cispo_samples(selected, _generations_of(ctx, selected), objective, round=ctx.round)
+    generations_of = _generations_of(ctx, [item for batch in batches for item in batch])
+    samples += cispo_samples(batches, generations_of, objective, round=ctx.round)
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, "credit", -1), credits))
     # Where a use earns its outcome and no more, `credits` say it all.
@@ -85,11 +79,54 @@ def credit(ctx: StageContext) -> None:
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
         + output_health(distillations, round=ctx.round)
-        + buffer_metrics(buffer, round=ctx.round, config=objective)
+        + (buffer_metrics(buffer, round=ctx.round, config=objective) if "extractor" in ctx.recipe.trains else [])
         + reward_metrics(uses, objective, round=ctx.round)
         + judgement_metrics(judgements, round=ctx.round)
         + distilled,
     )
+
+
+def _filled(
+    ctx: StageContext,
+    uses: Sequence[UseReward],
+    distillations: Sequence[Distillation],
+    episodes: Sequence[Episode],
+) -> list[BufferItem]:
+    """The extractor's buffer with this round's uses and outputs."""
+    written = _written(ctx, uses)
+    # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
+    imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
+    bank = ctx.bank().table
+    return fill_buffer(
+        ctx.rows(BufferItem, "credit", -1),
+        uses,
+        [row for row in distillations if row.reason_code != UNTRAINABLE],
+        round=ctx.round,
+        config=ctx.method.extractor_objective,
+        origins=_origins(ctx, written),
+        free_means=free_means(episodes),
+        imported=imported,
+        repeats=_repeats(ctx, bank),
+        held=set(bank["generation_id"].to_pylist()),
+    )
+
+
+def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[str]]:
+    """By output of this round: the outputs that wrote the texts which it repeats, as the bank holds them now."""
+    events = ctx.table(BankEvent, "consolidate")
+    repeated = events.filter(pc.is_valid(events["repeats"])).select(["operation_id", "repeats", "reason"]).to_pylist()
+    holders = rows_with(bank, "entry_id", [row["repeats"] for row in repeated]).to_pylist()
+    holder_of = {row["entry_id"]: row for row in holders}
+    operations = {row.operation_id: row for stage in ("distill", "merge") for row in ctx.rows(Operation, stage)}
+    found: dict[str, list[str]] = {}
+    for row in repeated:
+        operation, holder = operations[row["operation_id"]], holder_of.get(row["repeats"])
+        if holder is None or holder["generation_id"] == operation.generation_id:
+            continue
+        # The holder may have been rewritten later in the round: then nothing holds the text any more.
+        if row["reason"] == "near_duplicate" or holder["content_digest"] == text_digest(operation.text or ""):
+            found.setdefault(operation.generation_id, []).append(holder["generation_id"])
+    return found
 
 
 def _self_distilled(

@@ -78,6 +78,9 @@ class BufferItem(Row):
     last_trained_round: A[int | None, "t_last of eq. 7"]
     status: A[str, "waiting, selected (trained this round), trained (waits for new uses) or dropped"]
     reason: A[str | None, "why it was dropped"]
+    repeats: A[list[str], "outputs whose text it wrote again: uses of these texts count for it, too"] = (
+        dataclasses.field(default_factory=list)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class Sample(Row):
     reward: A[float, "reward before the baseline"]
     advantage: A[float, "advantage of eq. 3 or 5; 1 for nll"]
     weight: A[float, "factor of this sample in the objective (subgroup weight, eq. 7)"]
+    step: A[int, "optimiser step of the update, from 0; samples of one step are one batch"] = 0
     temperature: A[float, "logits are divided by it, as when sampling"]
     token_ids: A[list[int], TOKENS, "whole sequence"]
     loss_mask: A[list[int], MASK, "1 on trained tokens"]

@@ -46,7 +46,7 @@ def test_rewards_baseline_and_weights_of_a_random_batch(seed: int) -> None:
             temperature=1.0, token_ids=[1, 2], loss_mask=[0, 1], logprobs=[0.0, -1.0], prompt="", output="",
             stop_reason="end_of_turn",
         )  # fmt: skip
-    samples = cispo_samples(items, generations, config, round=7)
+    samples = cispo_samples([items], generations, config, round=7)
     rewards = sums / uses
     expected = (rewards - rewards.mean()) / np.sqrt(1 + counts)
     found = np.array([sample.advantage * sample.weight for sample in samples])

@@ -15,7 +15,7 @@ import pytest
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
-from crl.learn.buffer import fill_buffer, select_batch
+from crl.learn.buffer import fill_buffer, select_batches
 from crl.learn.credit import credits_of
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples
@@ -133,8 +133,8 @@ def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, 
         credits = credits_of(episodes, retrievals, judgements)
         uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, usefulness, config)
         buffer = fill_buffer(buffer, uses, [], round=number, config=config, origins=Anywhere(), free_means={})
-    selected, _ = select_batch(buffer, config, round=ROUNDS)
-    samples = cispo_samples(selected, {name: generation(name) for name in OUTPUT.values()}, config, round=ROUNDS)
+    [selected], _ = select_batches(buffer, config, round=ROUNDS)
+    samples = cispo_samples([selected], {name: generation(name) for name in OUTPUT.values()}, config, round=ROUNDS)
     expected = earned(rounds, credit, 0.9)
     assert {row.generation_id: row.uses for row in selected} == {name: len(each) for name, each in expected.items()}
     means = {name: float(np.mean(each)) for name, each in expected.items()}

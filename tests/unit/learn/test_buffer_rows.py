@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
-from crl.learn.buffer import buffer_metrics, fill_buffer, reweight, select_batch
+from crl.learn.buffer import buffer_metrics, fill_buffer, reweight, select_batches
 from crl.records import BufferItem, Distillation, UseReward
 
 
@@ -44,6 +44,9 @@ def fill(
     *,
     round: int = 1,
     free_means: dict[str, float] | None = None,
+    imported: frozenset[str] = frozenset(),
+    repeats: dict[str, list[str]] | None = None,
+    held: set[str] | None = None,
     **settings: Any,
 ) -> list[BufferItem]:
     return fill_buffer(
@@ -54,6 +57,9 @@ def fill(
         config=ExtractorObjective(**settings),
         origins=AnyOrigin(),
         free_means=free_means or {},
+        imported=imported,
+        repeats=repeats,
+        held=held,
     )
 
 
@@ -91,9 +97,9 @@ def test_return_is_scored_as_configured(setting: str | float, expected: list[tup
 def test_nothing_is_selected_before_a_whole_batch_waits_then_the_oldest_are() -> None:
     config = ExtractorObjective(batch=3)
     rows = fill([], [use("a", 1.0), use("b", 1.0)], [])
-    assert select_batch(rows, config, round=1) == ([], rows)
-    rows = fill(rows, [use("d", 1.0, 2), use("c", 1.0, 2)], [], round=2)
-    selected, after = select_batch(rows, config, round=2)
+    assert select_batches(rows, config, round=1) == ([], rows)
+    rows = fill(rows, [use("d", -1.0, 2), use("c", 1.0, 2)], [], round=2)
+    [selected], after = select_batches(rows, config, round=2)
     assert [row.generation_id for row in selected] == ["a", "b", "d"]
     assert {row.generation_id: row.status for row in after} == {
         "a": "selected", "b": "selected", "d": "selected", "c": "waiting",
@@ -105,7 +111,7 @@ def test_nothing_is_selected_before_a_whole_batch_waits_then_the_oldest_are() ->
 def test_a_trained_output_waits_for_new_uses_and_re_enters_with_them_alone() -> None:
     config = ExtractorObjective(batch=2)
     rows = fill([], [use("a", 1.0), use("b", -1.0)], [output("bad", "malformed")])
-    _, rows = select_batch(rows, config, round=1)
+    _, rows = select_batches(rows, config, round=1)
     rows = fill(rows, [], [], round=2)
     assert {row.generation_id: (row.status, row.uses) for row in rows} == {
         "a": ("trained", 0), "b": ("trained", 0), "bad": ("waiting", 1),
@@ -114,16 +120,87 @@ def test_a_trained_output_waits_for_new_uses_and_re_enters_with_them_alone() -> 
     again = next(row for row in rows if row.generation_id == "b")
     assert (again.status, again.uses, again.score_sum, again.entered_round) == ("waiting", 1, 1.0, 3)
     assert (again.train_count, again.last_trained_round) == (1, 1)
-    selected, _ = select_batch(rows, config, round=3)
+    [selected], _ = select_batches(rows, config, round=3)
     assert [row.generation_id for row in selected] == ["bad", "b"], "a re-entry queues behind those that waited"
 
 
 def test_an_output_that_eq_7_gives_no_weight_keeps_waiting() -> None:
     config = ExtractorObjective(batch=2, delta=3)
-    _, rows = select_batch(fill([], [use("a", 1.0), use("b", 1.0)], []), config, round=1)
-    rows = fill(rows, [use("a", 1.0, 2), use("b", 1.0, 2)], [], round=2)
-    assert select_batch(rows, config, round=3)[0] == []
-    assert [row.generation_id for row in select_batch(rows, config, round=4)[0]] == ["a", "b"]
+    _, rows = select_batches(fill([], [use("a", 1.0), use("b", -1.0)], []), config, round=1)
+    rows = fill(rows, [use("a", 1.0, 2), use("b", -1.0, 2)], [], round=2)
+    assert select_batches(rows, config, round=3)[0] == []
+    [selected] = select_batches(rows, config, round=4)[0]
+    assert [row.generation_id for row in selected] == ["a", "b"]
+
+
+def test_a_round_trains_as_many_batches_as_are_full_up_to_a_bound() -> None:
+    """64 used and 38 malformed outputs a round: with one batch a round 2,536 would wait after 60 rounds."""
+    rows: list[BufferItem] = []
+    for number in range(1, 61):
+        uses = [use(f"x{number}-{index}", 1.0 if index % 3 else -1.0, number) for index in range(64)]
+        malformed = [output(f"bad-{number}-{index}", "malformed", number) for index in range(38)]
+        rows = fill(rows, uses, malformed, round=number)
+        batches, rows = select_batches(rows, ExtractorObjective(), round=number)
+        assert all(len(batch) == 64 for batch in batches)
+        waiting = [row for row in rows if row.status == "waiting"]
+        assert len(waiting) < 64, "nothing piles up"
+        assert max((number - row.entered_round for batch in batches for row in batch), default=0) <= 1
+    one = ExtractorObjective(max_batches=1)
+    flood = fill([], [use(f"x{index}", 1.0 if index % 3 else -1.0) for index in range(300)], [])
+    assert [len(select_batches(flood, config, round=1)[0]) for config in (one, ExtractorObjective())] == [1, 4]
+
+
+def test_a_batch_of_equal_rewards_is_not_consumed() -> None:
+    """It would train nothing: uses would be lost and eq. 7 would count a training that never was."""
+    config = ExtractorObjective(batch=3)
+    rows = fill([], [use(name, -1.0) for name in "abcd"], [])
+    assert select_batches(rows, config, round=1) == ([], rows)
+    rows = fill(rows, [use("e", -1.0, 2), use("f", 1.0, 2)], [], round=2)
+    [selected], after = select_batches(rows, config, round=2)
+    assert [row.generation_id for row in selected] == ["a", "b", "f"], "the oldest that differs takes the last place"
+    assert [row.generation_id for row in after if row.status == "waiting"] == ["c", "d", "e"]
+
+
+def test_malformed_outputs_are_unscored_where_that_is_asked_for() -> None:
+    """Eq. 3 over used outputs alone, as the paper has it."""
+    outputs = [output("bad", "malformed"), output("x", "add")]
+    assert fill([], [], outputs, malformed_reward="none") == []
+    assert [row.score_sum for row in fill([], [], outputs, malformed_reward=-1.5)] == [-1.5]
+
+
+def test_an_output_that_repeats_a_text_shares_the_uses_of_that_text_from_then_on() -> None:
+    rows = fill([], [use("first", -1.0)], [output("again", "add")], repeats={"again": ["first"]}, held={"first"})
+    assert {row.generation_id: (row.uses, row.kind) for row in rows} == {"first": (1, "used"), "again": (0, "used")}
+    config = ExtractorObjective(batch=2)
+    assert select_batches(rows, config, round=1)[0] == [], "what has no use yet is not ripe"
+    rows = fill(rows, [use("first", 1.0, 2)], [], round=2, held={"first"})
+    assert {row.generation_id: (row.uses, row.score_sum) for row in rows} == {"first": (2, 0.0), "again": (1, 1.0)}
+    [selected], rows = select_batches(rows, config, round=2)
+    assert {row.generation_id for row in selected} == {"first", "again"}
+    rows = fill(rows, [use("first", 1.0, 3)], [], round=3, held={"first"})
+    assert {row.generation_id: (row.status, row.uses) for row in rows} == {
+        "first": ("waiting", 1), "again": ("waiting", 1),
+    }, "both re-enter with new uses"  # fmt: skip
+
+
+def test_an_output_that_repeats_an_imported_text_is_credited_though_the_import_trains_nobody() -> None:
+    rows = fill([], [], [output("again", "add")], repeats={"again": ["other-run"]}, held={"other-run"})
+    rows = fill(rows, [use("other-run", 1.0, 2)], [], round=2, imported=frozenset({"other-run"}), held={"other-run"})
+    assert {row.generation_id: row.uses for row in rows} == {"again": 1}
+
+
+def test_what_can_never_be_used_again_ends_with_a_reason() -> None:
+    rows = fill(
+        [], [use("a", 1.0), use("b", -1.0)], [output("again", "add")], repeats={"again": ["a"]}, held={"a", "b"}
+    )
+    _, rows = select_batches(rows, ExtractorObjective(batch=2), round=1)
+    rows = fill(rows, [], [], round=2, held={"b"})
+    assert {row.generation_id: (row.status, row.reason) for row in rows} == {
+        "a": ("dropped", "text_left_bank"), "b": ("trained", None), "again": ("dropped", "text_left_bank"),
+    }  # fmt: skip
+    assert [row.generation_id for row in fill(rows, [], [], round=3, held={"b"})] == ["b"]
+    waiting = fill([], [use("a", 1.0)], [], held=set())
+    assert waiting[0].status == "waiting", "uses that were scored are trained, wherever the text is now"
 
 
 def test_reweighting_of_eq_7() -> None:
@@ -167,8 +244,10 @@ def test_every_use_is_trained_exactly_once_or_still_waits(
         for row in rows:
             key = (row.generation_id, row.entered_round)
             assert orders.setdefault(row.entered_order, key) == key, "an order of entry is used once in a run"
-        selected, rows = select_batch(rows, config, round=number)
-        assert len(selected) in (0, batch)
+        batches, rows = select_batches(rows, config, round=number)
+        assert all(len(selected) == batch for selected in batches)
+        assert all(len({row.score_sum / row.uses for row in selected}) > 1 for selected in batches)
+        selected = [row for each in batches for row in each]
         trained_uses += sum(row.uses for row in selected)
         trained_score += sum(row.score_sum for row in selected)
         waiting = [row for row in rows if row.status == "waiting"]

@@ -29,7 +29,7 @@ def generation(generation_id: str, round: int = 3, stage: str = "collect") -> Ge
     )  # fmt: skip
 
 
-def item(generation_id: str, uses: int, score_sum: float, **changes: Any) -> BufferItem:
+def item(generation_id: str, uses: int = 1, score_sum: float = 1.0, **changes: Any) -> BufferItem:
     values: dict[str, Any] = {
         "generation_id": generation_id, "generation_round": 1, "generation_stage": "distill", "kind": "used",
         "entered_round": 2, "entered_order": 0, "uses": uses, "score_sum": score_sum, "train_count": 0,
@@ -85,13 +85,34 @@ def test_an_output_is_rewarded_by_the_mean_of_its_uses_less_the_mean_of_the_batc
         item("z", uses=2, score_sum=2.0, train_count=3, last_trained_round=1),
     ]
     generations = {row.generation_id: generation(row.generation_id, 1, "distill") for row in batch}
-    samples = cispo_samples(batch, generations, ExtractorObjective(), round=5)
+    samples = cispo_samples([batch], generations, ExtractorObjective(), round=5)
     baseline = (0.5 - 2.0 + 1.0) / 3
     assert [sample.reward for sample in samples] == [0.5, -2.0, 1.0]
     assert [sample.advantage for sample in samples] == pytest.approx([0.5 - baseline, -2.0 - baseline, 1.0 - baseline])
     assert [sample.weight for sample in samples] == [1.0, 1.0, 0.5]
     assert {sample.source for sample in samples} == {"0001/distill"}
     assert cispo_samples([], {}, ExtractorObjective(), round=5) == []
+
+
+def test_every_batch_is_a_step_with_a_baseline_of_its_own() -> None:
+    batches = [
+        [item("x", score_sum=1.0), item("y", score_sum=-1.0)],
+        [item("z", score_sum=1.0), item("w", score_sum=0.0)],
+    ]
+    generations = {row.generation_id: generation(row.generation_id, 1, "distill") for batch in batches for row in batch}
+    samples = cispo_samples(batches, generations, ExtractorObjective(), round=5)
+    assert [(sample.step, sample.advantage) for sample in samples] == [(0, 1.0), (0, -1.0), (1, 0.5), (1, -0.5)]
+
+
+def test_a_flood_of_malformed_outputs_does_not_make_failing_notes_look_good() -> None:
+    """24 notes that always fail beside 40 malformed outputs at -2: against the mean of all they would gain +0.625."""
+    batch = [item(f"n{index}", score_sum=-1.0) for index in range(24)]
+    batch += [item(f"m{index}", score_sum=-2.0, kind="malformed") for index in range(40)]
+    generations = {row.generation_id: generation(row.generation_id, 1, "distill") for row in batch}
+    pooled = cispo_samples([batch], generations, ExtractorObjective(baseline="all"), round=5)
+    assert {sample.advantage for sample in pooled} == {0.625, -0.375}
+    apart = cispo_samples([batch], generations, ExtractorObjective(baseline="used"), round=5)
+    assert {sample.advantage for sample in apart} == {0.0, -1.0}, "failing notes gain nothing, malformed ones lose"
 
 
 def test_a_missing_token_record_is_damage() -> None:
