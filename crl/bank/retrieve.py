@@ -2,7 +2,8 @@
 
 The N·K nearest entries (K = 1) are candidates; the eligible one with the largest s guides the episode. Counters start
 from the rows of the round before and advance in the order of the calls, so planning in episode order makes a round
-reproducible; they are never stored in entries. Evaluation reads the same counters and moves none.
+reproducible; they are never stored in entries. Evaluation moves none, and takes the nearest unless it is asked to
+diversify as well.
 
 What the paper leaves open, and how it is read here:
 

@@ -330,7 +330,7 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Evaluation: Suite(
         key=("evaluation_id",),
-        sets={"arm": ("with_bank", "without_bank"), "stop_reason": _EPISODE_STOPS},
+        sets={"arm": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
         ranges={"turns": (0, None)},
         rows={
             "ids are not empty": "evaluation_id <> '' AND family <> ''",

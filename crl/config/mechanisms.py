@@ -79,6 +79,11 @@ class RetrievalConfig(Model):
         1, ge=0, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
     )
     threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
+    diversify_evaluation: bool = Field(
+        False,
+        description="Evaluation and answers to questions rank by eq. 6 with training's counters, too; off: they take "
+        "the most relevant entry.",
+    )
     # Left out of the digest where nothing is asked for: experiments frozen before it existed keep theirs.
     index: Literal["auto", "exact", "approximate"] = Field(
         "auto",

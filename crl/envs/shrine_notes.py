@@ -30,7 +30,7 @@ class Claim:
     taken: tuple[str, ...]
     refused: tuple[str, ...] = ()
 
-    def truth(self, rule: Sequence[str]) -> float:
+    def share_right(self, rule: Sequence[str]) -> float:
         """Share of the things named that are right about a rule."""
         right = [thing == at for thing, at in zip(self.taken, rule, strict=False)]
         right += [False] * (len(self.taken) - len(right))

@@ -170,7 +170,7 @@ class ShrinesEnvironment:
         claim = read_claim(text)
         if claim is None or self.config.practice:
             return None
-        return claim.truth(hidden_rule(self.config))
+        return claim.share_right(hidden_rule(self.config))
 
     def practice(self) -> ShrinesEnvironment:
         """The same game at shrines whose rules no world has."""

@@ -8,7 +8,7 @@ nobody. Rows come back in the order of the episodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, Method
@@ -25,7 +25,7 @@ from crl.extractor.outputs import (
     room_for_prompt,
     sample_outputs,
 )
-from crl.extractor.parse import parse_output
+from crl.extractor.parse import example_texts, parse_output
 from crl.extractor.prompts import Messages, distill_messages
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Policy
@@ -74,7 +74,8 @@ def distill_wave(
     room = room_for_prompt(policy, role)
     prompts = [_fitted(policy, item, method, room) for item in items]
     outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
-    return [_rows(item, output, origin, method.distill) for item, output in zip(items, outputs, strict=True)]
+    examples = example_texts(method.prompts.distill, method.distill.format, "distill")
+    return [_rows(item, output, origin, method.distill, examples) for item, output in zip(items, outputs, strict=True)]
 
 
 def distillation_id_of(episode_id: str) -> str:
@@ -107,7 +108,7 @@ def _fitted(policy: Policy, item: DistillItem, method: Method, room: int) -> Pro
     return Prompt(distillation_id, messages, token_ids)
 
 
-def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConfig) -> Distilled:
+def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConfig, examples: Set[str]) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.distillation_id
     if output.sampled is None:
         parsed = not_sampled(origin)
@@ -119,6 +120,7 @@ def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConf
             max_characters=config.max_characters,
             guided=episode.entry_id is not None,
             truncated=output.truncated,
+            examples=examples,
         )
     operations: list[Operation] = [
         operation_row(

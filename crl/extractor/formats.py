@@ -58,6 +58,8 @@ class ReasonCode(StrEnum):
     mixed_return = "mixed_return"
     bad_index = "bad_index"
     duplicate_operation = "duplicate_operation"
+    example = "example"
+    """A text is one of the prompt's own examples, word for word: it says nothing of any episode."""
     prompt_too_long = "prompt_too_long"
     """Nothing was sampled: the prompt does not fit the model's context, however much of the trajectory is left out."""
 

@@ -36,7 +36,7 @@ from crl.extractor.outputs import (
     room_for_prompt,
     sample_outputs,
 )
-from crl.extractor.parse import ParsedOutput, parse_output
+from crl.extractor.parse import ParsedOutput, example_texts, parse_output
 from crl.extractor.prompts import merge_messages
 from crl.protocols import Policy
 from crl.records import BankEntry, Operation
@@ -159,6 +159,7 @@ def _apply(family: _Family, shown: Sequence[str], output: Output, origin: Origin
             kind="merge",
             source_count=len(shown),
             truncated=output.truncated,
+            examples=example_texts(method.prompts.merge, method.distill.format, "merge"),
         )
     operations = _operations(family, shown, output.prompt.distillation_id, parsed, origin)
     twins = method.bank.duplicates == "keep"

@@ -8,14 +8,18 @@ Rules beside the form (`crl/extractor/formats.py`):
   stands once; no text twice;
 - merge: indices are those shown, each at most once over the whole output; a merge names at least two; an entry that
   is not mentioned is kept; `max_operations` does not apply (the entries shown bound it);
-- a text is not empty, at most `max_characters` long, valid Unicode without control characters but line feed and tab.
+- a text is not empty, at most `max_characters` long, valid Unicode without control characters but line feed and tab;
+- a text is none of the prompt's examples, case, blanks and closing punctuation aside.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Set
 from dataclasses import dataclass
 
 from crl.answers import after_thoughts, text_flaw
+from crl.config import PromptConfig
 from crl.extractor.formats import (
     Format,
     Malformed,
@@ -55,11 +59,12 @@ def parse_output(
     kind: OutputKind = "distill",
     source_count: int = 0,
     truncated: bool = False,
+    examples: Set[str] = frozenset(),
 ) -> ParsedOutput:
     """Judge one output; never raises, whatever the text.
 
     `guided`: an experience guided the episode, so `update` has a target. `source_count`: entries shown to a merge.
-    `truncated`: sampling ended by the length limit.
+    `truncated`: sampling ended by the length limit. `examples`: :func:`example_texts` of the prompt.
     """
     try:
         answer = after_thoughts(text)
@@ -78,6 +83,8 @@ def parse_output(
             flaw = None if operation.text is None else text_flaw(operation.text, max_characters)
             if flaw is not None:
                 raise Malformed(ReasonCode(flaw))
+            if operation.text is not None and _plain(operation.text) in examples:
+                raise Malformed(ReasonCode.example)
         if kind == "distill":
             _check_distilled(operations, guided)
         else:
@@ -85,6 +92,20 @@ def parse_output(
     except Malformed as malformed:
         return ParsedOutput(malformed.reason, (), kind)
     return ParsedOutput(ReasonCode.ok, tuple(operations), kind)
+
+
+def example_texts(prompt: PromptConfig, form: Format, kind: OutputKind) -> frozenset[str]:
+    """The experience texts of a prompt's own example answers; an answer that is not in form has none."""
+    texts = set()
+    for exchange in prompt.examples:
+        with contextlib.suppress(Malformed):
+            texts |= {_plain(each.text) for each in read_operations(exchange.assistant, form, kind) if each.text}
+    return frozenset(texts)
+
+
+def _plain(text: str) -> str:
+    """A text as it is compared with examples."""
+    return " ".join(text.split()).casefold().rstrip(".!")
 
 
 def _check_distilled(operations: list[ParsedOperation], guided: bool) -> None:

@@ -1,7 +1,8 @@
 """Who answers the questions of a stage (search-and-ask): the bank is searched and the extractor reads what is found.
 
-The question is the query, in the same scope as planning searches. The top entry is that of eq. 6 with the counters that
-planning ended with; no question moves them. They would otherwise depend on which questions were asked before, in other
+The question is the query, in the same scope as planning searches, and the most relevant entry answers it: exploration
+belongs to training (`retrieval.diversify_evaluation` ranks by eq. 6 with the counters that planning ended with). No
+question moves a counter. They would otherwise depend on which questions were asked before, in other
 waves, so on how collecting is sharded; and the next round's plan would depend on it as well. A use that is asked for
 earns the entry nothing either: the paper scores experiences by the episodes they guided.
 """
@@ -65,7 +66,7 @@ class _BankAdvisor:
         ctx = self._ctx
         if self._retriever is None:
             bank_round = ctx.round + self._offset
-            self._retriever = open_retriever(ctx, self._bank, self._counts, bank_round=bank_round)
+            self._retriever = open_retriever(ctx, self._bank, self._counts, bank_round=bank_round, training=False)
         vectors_QD = ctx.services.embedder().embed([each.question for each in inquiries])
         asked = [(each.episode_id, each.family) for each in inquiries]
         rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)

@@ -16,9 +16,15 @@ from crl.run.cache import Shelf
 
 
 def open_retriever(
-    ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, bank_round: int
+    ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, bank_round: int, training: bool
 ) -> BankRetriever:
-    """A retriever over one snapshot; what its index caches lies beside the run and can be rebuilt."""
+    """A retriever over one snapshot; what its index caches lies beside the run and can be rebuilt.
+
+    Exploration belongs to training: elsewhere the most relevant entry is taken, unless the method says otherwise.
+    """
+    config = ctx.method.retrieval
+    if not training and not config.diversify_evaluation:
+        config = config.model_copy(update={"diversify": False})
     _, table_of = ctx.bank_tables(bank_round - ctx.round)
 
     def base_entries() -> pa.Table | None:
@@ -29,7 +35,7 @@ def open_retriever(
         bank,
         load_embeddings(ctx.run_path, bank.table),
         counts,
-        ctx.method.retrieval,
+        config,
         round=ctx.round,
         bank_round=bank_round,
         base=EarlierBank(base_entries, lambda entries: load_embeddings(ctx.run_path, entries)),

@@ -1,15 +1,19 @@
 """Stage `evaluate`: held-out seeds, with and without the bank. Read-only: no counter moves, nothing is trained.
 
 Each held-out task has one random stream, the same in every round and arm, so that differences between rounds and arms
-are not sampling noise of their own. `evaluate_base` is the same for the base model, before a warm start.
+are not sampling noise of their own. `evaluate_base` is the same for the base model, before a warm start. In round 0 a
+uniformly random legal policy plays the tasks as well (arm `random`): success means little until it is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.protocols import Step, StopReason
 from crl.recipes.asking import advisor_of
 from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
@@ -18,10 +22,13 @@ from crl.recipes.plan import task_of
 from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Evaluation, Retrieval, RetrievalCount, Task, Turn
+from crl.rollout.environments import step_or_error
 from crl.rollout.play import PlayedEpisode
 from crl.run.seeds import seed_for
 
-WITH_BANK, WITHOUT_BANK = "with_bank", "without_bank"
+WITH_BANK, WITHOUT_BANK, RANDOM = "with_bank", "without_bank", "random"
+RANDOM_PLAYS = 8
+"""Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,17 @@ def count_parts(ctx: StageContext) -> int:
 def evaluate_part(ctx: StageContext, part: int) -> None:
     """Play one wave of one arm with this round's actor."""
     wave = _waves(ctx)[part]
+    if wave.arm == RANDOM:
+        ctx.write(Evaluation, _random_plays(ctx, wave))
+        return
     base = ctx.stage.name == "evaluate_base"
     weights = weights_of(ctx, "actor", stage="initialise") if base else weights_of(ctx, "actor")
     tasks = _tasks(ctx, wave)
     bank = _bank(ctx)
     retrievals: list[Retrieval] = []
     if wave.arm == WITH_BANK:
-        retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), bank_round=ctx.round)
+        counts = ctx.rows(RetrievalCount, "plan")
+        retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round, training=False)
         retrievals = retrieve_all(ctx, retriever, tasks, advance=False)
     chosen = chosen_by_episode(retrievals)
     texts = texts_of(ctx, bank, {row.content_digest for row in chosen.values()})
@@ -99,6 +110,8 @@ def _bank(ctx: StageContext) -> Snapshot:
 
 def _waves(ctx: StageContext) -> list[_Wave]:
     arms = [WITHOUT_BANK] + ([WITH_BANK] if len(_bank(ctx)) else [])
+    if ctx.round == 0 and ctx.stage.name == "evaluate":
+        arms.append(RANDOM)
     width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
     waves = []
     for arm in arms:
@@ -131,6 +144,54 @@ def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
         )
         for index, ((family, seed), start) in enumerate(zip(wave.tasks, starts, strict=True))
     ]
+
+
+def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
+    """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each."""
+    environment = environment_of(ctx, [family for family, _ in wave.tasks])
+    rows = []
+    for play_number in range(RANDOM_PLAYS):
+        starts = environment.reset_many([seed for _, seed in wave.tasks])
+        legal = {slot: start.actions for slot, start in enumerate(starts)}
+        streams = [
+            np.random.default_rng(seed_for(ctx.method.seed, "evaluation", RANDOM, f"{family}-s{seed}", play_number))
+            for family, seed in wave.tasks
+        ]
+        actions: list[list[str]] = [[] for _ in wave.tasks]
+        while legal:
+            chosen = {slot: str(streams[slot].choice(listed)) for slot, listed in legal.items()}
+            steps = step_or_error(environment, chosen)
+            for slot, step in steps.items():
+                actions[slot].append(chosen[slot])
+                if step.done:
+                    rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
+            legal = {slot: step.actions for slot, step in steps.items() if not step.done}
+    return rows
+
+
+def _random_row(
+    ctx: StageContext, task: tuple[str, int], play_number: int, actions: list[str], step: Step
+) -> Evaluation:
+    family, seed = task
+    success = step.success and step.error is None
+    reason = StopReason.error if step.error is not None else step.stop_reason
+    if reason is None:
+        reason = StopReason.success if success else StopReason.failure
+    return Evaluation(
+        evaluation_id=f"e{ctx.round:04d}/{RANDOM}/{family}-s{seed}/{play_number}",
+        round=ctx.round,
+        arm=RANDOM,
+        family=family,
+        environment_seed=seed,
+        guided=False,
+        entry_id=None,
+        success=success,
+        reward=step.reward if step.error is None else 0.0,
+        turns=len(actions),
+        invalid_actions=0,
+        stop_reason=reason.value,
+        actions=actions,
+    )
 
 
 def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:

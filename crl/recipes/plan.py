@@ -85,5 +85,5 @@ def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], li
     guided = [task for task in tasks if task.slot == "guided"]
     if not len(bank) or not guided:
         return [], counts
-    retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round - 1)
+    retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round - 1, training=True)
     return retrieve_all(ctx, retriever, guided), retriever.counts()

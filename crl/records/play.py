@@ -172,7 +172,7 @@ class Evaluation(Row):
     table: ClassVar[str] = "evaluations"
     evaluation_id: A[str, "id"]
     round: A[int, "round evaluated"]
-    arm: A[str, "with_bank or without_bank"]
+    arm: A[str, "with_bank or without_bank; random: the uniformly random legal policy, in round 0"]
     family: A[str, "task family"]
     environment_seed: A[int, "held-out seed"]
     guided: A[bool, "whether an experience was found"]

@@ -1,0 +1,83 @@
+"""What guides an evaluation, and what its success is measured against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crl.bank.segments import load_texts
+from crl.envs import make_environment
+from crl.policies.embedders import LexicalEmbedder
+from crl.recipes.banks import recorded_bank
+from crl.recipes.evaluate import RANDOM_PLAYS
+from crl.records import Evaluation, RetrievalCount
+from tests.unit.recipes.played import Played, experiment
+
+ROUNDS = 3
+SMALL_BANK = {
+    "method__retrieval__rank_score": "fraction", "method__retrieval__count_weight": 0.4,
+    "method__retrieval__candidates": 16, "method__bank__duplicates": "reject",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    return Played(tmp_path_factory.mktemp("played"), experiment(**SMALL_BANK), ROUNDS)
+
+
+def nearest(played: Played, number: int) -> dict[int, str]:
+    """By held-out seed: the entry whose text has the largest cosine with the task, reckoned here."""
+    bank = recorded_bank(played.run, played.recipe, number)
+    texts = load_texts(played.run.path, bank.table)
+    entries = list(zip(bank.table["entry_id"].to_pylist(), bank.table["content_digest"].to_pylist(), strict=True))
+    embedder = LexicalEmbedder()
+    vectors = embedder.embed([texts[digest] for _, digest in entries])
+    family = played.method.families[0]
+    environment = make_environment(family.environment)
+    seeds = range(family.evaluation_seeds.start, family.evaluation_seeds.start + family.evaluation_seeds.count)
+    found = {}
+    for seed, start in zip(seeds, environment.reset_many(list(seeds)), strict=True):
+        [query] = embedder.embed([f"{start.goal}\n{start.observation}"])
+        found[seed] = entries[int(np.argmax(vectors @ query))][0]
+    return found
+
+
+def test_evaluation_takes_the_most_relevant_entry_however_often_training_used_it(played: Played) -> None:
+    counted = {row.entry_id: row.count for row in played.rows(RetrievalCount, "plan", ROUNDS)}
+    expected = nearest(played, ROUNDS)
+    shown = {
+        row.environment_seed: row.entry_id
+        for row in played.rows(Evaluation, "evaluate", ROUNDS)
+        if row.arm == "with_bank"
+    }
+    assert shown == expected
+    assert any(counted.get(entry_id or "", 0) for entry_id in shown.values()), "training used it, and it is still shown"
+
+
+def test_the_old_way_is_an_option(played: Played, tmp_path: Path) -> None:
+    old = Played(tmp_path, experiment(**SMALL_BANK, method__retrieval__diversify_evaluation=True), ROUNDS)
+    rows = [row for row in old.rows(Evaluation, "evaluate", ROUNDS) if row.arm == "with_bank"]
+    assert rows and {row.environment_seed: row.entry_id for row in rows} != nearest(old, ROUNDS)
+
+
+def test_the_random_policy_plays_every_held_out_task_in_round_0(played: Played) -> None:
+    rows = [row for row in played.rows(Evaluation, "evaluate", 0) if row.arm == "random"]
+    family = played.method.families[0]
+    assert len(rows) == RANDOM_PLAYS * family.evaluation_seeds.count
+    assert len({row.evaluation_id for row in rows}) == len(rows)
+    assert not any(row.guided or row.invalid_actions for row in rows)
+    assert all(row.arm != "random" for row in played.rows(Evaluation, "evaluate", 1))
+    environment, random = make_environment(family.environment), np.random.default_rng(7)
+    wins = []
+    for seed in {row.environment_seed for row in rows}:
+        for _ in range(200):
+            [start] = environment.reset_many([seed])
+            legal, done = start.actions, False
+            while not done:
+                step = environment.step_many({0: str(random.choice(legal))})[0]
+                legal, done = step.actions, step.done
+            wins.append(step.success)
+    share, spread = np.mean(wins), np.sqrt(np.mean(wins) * (1 - np.mean(wins)) / len(rows))
+    assert abs(np.mean([row.success for row in rows]) - share) < 4 * spread
