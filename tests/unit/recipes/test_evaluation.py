@@ -57,9 +57,12 @@ def test_evaluation_takes_the_most_relevant_entry_however_often_training_used_it
 
 
 def test_the_old_way_is_an_option(played: Played, tmp_path: Path) -> None:
-    old = Played(tmp_path, experiment(**SMALL_BANK, method__retrieval__diversify_evaluation=True), ROUNDS)
+    counting = {**SMALL_BANK, "method__retrieval__count_weight": 10.0, "method__retrieval__diversify_evaluation": True}
+    old = Played(tmp_path, experiment(**counting), ROUNDS)
+    counted = {row.entry_id: row.count for row in old.rows(RetrievalCount, "plan", ROUNDS)}
     rows = [row for row in old.rows(Evaluation, "evaluate", ROUNDS) if row.arm == "with_bank"]
-    assert rows and {row.environment_seed: row.entry_id for row in rows} != nearest(old, ROUNDS)
+    assert rows and {counted[row.entry_id or ""] for row in rows} == {min(counted.values())}, "the least used is shown"
+    assert {row.environment_seed: row.entry_id for row in rows} != nearest(old, ROUNDS)
 
 
 def test_the_random_policy_plays_every_held_out_task_in_round_0(played: Played) -> None:
