@@ -1,0 +1,238 @@
+"""Shrines: rules that hold in every game, what is held out, notes that can be checked, and lessons that are true."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crl.config import ShrinesConfig
+from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
+from crl.envs.shrines import (
+    NAMES,
+    PRACTICE_NAMES,
+    THINGS,
+    ShrinesEnvironment,
+    check_shrines,
+    draw_game,
+    hidden_rule,
+)
+from crl.errors import BadInput
+from crl.protocols import Judge, Lesson, StopReason, Teacher
+from crl.records import Episode, Turn
+
+CONFIG = ShrinesConfig(shrine=2, world=7, things=24)
+HELD_OUT = 1_000_000
+
+
+def played(
+    environment: ShrinesEnvironment, slot: int, offered: list[str], note: str | None
+) -> tuple[Episode, list[Turn]]:
+    """The record of a game in which these things were offered; `environment` was just reset."""
+    game = environment._slots[slot].game
+    turns, step = [], None
+    for number, action in enumerate(offered):
+        step = environment.step_many({slot: action})[slot]
+        turns.append(
+            Turn(
+                episode_id="e", turn=number, observation="o", output=action, action=action, valid=step.legal,
+                feedback=None, first_token=0, last_token=1, stop_reason="end_of_turn",
+            )
+        )  # fmt: skip
+        if step.done:
+            break
+    assert step is not None and step.stop_reason is not None
+    shown = None if note is None else "x"
+    episode = Episode(
+        episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=note is not None,
+        entry_id=shown, content_digest=shown, experience=note, goal=f"Open the {game.name} shrine: offer 3",
+        success=step.success, reward=step.reward, turns=len(turns), invalid_actions=0,
+        stop_reason=step.stop_reason.value, error=None, generation_id="g",
+    )  # fmt: skip
+    return episode, turns
+
+
+def test_the_oracle_opens_the_shrine_in_as_many_moves_as_the_rule_has_steps() -> None:
+    environment = ShrinesEnvironment(CONFIG)
+    for start, seeds in ((0, range(50)), (HELD_OUT, range(HELD_OUT, HELD_OUT + 50))):
+        starts = environment.reset_many(list(seeds))
+        assert start >= 0 and len({each.goal for each in starts}) == 1, "a wave shares its goal"
+        for slot in range(50):
+            moves = []
+            while (move := environment.oracle(slot)) is not None:
+                step = environment.step_many({slot: move})[slot]
+                moves.append(move)
+            assert tuple(moves) == hidden_rule(CONFIG) and step.success and step.reward == 1.0
+
+
+def test_a_wrong_offering_ends_the_game_and_a_word_that_is_no_thing_spends_a_turn() -> None:
+    environment = ShrinesEnvironment(CONFIG)
+    [start] = environment.reset_many([3])
+    first = hidden_rule(CONFIG)[0]
+    wrong = next(thing for thing in start.actions if thing != first)
+    step = environment.step_many({0: wrong})[0]
+    assert (step.done, step.success, step.stop_reason) == (True, False, StopReason.failure)
+    assert wrong in step.observation and "refuses" in step.observation
+    with pytest.raises(RuntimeError, match="slot 0 is done"):
+        environment.step_many({0: wrong})
+    environment.reset_many([3])
+    for turn in range(CONFIG.max_turns):
+        step = environment.step_many({0: None if turn % 2 else "spoon"})[0]
+        assert not step.legal and step.feedback
+    assert (step.done, step.stop_reason) == (True, StopReason.turn_limit)
+    environment.reset_many([3])
+    step = environment.step_many({0: first})[0]
+    assert step.legal and first not in step.actions and len(step.actions) == CONFIG.shown - 1
+
+
+def test_a_random_player_opens_one_shrine_of_24() -> None:
+    environment, random, wins, plays = ShrinesEnvironment(CONFIG), np.random.default_rng(3), 0, 4800
+    starts = environment.reset_many(range(plays))
+    legal = {slot: start.actions for slot, start in enumerate(starts)}
+    while legal:
+        steps = environment.step_many({slot: str(random.choice(actions)) for slot, actions in legal.items()})
+        wins += sum(step.success for step in steps.values())
+        legal = {slot: step.actions for slot, step in steps.items() if not step.done}
+    assert abs(wins / plays - 1 / 24) < 4 * (1 / 24 / plays) ** 0.5
+
+
+def test_equal_seeds_are_equal_games_and_shrines_of_a_world_differ_in_what_they_hide() -> None:
+    first, second = (ShrinesEnvironment(CONFIG).reset_many(range(20)) for _ in range(2))
+    assert first == second and len({start.observation for start in first}) > 10
+    assert len({hidden_rule(CONFIG.model_copy(update={"shrine": shrine})) for shrine in range(16)}) > 12
+    assert len({hidden_rule(CONFIG.model_copy(update={"world": world})) for world in range(30)}) > 25
+
+
+def test_held_out_sets_of_things_are_never_trained_on_in_any_world() -> None:
+    trained, held_out = set(), set()
+    for shrine in range(4):
+        for world in (1, 2, 3):
+            config = CONFIG.model_copy(update={"shrine": shrine, "world": world})
+            trained |= {frozenset(draw_game(config, seed).things) for seed in range(400)}
+            held_out |= {frozenset(draw_game(config, HELD_OUT + seed).things) for seed in range(400)}
+    assert len(trained) > 100 and len(held_out) > 30
+    assert not trained & held_out
+
+
+def test_practice_teaches_no_rule_of_a_world_and_no_name_of_a_shrine() -> None:
+    practice = CONFIG.model_copy(update={"practice": True})
+    games = [draw_game(practice, seed) for seed in range(2000)]
+    worlds = {
+        hidden_rule(CONFIG.model_copy(update={"shrine": shrine, "world": world}))
+        for shrine in range(16) for world in range(200)
+    }  # fmt: skip
+    assert len(worlds) > 2000 and not worlds & {game.rule for game in games}
+    assert {game.name for game in games} == set(PRACTICE_NAMES) and not set(PRACTICE_NAMES) & set(NAMES)
+
+
+@pytest.mark.parametrize("things", [4, 5])
+def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int) -> None:
+    refused = 0
+    for world in range(20):
+        config = ShrinesConfig(world=world, things=things, shown=4)
+        try:
+            check_shrines(config)
+        except BadInput as error:
+            refused += 1
+            assert "set is" in error.found or "no rule" in error.found
+    assert refused > 0
+
+
+def test_it_is_a_judge_and_a_teacher() -> None:
+    environment = ShrinesEnvironment(CONFIG)
+    assert isinstance(environment, Judge) and isinstance(environment, Teacher)
+    name, rule = NAMES[CONFIG.shrine], hidden_rule(CONFIG)
+    other = next(thing for thing in THINGS if thing not in rule)
+    assert environment.truth(write_claim(name, Claim(rule)) or "") == 1.0
+    assert environment.truth(write_claim(name, Claim((rule[0], other, rule[2]))) or "") == pytest.approx(2 / 3)
+    assert environment.truth(write_claim(name, Claim(rule[:1], (rule[1],))) or "") == 0.5, "it refuses what is right"
+    assert environment.truth(write_claim(name, Claim((), (other,))) or "") == 1.0
+    assert environment.truth("Be careful with shrines.") is None
+    assert environment.practice().truth(write_claim(name, Claim(rule)) or "") is None
+
+
+CLAIMS = st.tuples(
+    st.lists(st.sampled_from(THINGS), max_size=4, unique=True),
+    st.lists(st.sampled_from(THINGS), max_size=2, unique=True),
+).map(lambda parts: Claim(tuple(parts[0]), tuple(thing for thing in parts[1] if thing not in parts[0])))
+
+
+@given(CLAIMS)
+def test_a_claim_is_read_as_it_was_written(claim: Claim) -> None:
+    text = write_claim("red", claim)
+    assert (text is None) == (not claim.taken and not claim.refused)
+    assert text is None or read_claim(text) == claim
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_lessons_are_true_of_the_rule_whatever_was_played_and_whatever_note_guided_it(seed: int, random) -> None:
+    environment = ShrinesEnvironment(CONFIG).practice()
+    [start] = environment.reset_many([seed])
+    rule = environment._slots[0].game.rule
+    generator = np.random.default_rng(seed)
+    note = environment.hint(0, generator, true=True)
+    assert note is None or (read_claim(note) is not None and read_claim(note).share_right(rule) == 1.0)
+    skill = random.random()
+    offered = []
+    for thing in rule:
+        left = [each for each in start.actions if each not in offered]
+        offered.append(thing if random.random() < skill else random.choice(left))
+        if offered[-1] != thing:
+            break
+    episode, turns = played(environment, 0, offered, note)
+    lesson = lesson_of(episode, turns)
+    if lesson.kind == "return":
+        assert episode.guided and lesson.text is None
+        return
+    assert lesson.kind == ("update" if episode.guided else "add")
+    claim = read_claim(lesson.text or "")
+    assert claim is not None and claim.share_right(rule) == 1.0, (lesson, rule)
+    assert not episode.success or claim.taken == rule
+
+
+def game(rule: tuple[str, ...], offered: list[str], note: str | None) -> Lesson:
+    environment = ShrinesEnvironment(CONFIG)
+    environment.reset_many([0])
+    slot = environment._slots[0]
+    slot.game = dataclasses.replace(slot.game, name="red", rule=rule, things=("bell", "cup", "coin", "rose"))
+    slot.left = list(slot.game.things)
+    return lesson_of(*played(environment, 0, offered, note))
+
+
+RULE = ("bell", "cup", "coin")
+WHOLE = "Offer the red shrine the bell, then the cup, then the coin."
+
+
+@pytest.mark.parametrize(
+    ("offered", "note", "expected"),
+    [
+        (["bell", "cup", "coin"], None, Lesson("add", WHOLE)),
+        (["bell", "cup", "coin"], WHOLE, Lesson("return")),
+        (["bell", "cup", "coin"], "Offer the red shrine the bell.", Lesson("update", WHOLE)),
+        (["rose"], None, Lesson("add", "The red shrine refuses the rose first.")),
+        (
+            ["bell", "rose"],
+            "Offer the red shrine the bell.",
+            Lesson("update", "Offer the red shrine the bell. It refuses the rose second."),
+        ),
+        (
+            ["cup"],
+            "The red shrine refuses the rose first.",
+            Lesson("update", "The red shrine refuses the rose and the cup first."),
+        ),
+        (["rose"], "The red shrine refuses the rose first.", Lesson("return")),
+        (["rose"], WHOLE, Lesson("return")),
+        (
+            ["bell", "rose"],
+            "Offer the red shrine the bell, then the rose, then the coin.",
+            Lesson("update", "Offer the red shrine the bell. It refuses the rose second."),
+        ),
+    ],
+    ids=["won", "known", "more", "first loss", "one step further", "another refusal", "again", "strayed", "wrong note"],
+)
+def test_what_a_game_teaches(offered: list[str], note: str | None, expected: Lesson) -> None:
+    assert game(RULE, offered, note) == expected
