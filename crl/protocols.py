@@ -93,7 +93,15 @@ class Lesson:
 
 
 @runtime_checkable
-class Teacher(Protocol):
+class Instructive(Protocol):
+    """What an environment may also be: one that can say what a game of it teaches. A warm start asks it."""
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a careful player would write after a game, from what it showed and the note that guided it."""
+
+
+@runtime_checkable
+class Teacher(Instructive, Protocol):
     """What an environment may also be: one that shows how its work is done, in games whose rules no task has.
 
     A warm start asks it (`warm_start.demonstrations: practice`); nothing else does.
@@ -104,9 +112,6 @@ class Teacher(Protocol):
 
     def hint(self, slot: int, random: np.random.Generator, *, true: bool = True) -> str | None:
         """A note to show in a demonstration of a practice game; None: none. `true` False: it is wrong in something."""
-
-    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
-        """What a careful player would write after a game, from what it showed and the note that guided it."""
 
 
 class TeachingEnvironment(Environment, Teacher, Protocol):

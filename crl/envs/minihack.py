@@ -20,10 +20,12 @@ from typing import Any
 
 from crl.config import MiniHackConfig
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
+from crl.envs.nethack_lessons import lesson_of
 from crl.envs.nethack_oracle import Walker
 from crl.envs.nethack_screen import Screen, describe, read_screen
 from crl.errors import BadInput
-from crl.protocols import Start, Step, StopReason
+from crl.protocols import Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
 
 _STAIRS = "Reach the stairs down (>)."
 _GOALS: tuple[tuple[str, str], ...] = (
@@ -267,6 +269,10 @@ class MiniHackEnvironment:
         if state.done or state.screen.asks or not self._seeks_stairs:
             return None
         return state.walker.move(state.screen, tuple(state.actions))
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a game teaches, for demonstrations (protocol `Instructive`)."""
+        return lesson_of(episode, turns)
 
     def close(self) -> None:
         """End all NLE instances."""

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
 from crl.bank.segments import text_digest
 from crl.extractor.distill import distill_wave, items_of
-from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
-from crl.protocols import Chat, Environment, Start, Step
+from crl.protocols import Chat, Environment, Instructive, Lesson, Start, Step
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
-from crl.recipes.scripted import ScriptedPolicy
+from crl.recipes.scripted import ScriptedPolicy, as_output
 from crl.recipes.waves import play
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
@@ -136,7 +134,9 @@ def written_by_template(
             [turn for each in finished for turn in each.turns],
             ctx.method.distill.model_copy(update={"episodes": "all"}),
         )
-        said = [template_output(item.episode, item.turns, ctx.method.distill.format) for item in items]
+        environment = ctx.services.environment(wave[0].task.family)
+        lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
+        said = [as_output(lesson, ctx.method.distill.format) for lesson in lessons]
         batch = ctx.method.distill.batch
         for at in range(0, len(items), batch):
             part = said[at : at + batch]
@@ -153,21 +153,21 @@ def written_by_template(
     return played, results
 
 
-def template_output(episode: Episode, turns: Sequence[Turn], form: Literal["json", "lines"]) -> str:
-    """A plain, true sentence about an episode, as the operation that fits: form without judgement."""
+def lesson_about(environment: Environment, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+    """What a demonstration writes about an episode: the environment's own lesson, or plain true sentences."""
+    if isinstance(environment, Instructive):
+        return environment.lesson(episode, turns)
     actions = [turn.action for turn in turns if turn.action and turn.action != QUESTION]
-    moves = ", ".join(actions[:6]) or "nothing legal"
+    moves = ", ".join(actions[:6]) + (", …" if len(actions) > 6 else "")
     if episode.success:
-        text = f"From such a start, {moves} reached the goal."
+        text = f"One game was won by {moves}."
+    elif moves:
+        text = f"One game was lost after {moves}."
     else:
-        text = f"From such a start, {moves} did not reach the goal; try another way."
+        text = "One game was lost because no answer named a possible action."
     if not episode.guided:
-        operation = ParsedOperation("add", text)
-    elif episode.success:
-        operation = ParsedOperation("return")
-    else:
-        operation = ParsedOperation("update", text)
-    return write_operations([operation], form)
+        return Lesson("add", text)
+    return Lesson("return") if episode.success else Lesson("update", text)
 
 
 def _guided(wave: Sequence[EpisodeSlot], notes: Sequence[str]) -> list[EpisodeSlot]:

@@ -16,12 +16,11 @@ import numpy as np
 from crl.bank.segments import text_digest
 from crl.errors import BadInput
 from crl.extractor.distill import DistillItem, distill_wave
-from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
 from crl.protocols import Chat, Start, Step, Teacher, TeachingEnvironment
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
-from crl.recipes.scripted import ScriptedPolicy
+from crl.recipes.scripted import ScriptedPolicy, as_output
 from crl.recipes.waves import play
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
@@ -97,10 +96,7 @@ def written_well(
         wave = _play(ctx, *actor, practice, slots, say, weights_digest)
         items = [DistillItem(each.episode, tuple(each.turns)) for each in wave]
         lessons = [practice.environment.lesson(item.episode, item.turns) for item in items]
-        said = [
-            write_operations([ParsedOperation(lesson.kind, lesson.text)], ctx.method.distill.format)
-            for lesson in lessons
-        ]
+        said = [as_output(lesson, ctx.method.distill.format) for lesson in lessons]
         for at in range(0, len(items), batch):
             part = said[at : at + batch]
             results += distill_wave(

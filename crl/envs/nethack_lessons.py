@@ -1,0 +1,74 @@
+"""What a game in a NetHack room teaches, in sentences that are true of it: for demonstrations to an extractor.
+
+They say where the stairs were seen and what led there, which moves led nowhere, and what was not tried. They are read
+off the observations as the actor saw them (`nethack_screen.py`, with hints).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from crl.envs.nethack_actions import MOVES
+from crl.protocols import Lesson
+from crl.records import Episode, Turn
+
+_STAIRS = re.compile(r"(?:^|\s)> is ([^.]+)\.")
+_MOST_MOVES = 6
+
+
+def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
+    """A new note about a game, a better one than the note that guided it, or nothing where that note was enough."""
+    moves = [turn.action for turn in turns if turn.valid and turn.action is not None]
+    if episode.success and episode.guided:
+        return Lesson("return")
+    sightings = [
+        (index, found.group(1)) for index, turn in enumerate(turns) if (found := _STAIRS.search(turn.observation))
+    ]
+    if not moves:
+        text = "An answer must be the name of one move, and nothing else."
+    elif episode.success:
+        text = _won(moves, sightings, turns)
+    else:
+        text = _lost(moves, sightings, turns)
+    return Lesson("update" if episode.guided else "add", text)
+
+
+def _won(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Turn]) -> str:
+    if not sightings:
+        return f"With no > in sight, {_listed(moves)} led onto it."
+    first, bearing = sightings[0]
+    after = [turn.action for turn in turns[first:] if turn.valid and turn.action is not None]
+    return f"With > {bearing}, {_listed(after)} reached it."
+
+
+def _lost(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Turn]) -> str:
+    if sightings:
+        first, bearing = sightings[0]
+        after = [turn.action for turn in turns[first:] if turn.valid and turn.action is not None]
+        if after:
+            return f"With > {bearing}, {_listed(after)} did not reach it: go {towards(bearing)}."
+    walls = dict.fromkeys(
+        turn.action
+        for turn, following in pairwise(turns)
+        if turn.valid and turn.action in MOVES and turn.observation == following.observation
+    )
+    if walls:
+        return f"Going {_listed([str(move) for move in walls])} changed nothing: turn to another side."
+    untried = [move for move in MOVES if move not in moves]
+    told = f"No > came in sight by {_listed(moves)}"
+    return f"{told}: try {untried[0]}." if untried else f"{told}."
+
+
+def towards(bearing: str) -> str:
+    """The move that a bearing asks for first: `2 east 1 north` asks for northeast."""
+    words = re.findall(r"[a-z]+", bearing)
+    north_south = next((word for word in words if word in ("north", "south")), "")
+    east_west = next((word for word in words if word in ("east", "west")), "")
+    return next((word for word in words if word in MOVES and len(word) > 5), "") or north_south + east_west
+
+
+def _listed(moves: Sequence[str]) -> str:
+    shown = ", ".join(moves[:_MOST_MOVES])
+    return shown + (", …" if len(moves) > _MOST_MOVES else "")
