@@ -132,7 +132,7 @@ def _tell(run: PlannedRun, event: dict[str, Any]) -> None:
     """One event of a run, in the log of its task."""
     logger = get_run_logger()
     if event["event"] == "round":
-        rates = "".join(f", {arm.replace('_', ' ')} {rate:.2f}" for arm, rate in sorted(event["success"].items()))
+        rates = "".join(f", {arm.replace('_', ' ')} {rate}" for arm, rate in sorted(event["success"].items()))
         logger.info("round %d of %d%s", event["round"], run.rounds, rates)
     elif event["event"] == "retry":
         logger.warning("%s is tried again: %s", event["stage"], event["reason"])

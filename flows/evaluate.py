@@ -22,6 +22,7 @@ from prefect.logging import get_run_logger
 from pydantic import BaseModel, Field
 
 from crl.errors import CrlError, StageFailed
+from crl.rates import Rate
 from crl.records import Evaluation
 from flows.label import label
 from flows.parameters import RunPath, run_from
@@ -95,13 +96,16 @@ def summary(path: Path) -> list[dict[str, Any]]:
     for family, arm in sorted({(row.family, row.arm) for row in episodes}):
         mine = [row for row in episodes if (row.family, row.arm) == (family, arm)]
         turns = sum(row.turns for row in mine)
+        rate = Rate(sum(row.success for row in mine), len(mine))
         rows.append(
             {
                 "family": family,
                 "arm": arm.replace("_", " "),
                 "episodes": len(mine),
+                "won": str(rate),
                 "success": round(sum(row.success for row in mine) / len(mine), 4),
-                "turns": round(turns / len(mine), 2),
+                "95 % interval": f"{rate.span} %",
+                "actions a game": round(turns / len(mine), 2),
                 "invalid actions": round(sum(row.invalid_actions for row in mine) / max(turns, 1), 4),
                 "guided": sum(row.guided for row in mine),
             }

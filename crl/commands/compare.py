@@ -123,7 +123,7 @@ class StudyProgress:
             self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, figures="")
 
     def _on_round(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        rates = ", ".join(f"{arm.replace('_', ' ')} {rate:.2f}" for arm, rate in sorted(event["success"].items()))
+        rates = ", ".join(f"{arm.replace('_', ' ')} {rate}" for arm, rate in sorted(event["success"].items()))
         text = f"round {event['round']} of {run.rounds}{f', {rates}' if rates else ''}"
         self._standing[run.name] = text
         if self._bar is not None:

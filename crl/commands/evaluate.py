@@ -120,17 +120,20 @@ def _latest(directory: RunDirectory, recipe: Recipe) -> int:
 def _print(rows: list[Evaluation], number: int) -> None:
     from rich.table import Table
 
+    from crl.rates import Rate
+
     table = Table(title=f"round {number}, held-out seeds", title_justify="left")
-    for name in ("family", "arm", "episodes", "success", "turns", "invalid actions", "guided"):
+    for name in ("family", "arm", "won", "success [95 %]", "actions a game", "invalid actions", "guided"):
         table.add_column(name, justify="left" if name in ("family", "arm") else "right")
     for family, arm in sorted({(row.family, row.arm) for row in rows}):
         mine = [row for row in rows if (row.family, row.arm) == (family, arm)]
         turns = sum(row.turns for row in mine)
+        rate = Rate(sum(row.success for row in mine), len(mine))
         table.add_row(
             family,
             arm.replace("_", " "),
-            str(len(mine)),
-            f"{sum(row.success for row in mine) / len(mine):.2f}",
+            str(rate),
+            f"{rate.percent} [{rate.span}]",
             f"{turns / len(mine):.1f}",
             f"{sum(row.invalid_actions for row in mine) / max(turns, 1):.0%}",
             str(sum(row.guided for row in mine)),

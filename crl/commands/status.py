@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def status(run: RunArgument) -> None:
     """Show the rounds of a run, who owns it now, its last failure, and what to do next."""
     from crl.commands.screen import console
-    from crl.report.summary import notes, round_tables, summarise
+    from crl.report.round_tables import notes, round_tables
+    from crl.report.summary import summarise
     from crl.run.journal import Journal
     from crl.run.lease import lease_state
 

@@ -149,7 +149,8 @@ def _interruptible(path: Path) -> Iterator[None]:
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     from crl.report.page import write_report
-    from crl.report.summary import notes, round_tables, summarise
+    from crl.report.round_tables import notes, round_tables
+    from crl.report.summary import summarise
     from crl.report.views import write_catalog
 
     out = console()

@@ -172,7 +172,7 @@ class Evaluation(Row):
     table: ClassVar[str] = "evaluations"
     evaluation_id: A[str, "id"]
     round: A[int, "round evaluated"]
-    arm: A[str, "with_bank or without_bank; random: the uniformly random legal policy, in round 0"]
+    arm: A[str, "with_bank, without_bank, or random: a policy that takes any legal action (round 0 only)"]
     family: A[str, "task family"]
     environment_seed: A[int, "held-out seed"]
     guided: A[bool, "whether an experience was found"]

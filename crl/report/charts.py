@@ -64,6 +64,8 @@ class Line:
     name: str
     colour: int
     points: Sequence[Point] = field(default_factory=tuple)
+    marked: bool = True
+    """Whether its points have marks: a level that was measured once has none."""
 
 
 @dataclass(frozen=True, slots=True)

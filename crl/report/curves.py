@@ -9,8 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from crl.rates import NONE, Rate, wilson
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, nice_top, picture
-from crl.report.summary import Rate, RoundSummary
+from crl.report.summary import RoundSummary, random_policy
 
 LIMIT = 120
 """Most points of a line, bars of a chart: a longer run has consecutive rounds pooled into one."""
@@ -43,17 +44,8 @@ _RAMP = 10
 """First of the colours that grow stronger."""
 _STAGES = 6
 """Stages with a colour of their own; the rest are one."""
-_WITH, _WITHOUT, _THIRD = 0, 1, 2
-_Z = 1.96
+_WITH, _WITHOUT, _THIRD, _RANDOM = 0, 1, 2, 4
 _TRAINING, _HELD_OUT = "success in training", "success on held-out seeds"
-
-
-def wilson(rate: Rate) -> tuple[float, float]:
-    """The 95 % interval of a success rate (Wilson 1927): honest for few episodes and for rates near 0 and 1."""
-    n, share = rate.episodes, rate.successes / rate.episodes
-    middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def rounds_a_point(summaries: Sequence[RoundSummary]) -> int:
@@ -62,24 +54,26 @@ def rounds_a_point(summaries: Sequence[RoundSummary]) -> int:
 
 
 def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[Line]]:
-    """(training, held-out) success over rounds, with experience and without."""
+    """(training, held-out) success over rounds, with experience and without; held out, the random policy as a level
+    beside them where it was measured."""
 
-    def line(name: str, colour: int, of: Callable[[RoundSummary], Rate]) -> Line:
-        points = []
-        for group in _pooled(summaries):
-            rates = [of(each) for each in group]
-            rate = Rate(sum(each.successes for each in rates), sum(each.episodes for each in rates))
-            if rate.value is not None:
-                low, high = wilson(rate)
-                told = f"{100 * rate.value:.0f} % of {rate.episodes} ({100 * low:.0f}–{100 * high:.0f} %)"
-                points.append(Point(_middle(group), rate.value, _named(group), told, low, high))
-        return Line(name, colour, points)
+    def points(of: Callable[[RoundSummary], Rate]) -> list[Point]:
+        rates = [(group, sum((of(each) for each in group), NONE)) for group in _pooled(summaries)]
+        return [_rate_point(group, rate) for group, rate in rates if rate.episodes]
 
-    training = [line("guided", _WITH, lambda each: each.guided), line("free", _WITHOUT, lambda each: each.free)]
-    held_out = [
-        line("with bank", _WITH, lambda each: each.with_bank),
-        line("without", _WITHOUT, lambda each: each.without_bank),
+    training = [
+        Line("guided", _WITH, points(lambda each: each.guided)),
+        Line("free", _WITHOUT, points(lambda each: each.free)),
     ]
+    held_out = [
+        Line("with bank", _WITH, points(lambda each: each.with_bank)),
+        Line("without", _WITHOUT, points(lambda each: each.without_bank)),
+    ]
+    random = random_policy(summaries)
+    if random.episodes:
+        evaluated = [group for group in _pooled(summaries) if any(each.without_bank.episodes for each in group)]
+        level = [_rate_point(group, random) for group in evaluated]
+        held_out.append(Line("random policy", _RANDOM, level, marked=False))
     return training, held_out
 
 
@@ -235,6 +229,12 @@ def _line(
             mean = sum(values) / len(values)
             points.append(Point(_middle(group), mean, _named(group), f"{mean:.4g}"))
     return Line(name, colour, points)
+
+
+def _rate_point(group: Sequence[RoundSummary], rate: Rate) -> Point:
+    low, high = wilson(rate.successes, rate.episodes)
+    told = f"{rate} {rate.percent} ({rate.span} %)"
+    return Point(_middle(group), rate.successes / rate.episodes, _named(group), told, low, high)
 
 
 def _pooled(summaries: Sequence[RoundSummary]) -> Iterator[Sequence[RoundSummary]]:

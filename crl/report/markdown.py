@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import CrlError
+from crl.rates import Rate
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import learning_curve
 from crl.report.diff import KINDS, BankDiff, Change
-from crl.report.summary import Rate, RoundSummary
+from crl.report.summary import RoundSummary, random_policy
 
 SHOWN_CHANGES = 60
 """Changes of the bank that are told; the rest is counted."""
@@ -48,7 +49,13 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     if newest is not None and newest.alarms:
         lines += [f"**Alarms of round {newest.label}**", "", *(f"- {plain(alarm)}" for alarm in newest.alarms), ""]
     # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
-    lines += ["## Success", "", *_table([_success_row(each) for each in shown])]
+    lines += [
+        "## Success",
+        "",
+        "Won/played; brackets are 95 % intervals in per cent.",
+        "",
+        *_table(_success_rows(shown, random_policy(summaries))),
+    ]
     lines += ["## Bank and training", "", *_table([_training_row(each) for each in shown])]
     if len(summaries) > len(shown):
         lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
@@ -58,14 +65,20 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _success_row(each: RoundSummary) -> dict[str, str]:
-    return {
-        "round": each.label,
-        "guided": _rate(each.guided),
-        "free": _rate(each.free),
-        "held out, with bank": _rate(each.with_bank),
-        "without": _rate(each.without_bank),
-    }
+def _success_rows(shown: Sequence[RoundSummary], random: Rate) -> list[dict[str, str]]:
+    rows = [
+        {
+            "round": each.label,
+            "guided": _counts(each.guided),
+            "free": _counts(each.free),
+            "held out, with bank": _rate(each.with_bank),
+            "without": _rate(each.without_bank),
+        }
+        for each in shown
+    ]
+    if random.episodes:
+        rows.append(dict(zip(rows[0], ("random policy", "–", "–", "–", _rate(random)), strict=True)))
+    return rows
 
 
 def _training_row(each: RoundSummary) -> dict[str, str]:
@@ -73,7 +86,7 @@ def _training_row(each: RoundSummary) -> dict[str, str]:
         "round": each.label,
         "bank": _known(each.bank),
         "operations": ", ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
-        "malformed": f"{each.malformed} of {each.outputs}" if each.outputs else "–",
+        "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else "–",
         "buffer": _known(each.buffer),
         "updates": f"{_known(each.actor_updates)} / {_known(each.extractor_updates)}",
         "seconds": f"{sum(each.seconds.values()):.1f}" if each.seconds else "–",
@@ -90,13 +103,15 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     lines.append("")
     newest = summaries[-1] if summaries else None
     if newest is not None:
-        lines += _table(
-            [
-                {"": "in training", "with experience": _rate(newest.guided), "without": _rate(newest.free)},
-                {"": "held out", "with experience": _rate(newest.with_bank), "without": _rate(newest.without_bank)},
-            ]
-        )
-        lines.append(f"Round {newest.label}. Bands are 95 % intervals of the rate.")
+        rows = [
+            {"": "in training", "with experience": _rate(newest.guided), "without": _rate(newest.free)},
+            {"": "held out", "with experience": _rate(newest.with_bank), "without": _rate(newest.without_bank)},
+        ]
+        random = random_policy(summaries)
+        if random.episodes:
+            rows.append({"": "held out, random policy", "with experience": "–", "without": _rate(random)})
+        lines += _table(rows)
+        lines.append(f"Round {newest.label}. Brackets and bands are 95 % intervals of the rate (Wilson), in per cent.")
     return "\n".join(lines) + "\n"
 
 
@@ -206,7 +221,12 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _rate(rate: Rate) -> str:
-    return f"{100 * rate.successes / rate.episodes:.0f}\u00a0% of\u00a0{rate.episodes}" if rate.episodes else "–"
+    """Counts, share, and the 95 % interval in per cent; in a cell that does not break."""
+    return rate.told.replace(" ", "\u00a0")
+
+
+def _counts(rate: Rate) -> str:
+    return f"{rate} {rate.percent}".replace(" ", "\u00a0") if rate.episodes else "–"
 
 
 def _known(value: int | None) -> str:

@@ -28,7 +28,7 @@ from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
 from crl.report.history import History
 from crl.report.standing import last_failure, unfinished
-from crl.report.summary import RoundSummary
+from crl.report.summary import RoundSummary, random_policy
 from crl.report.usefulness import Usefulness, usefulness
 from crl.run.files import write_atomically
 from crl.run.journal import Journal
@@ -110,6 +110,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             run=_run_facts(history, trained),
             newest=next((each for each in reversed(trained) if each.bank is not None), None),
             evaluated=_newest_evaluated(trained),
+            random=random_policy(trained),
             success_charts=success_charts(trained),
             bank_charts=bank_charts(trained),
             health_charts=health_charts(trained),

@@ -7,7 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from crl.report.summary import round_tables, summarise
+from crl.report.round_tables import round_tables
+from crl.report.summary import summarise
 
 WIDTH = 132
 """Columns of the picture: the widest table fits."""

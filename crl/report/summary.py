@@ -1,6 +1,7 @@
-"""The round table: a row a round, as data and as text for a terminal.
+"""What became of each round of a run, as data: success, bank, operations, updates, health, seconds, alarms.
 
-Round 0 has two rows where there was a warm start: the base models, then the models that round 1 starts from.
+Round 0 comes twice where there was a warm start: the base models, then the models that round 1 starts from. As text
+for a terminal: `round_tables.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crl.rates import NONE, Rate
 from crl.report.views import reading
 
 if TYPE_CHECKING:
     import duckdb
-    from rich.table import Table
 
 
 # No bank is put together here: where a file of one is gone, its round has no figures of it.
@@ -24,25 +25,6 @@ _VIEWS = frozenset(
         "evaluations", "metrics", "operations", "stages", "weights",
     }
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Successes of a number of episodes."""
-
-    successes: int
-    episodes: int
-
-    @property
-    def value(self) -> float | None:
-        """Share of successes; None without episodes."""
-        return self.successes / self.episodes if self.episodes else None
-
-    def __str__(self) -> str:
-        return f"{self.successes / self.episodes:.2f} of {self.episodes}" if self.episodes else "–"
-
-
-NONE = Rate(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +39,8 @@ class RoundSummary:
     with_bank: Rate = NONE
     """Held-out success with an experience in the prompt where one was found."""
     without_bank: Rate = NONE
+    random: Rate = NONE
+    """Held-out success of a policy that takes any legal action; measured once, with round 0."""
     bank: int | None = None
     """Entries after the round."""
     operations: Mapping[str, int] = field(default_factory=dict)
@@ -93,6 +77,11 @@ class RoundSummary:
     """Seconds a stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
     """Metrics outside their bounds: `stage: name value, what is wrong`."""
+
+
+def random_policy(summaries: Sequence[RoundSummary]) -> Rate:
+    """Held-out success of the random policy; of no episodes where it was not measured."""
+    return next((each.random for each in summaries if each.random.episodes), NONE)
 
 
 def summarise(run_path: Path, rounds: Sequence[int] | None = None) -> list[RoundSummary]:
@@ -207,6 +196,7 @@ class _Figures:
             free=self._success.get((number, "free"), NONE),
             with_bank=self._evaluations["evaluate"].get((number, "with_bank"), NONE),
             without_bank=self._evaluations["evaluate"].get((number, "without_bank"), NONE),
+            random=self._evaluations["evaluate"].get((number, "random"), NONE),
             bank=_optional(self._bank.get(number)),
             operations=self._operations.get(number, {}),
             outputs=self._outputs.get(number, (0, 0))[0],
@@ -238,50 +228,6 @@ class _Figures:
         return [before, summary] if measured else [summary]
 
 
-def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """The round table and the seconds a stage, for a terminal. None for an empty run."""
-    from rich.table import Table
-
-    if not summaries:
-        return []
-    results = Table(title="rounds", title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for name in ("round", "success guided", "success free", "eval with bank", "eval without", "bank", "operations",
-                 "malformed", "buffer", "updates a/e"):  # fmt: skip
-        results.add_column(name, justify="left" if name in ("round", "operations") else "right")
-    for each in summaries:
-        results.add_row(
-            each.label, str(each.guided), str(each.free), str(each.with_bank), str(each.without_bank),
-            _shown(each.bank), " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
-            f"{each.malformed} of {each.outputs}" if each.outputs else "–", _shown(each.buffer),
-            f"{_shown(each.actor_updates)}/{_shown(each.extractor_updates)}",
-        )  # fmt: skip
-    # Preparation has stages of its own; its seconds are a line of `notes`.
-    trained = [each for each in summaries if each.round > 0 and each.seconds]
-    stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
-    if not stages:
-        return [results]
-    seconds = Table(title="seconds a stage", title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for stage in ("round", *stages, "total"):
-        seconds.add_column(stage.replace("_", " "), justify="left" if stage == "round" else "right")
-    for each in trained:
-        cells = [f"{each.seconds[stage]:.1f}" if stage in each.seconds else "–" for stage in stages]
-        seconds.add_row(each.label, *cells, f"{sum(each.seconds.values()):.1f}")
-    return [results, seconds]
-
-
-def notes(summaries: Sequence[RoundSummary]) -> list[str]:
-    """What stands below the tables: the seconds of the preparation, alarms of the newest round that has any."""
-    lines = []
-    for each in summaries:
-        if each.round == 0 and each.seconds:
-            parts = ", ".join(f"{stage.replace('_', ' ')} {taken:.1f}" for stage, taken in each.seconds.items())
-            lines.append(f"preparation (round 0), seconds: {parts}")
-    alarmed = [each for each in summaries if each.alarms]
-    if alarmed:
-        lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
-    return lines
-
-
 def _rates(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[object, object], Rate]:
     return {(number, arm): Rate(_whole(good), _whole(count)) for number, arm, good, count in rows}
 
@@ -293,7 +239,3 @@ def _whole(value: object) -> int:
 
 def _optional(value: object) -> int | None:
     return None if value is None else _whole(value)
-
-
-def _shown(value: int | None) -> str:
-    return "–" if value is None else str(value)

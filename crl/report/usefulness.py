@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from crl.rates import Rate, wilson
 from crl.records import EntryScore, rows_of, rows_with
 from crl.report.charts import Bar, Chart, bar_chart
-from crl.report.curves import wilson
-from crl.report.summary import Rate
 
 if TYPE_CHECKING:
     from crl.bank.snapshot import Snapshot
     from crl.run.directory import RunDirectory
 
 LISTED = 10
-"""Most helpful entries, and most harmful ones."""
+"""Most helpful entries, most harmful ones, and most used ones."""
 _STAGE = "credit"
 _OUTCOMES = ("0 %", "1–39 %", "40–60 %", "61–99 %", "100 %")
 """Classes of the share of episodes won."""
@@ -56,7 +55,7 @@ class Standing:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the mean outcome."""
-        low, high = wilson(self.episodes)
+        low, high = wilson(self.episodes.successes, self.episodes.episodes)
         return 2 * low - 1, 2 * high - 1
 
 
@@ -72,9 +71,13 @@ class Usefulness:
     """Entries that guided an episode and have left the bank."""
     charts: Sequence[Chart]
     helpful: Sequence[Standing]
-    """Those whose mean outcome is surely high come first: by the lower end of the interval."""
+    """Those whose interval lies above 0, the surest first: by its lower end."""
     harmful: Sequence[Standing]
-    """Likewise by the upper end."""
+    """Those whose interval lies below 0, likewise by its upper end."""
+    most_used: Sequence[Standing]
+    """Those with the most uses, whatever their outcome."""
+    open: int
+    """Used entries whose interval holds 0: nothing is known of them yet."""
 
 
 def usefulness(run: RunDirectory) -> Usefulness | None:
@@ -104,10 +107,13 @@ def judge(
     rows = rows_with(bank.table, "entry_id", every)
     names = rows["entry_id"].to_pylist()
     rates = {name: _episodes(every[name]) for name in names}
-    low, high = ({name: wilson(rates[name])[side] for name in names} for side in (0, 1))
-    best = sorted((name for name in names if _won(rates[name]) > 0.5), key=lambda name: (-low[name], name))[:LISTED]
-    worst = sorted((name for name in names if _won(rates[name]) < 0.5), key=lambda name: (high[name], name))[:LISTED]
-    listed = rows_with(rows, "entry_id", [*best, *worst])
+    bounds = {name: wilson(rates[name].successes, rates[name].episodes) for name in names}
+    # A share of one half is a mean outcome of 0.
+    helpful = sorted((name for name in names if bounds[name][0] > 0.5), key=lambda name: (-bounds[name][0], name))
+    harmful = sorted((name for name in names if bounds[name][1] < 0.5), key=lambda name: (bounds[name][1], name))
+    most_used = sorted(names, key=lambda name: (-rates[name].episodes, name))
+    best, worst, used = helpful[:LISTED], harmful[:LISTED], most_used[:LISTED]
+    listed = rows_with(rows, "entry_id", [*best, *worst, *used])
     texts = texts_of(listed)
     standing = {
         row["entry_id"]: Standing(
@@ -124,6 +130,8 @@ def judge(
         [_by_outcome(rates.values()), _by_uses(rates.values(), len(bank) - len(names))],
         [standing[name] for name in best],
         [standing[name] for name in worst],
+        [standing[name] for name in used],
+        len(names) - len(helpful) - len(harmful),
     )
 
 

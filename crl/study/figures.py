@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
+from crl.rates import Rate
 from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import Distillation, Episode, Evaluation, Metric, Weights, rows_of
 from crl.run.directory import RunDirectory
@@ -18,20 +19,6 @@ EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initia
 """Stages that tables are read of."""
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
-
-
-class Rate(BaseModel):
-    """Successes of a number of held-out episodes."""
-
-    model_config = ConfigDict(frozen=True)
-
-    successes: int
-    episodes: int
-
-    @property
-    def value(self) -> float:
-        """The share that was won."""
-        return self.successes / self.episodes
 
 
 class RunFigures(BaseModel):
@@ -61,12 +48,15 @@ class RunFigures(BaseModel):
 
     def success(self, *, bank: bool) -> dict[int, float]:
         """Held-out success by round."""
-        return {number: rate.value for number, rate in (self.with_bank if bank else self.without_bank).items()}
+        return {
+            number: rate.successes / rate.episodes
+            for number, rate in (self.with_bank if bank else self.without_bank).items()
+        }
 
 
-def success_of(run: RunDirectory, round_number: int) -> dict[str, float]:
-    """Held-out success of a round by arm of the evaluation; empty where it was not evaluated."""
-    return {arm: rate.value for arm, rate in _rates(run, round_number).items()}
+def success_of(run: RunDirectory, round_number: int) -> dict[str, str]:
+    """Held-out success of a round in words, by arm of the evaluation; empty where it was not evaluated."""
+    return {arm: f"{rate} {rate.percent}" for arm, rate in _rates(run, round_number).items()}
 
 
 def read_run(path: Path, rounds: int) -> RunFigures:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
+from crl.rates import wilson
 from crl.report.views import query
 from tests.browser.opened import Opened
 
@@ -83,9 +84,12 @@ def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finishe
     uses = {row[0]: float(row[1]) for row in page.table("entries by how often they were used")[1:]}
     size = rows(finished, f"SELECT count(*) FROM bank WHERE round = {last}")[0][0]
     assert uses["none"] == size - len(scores) and uses["1"] == sum(count == 1 for _, _, count, _ in scores)
-    listed = page.table("Most helpful")[1:] + page.table("Most harmful")[1:]
-    ranked = [score for score in scores if score[3] != 0]
-    assert len(listed) == min(10, sum(score[3] > 0 for score in ranked)) + min(10, sum(s[3] < 0 for s in ranked))
+    bounds = [wilson(round(count * (1 + mean) / 2), count) for _, _, count, mean in scores]
+    for title, sure in (("Most helpful", [low > 0.5 for low, _ in bounds]),
+                        ("Most harmful", [high < 0.5 for _, high in bounds])):  # fmt: skip
+        assert max(0, len(page.table(title)) - 1) == min(10, sum(sure)), title
+    listed = page.table("Most used")[1:]
+    assert len(listed) == min(10, len(scores))
     told = {f"{name} {' '.join(text.split())}": (uses, mean) for name, text, uses, mean in scores}
     for experience, uses, mean, interval, _ in listed:
         text, _, name = " ".join(experience.split()).partition("rewritten in round ")[0].strip().rpartition(" ")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from crl.rates import Rate
 from crl.records import Turn
 from crl.report.charts import bar_chart
 from crl.report.diff import BankDiff, Change
 from crl.report.history import History
 from crl.report.page import write_report
-from crl.report.summary import Rate
 from crl.report.usefulness import Standing, Usefulness
 from tests.browser.opened import Opened
 from tests.unit.report import builder
@@ -101,7 +101,7 @@ def test_what_others_wrote_stays_text(
 
 
 def _useful(standings: list[Standing]) -> Usefulness:
-    return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], standings)
+    return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], standings, [], 0)
 
 
 def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:

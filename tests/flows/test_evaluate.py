@@ -31,6 +31,7 @@ def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -
     rows = evaluate(run_path.name, round=1, seeds=Seeds(start=3_000_000, count=3))
     assert digests(run_path) == before
     assert {row["arm"] for row in rows} == {"with bank", "without bank"} and {row["episodes"] for row in rows} == {3}
+    assert all(row["won"] == f"{round(3 * row['success'])}/3" and row["95 % interval"] for row in rows)
     with get_client(sync_client=True) as client:
         wanted = ArtifactFilter(key=ArtifactFilterKey(any_=[ARTIFACT_KEY]))
         (artifact,) = client.read_artifacts(artifact_filter=wanted)

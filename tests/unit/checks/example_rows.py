@@ -283,7 +283,7 @@ def evaluate() -> dict[type[Row], list[Row]]:
             entry_id="e9" if arm == "with_bank" else None, success=False, reward=0.0, turns=2, invalid_actions=1,
             stop_reason="turn_limit", actions=["east", ""],
         )
-        for i, arm in enumerate(("with_bank", "without_bank"))
+        for i, arm in enumerate(("with_bank", "without_bank", "random"))
     ]  # fmt: skip
     return {r.Evaluation: rows}
 

@@ -151,6 +151,8 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.update, r.Weights, 0, {"checkpoint": None}, "updated weights have a checkpoint"),
     (examples.update, r.Metric, 0, {"value": float("nan")}, "a figure is finite"),
     (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
+    (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
+    (examples.evaluate, r.Evaluation, 2, {"arm": "other"}, "arm is one of with_bank, without_bank, random"),
     (examples.evaluate, r.Evaluation, 1, {"actions": ["east"]}, "every turn has an action"),
 ]
 

@@ -35,7 +35,7 @@ def test_without_any_run_the_first_command_is_named(crl: Crl, runs: Path) -> Non
 def test_status_shows_rounds_and_what_is_missing(crl: Crl, room: Path) -> None:
     outcome = crl("status", "room")
     assert outcome.code == 0
-    assert "0.50 of 2" in outcome.out and "share_malformed" in outcome.out
+    assert "2/2 100 % [34–100]" in outcome.out and "share_malformed" in outcome.out
     assert "unfinished: round 0, warm" in outcome.out or "unfinished: round 1, plan" in outcome.out
     assert f"crl resume {room}" in outcome.out
 

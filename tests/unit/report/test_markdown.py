@@ -12,7 +12,6 @@ from markdown_it import MarkdownIt
 
 from crl.errors import DataCheckFailed
 from crl.report.checks import BETWEEN, StageChecks, TableCheck, rules_of
-from crl.report.curves import wilson
 from crl.report.diff import BankDiff, Change, Parent
 from crl.report.markdown import (
     SHOWN_CHANGES,
@@ -25,7 +24,7 @@ from crl.report.markdown import (
     report_markdown,
     rounds_markdown,
 )
-from crl.report.summary import Rate, summarise
+from crl.report.summary import summarise
 from tests.unit.report.builder import build_run
 
 NASTY = [
@@ -108,8 +107,8 @@ def test_a_large_diff_is_cut_with_a_count_and_the_command() -> None:
 
 def test_the_round_table_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
     text = rounds_markdown("room", summarise(build_run(tmp_path / "run"))).replace("\u00a0", " ")
-    assert "| 2 | 50 % of 2 | 0 % of 2 | 100 % of 2 | 0 % of 2 |" in text
-    assert "| 2 | 1 | update 1 | 0 of 1 | 1 | – / 1 | 10.5 | 1 |" in text
+    assert "| 2 | 1/2 50 % | 0/2 0 % | 2/2 100 % [34–100] | 0/2 0 % [0–66] |" in text
+    assert "| 2 | 1 | update 1 | 0/1 | 1 | – / 1 | 10.5 | 1 |" in text
     assert "| 0 base |" in text and "Alarms of round 2" in text and "share\\_malformed" in text
 
 
@@ -151,10 +150,3 @@ def test_the_report_is_a_link_where_something_serves_it() -> None:
         "tiny", path, "http://127.0.0.1:4201/tiny/report.html"
     )
     assert "](" not in report_markdown("tiny", path, None) and str(path) in report_markdown("tiny", path, None)
-
-
-def test_intervals_of_rates() -> None:
-    # Reference values of the Wilson interval: 0 of 10 and 5 of 10 (Brown, Cai and DasGupta 2001, table of n = 10).
-    assert wilson(Rate(0, 10)) == (0.0, pytest.approx(0.2775, abs=1e-4))
-    assert wilson(Rate(5, 10)) == (pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))
-    assert wilson(Rate(10, 10))[1] == 1.0

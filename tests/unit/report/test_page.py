@@ -14,6 +14,7 @@ import pytest
 
 from crl.bank.segments import SEGMENTS
 from crl.errors import BadInput, RunDirectoryUnusable
+from crl.rates import Rate
 from crl.report.diff import BankDiff, Change
 from crl.report.history import History
 from crl.report.page import REPORT, SHOWN_CHANGES, page_url, render, write_report
@@ -82,8 +83,8 @@ class Page(HTMLParser):
         return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
 
 
-def share(good: float, count: int) -> str:
-    return f"{100 * good / count:.0f} % of {count}"
+def share(good: int, count: int, *, bounded: bool = False) -> str:
+    return f"{good}/{count} {Rate(good, count).percent}" + (f" [{Rate(good, count).span}]" if bounded else "")
 
 
 def test_numbers_equal_those_of_sql(finished: Path) -> None:
@@ -103,11 +104,11 @@ def test_numbers_equal_those_of_sql(finished: Path) -> None:
     assert cells[1:3] == [share(*guided) if guided[1] else "–", share(*free)]
     for cell, arm in ((cells[3], "with_bank"), (cells[4], "without_bank")):
         sql = f"SELECT count_if(success), count(*) FROM evaluations WHERE round = $round AND arm = '{arm}'"
-        assert cell == (share(*one(sql)) if one(sql)[1] else "–")
+        assert cell == (share(*one(sql), bounded=True) if one(sql)[1] else "–")
     assert cells[5] == str(one("SELECT count(*) FROM bank WHERE round = $round")[0])
     malformed = one("SELECT count_if(verdict = 'malformed'), count(*) FROM distillations WHERE round = $round "
                     "AND stage IN ('distill', 'merge')")  # fmt: skip
-    assert cells[7] == f"{malformed[0]} of {malformed[1]}"
+    assert cells[7] == f"{malformed[0]}/{malformed[1]}"
     assert cells[8] == str(one("SELECT count_if(status = 'waiting') FROM buffer WHERE round = $round")[0])
     alarms = one("SELECT count(*) FROM metrics WHERE alarm IS NOT NULL AND round = $round")[0]
     assert cells[11] == str(alarms or "–")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 from rich.console import Console
 
+from crl.rates import Rate
 from crl.records import Metric
-from crl.report.curves import health_charts
-from crl.report.markdown import rounds_markdown
+from crl.report.curves import health_charts, success_charts
+from crl.report.markdown import curve_markdown, rounds_markdown
 from crl.report.page import render
-from crl.report.summary import Rate, notes, round_tables, summarise
-from tests.unit.report.builder import build_run, write_stage
+from crl.report.round_tables import notes, round_tables
+from crl.report.summary import RoundSummary, summarise
+from tests.unit.report.builder import build_run, evaluation, write_stage
 
 
 def test_figures_of_each_round(tmp_path: Path) -> None:
@@ -37,15 +40,42 @@ def test_warm_start_episodes_do_not_count_as_a_round(tmp_path: Path) -> None:
     assert all(each.free == Rate(0, 0) for each in summarise(run) if each.round == 0)
 
 
-def test_the_tables_show_every_round(tmp_path: Path) -> None:
-    summaries = summarise(build_run(tmp_path / "run"))
-    out = Console(file=io.StringIO(), width=160)
+def printed(summaries: list[RoundSummary], width: int) -> list[str]:
+    out = Console(file=io.StringIO(), width=width)
     for table in round_tables(summaries):
         out.print(table)
-    text = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "0.50 of 2" in text and "update 1" in text and "1 of 2" in text and "0 base" in text
+    return [" ".join(line.split()) for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -> None:
+    summaries = summarise(build_run(tmp_path / "run"))
+    lines = printed(summaries, 80)
+    assert "2 1/2 0/2 2/2 100 % [34–100] 0/2 0 % [0–66]" in lines, "one line a round, in 80 columns"
+    assert "0 base – – – 0/2 0 % [0–66]" in lines and "2 1 update 1 0/1 1 –/1" in lines
     assert any("preparation" in line for line in notes(summaries))
     assert any("share_malformed" in line for line in notes(summaries))
+
+
+def test_the_random_policy_is_a_line_of_table_and_curve(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    without = summarise(run)
+    for shown in ("\n".join(printed(without, 80)), rounds_markdown("run", without), render(run)):
+        assert "random policy" not in shown and "random  " not in shown, "nothing is said of what was not measured"
+    shutil.rmtree(run / "rounds/0000/evaluate")
+    plays = [evaluation(0, "random", play, play % 4 == 0) for play in range(64)]
+    write_stage(run, 0, "evaluate", [[evaluation(0, "without_bank", 1, True), *plays]])
+    summaries = summarise(run)
+    assert [each.random for each in summaries if each.random.episodes] == [Rate(16, 64)]
+    assert [each.without_bank for each in summaries] == [Rate(0, 2), Rate(1, 1), Rate(0, 0), Rate(0, 2)]
+    told = "16/64 25 % [16–37]"
+    assert f"random – – – {told}" in printed(summaries, 80)
+    for text in (rounds_markdown("run", summaries), curve_markdown("run", summaries)):
+        assert told in text.replace("\u00a0", " ")
+    page = render(run)
+    assert "16/64 <small>25 % [16–37]</small>" in page and "16/64 (16–37 %)" in page
+    _, held_out = success_charts(summaries)
+    assert held_out.columns[-1] == "random policy"
+    assert [row[-1] for row in held_out.rows] == ["16/64 25 % (16–37 %)"] * 2, "a level over every evaluation"
 
 
 def test_a_run_without_stages_has_no_table(tmp_path: Path) -> None:

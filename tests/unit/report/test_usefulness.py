@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
 from crl.bank.snapshot import Snapshot
+from crl.rates import Rate, wilson
 from crl.records import EntryScore
-from crl.report.summary import Rate
 from crl.report.usefulness import Standing, judge
 from tests.unit.report.builder import bank_entry
 
-RECORD = {"sure": (40, 36), "lucky": (1, 1), "even": (10, 5), "unlucky": (1, 0), "bad": (40, 4), "gone": (3, 3)}
+RECORD = {
+    "sure": (40, 36),
+    "likely": (10, 10),
+    "lucky": (1, 1),
+    "even": (10, 5),
+    "unlucky": (1, 0),
+    "bad": (40, 4),
+    "gone": (3, 3),
+}
 """Episodes guided and won, by entry."""
 
 
@@ -33,18 +40,21 @@ def bank() -> Snapshot:
     return Snapshot.of(4, entries)
 
 
-def test_what_is_sure_comes_before_what_was_lucky() -> None:
+def test_what_chance_explains_is_not_listed() -> None:
     texts = {each.content_digest: f"text of {each.entry_id}" for each in bank().entries()}
     found = judge(bank(), scores(), lambda rows: texts)
-    assert [each.entry_id for each in found.helpful] == ["sure", "lucky"]
-    assert [each.entry_id for each in found.harmful] == ["bad", "unlucky"]
+    assert [each.entry_id for each in found.helpful] == ["sure", "likely"], (
+        "an entry that won its one episode may be any"
+    )
+    assert [each.entry_id for each in found.harmful] == ["bad"]
+    assert [each.entry_id for each in found.most_used] == ["bad", "sure", "even", "likely", "lucky", "unlucky"]
     assert found.helpful[0].text == "text of sure" and found.helpful[0].mean == pytest.approx(0.8)
-    assert (found.entries, found.used, found.gone) == (6, 5, 1)
+    assert (found.entries, found.used, found.gone, found.open) == (7, 6, 1, 3)
     outcome, uses = found.charts
     assert {row[0]: sum(map(float, row[1:])) for row in outcome.rows} == {
-        "0 %": 1, "1–39 %": 1, "40–60 %": 1, "61–99 %": 1, "100 %": 1,
+        "0 %": 1, "1–39 %": 1, "40–60 %": 1, "61–99 %": 1, "100 %": 2,
     }  # fmt: skip
-    assert {row[0]: float(row[1]) for row in uses.rows} == {"none": 1, "1": 2, "2–4": 0, "5–15": 1, "16+": 2}
+    assert {row[0]: float(row[1]) for row in uses.rows} == {"none": 1, "1": 2, "2–4": 0, "5–15": 2, "16+": 2}
 
 
 def test_outcomes_of_earlier_words_are_told_from_those_of_the_text() -> None:
@@ -54,12 +64,7 @@ def test_outcomes_of_earlier_words_are_told_from_those_of_the_text() -> None:
     assert dataclasses.replace(standing, updated_round=4).reworded
 
 
-@pytest.mark.parametrize(("uses", "won"), [(1, 0), (1, 1), (7, 3), (40, 36), (1000, 500)])
-def test_the_interval_is_that_of_wilson(uses: int, won: int) -> None:
-    standing = Standing("e", "f", "t", 1, 1, Rate(won, uses))
-    low, high = ((end + 1) / 2 for end in standing.interval)
-    # Its ends are the rates from which the one observed is 1.96 standard deviations away.
-    for end in {low, high} - {0.0, 1.0}:
-        deviation = math.sqrt(end * (1 - end) / uses)
-        assert abs(won / uses - end) == pytest.approx(1.96 * deviation, abs=1e-9)
-    assert low <= won / uses <= high
+def test_the_interval_is_that_of_the_share_on_the_scale_of_outcomes() -> None:
+    standing = Standing("e", "f", "t", 1, 1, Rate(3, 8))
+    low, high = wilson(3, 8)
+    assert standing.interval == pytest.approx((2 * low - 1, 2 * high - 1)) and standing.mean == -0.25
