@@ -108,7 +108,8 @@ def collect(rng: np.random.Generator, number: int, planned: Tables, texts: dict[
         entry_id=[each and each["entry_id"] for each in guide],
         content_digest=[each and each["content_digest"] for each in guide],
         experience=[each and texts[each["content_digest"]] for each in guide], goal="reach the exit",
-        success=won, reward=won.astype(float), turns=turns, invalid_actions=invalid,
+        success=won, reward=won.astype(float), turns=turns, invalid_actions=invalid, tokens_read=tokens // 2,
+        tokens_sampled=tokens - tokens // 2,
         stop_reason=np.where(broken, "error", stops).tolist(),
         error=["step_failed" if each else None for each in broken], generation_id=generation_ids,
     )  # fmt: skip
@@ -166,6 +167,8 @@ def evaluate(rng: np.random.Generator, number: int, seeds: int) -> Tables:
             environment_seed=[9000 + seed for _, _, seed in listed],
             guided=[arm == "with_bank" for arm, _, _ in listed], entry_id=None, success=won, reward=won.astype(float),
             turns=turns, invalid_actions=rng.binomial(turns, 0.2),
+            tokens_read=[40 * t + 30 * (a == "with_bank") for t, (a, _, _) in zip(turns, listed, strict=True)],
+            tokens_sampled=3 * turns,
             stop_reason=np.where(won, "success", "turn_limit").tolist(), actions=[["east"] * each for each in turns],
         )
     }  # fmt: skip

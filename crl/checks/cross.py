@@ -43,6 +43,12 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "WHERE g.generation_id IS NULL OR g.kind <> 'episode'",
     ),
     CrossRule(
+        "an episode read and wrote the tokens of its record",
+        ("episodes", "generations"),
+        "SELECT e.row, e.episode_id AS id FROM episodes e JOIN generations g USING (generation_id) "
+        "WHERE e.tokens_sampled <> g.trained OR e.tokens_read <> g.n_tokens - g.trained",
+    ),
+    CrossRule(
         "a token record of the actor belongs to an episode",
         ("generations", "episodes"),
         "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN episodes e USING (generation_id) "

@@ -112,6 +112,7 @@ SUITES: dict[type[Row], Suite] = {
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
+            "a turn has sampled tokens": "tokens_read > 0 AND tokens_sampled >= turns",
             "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
         },
     ),
@@ -340,6 +341,10 @@ SUITES: dict[type[Row], Suite] = {
             "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
             "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
+            "a turn has sampled tokens, but for the random policy's": (
+                "CASE arm WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
+                "ELSE tokens_read > 0 AND tokens_sampled >= turns END"
+            ),
         },
     ),
     **REWARD_SUITES,

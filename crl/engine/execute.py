@@ -26,6 +26,7 @@ from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
 from crl.recipes.due import STAGES_OF_ROUND
 from crl.recipes.stage import Recipe, Stage
+from crl.recipes.timing import joined
 from crl.records import Row
 from crl.run.seeds import stage_seed_words
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from crl.run.directory import RunDirectory
     from crl.run.writer import StageWriter
 
+_NOTES = "notes"
+"""Where the manifest of a part keeps what its stage wants to stand in the manifest beside the digest."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow", "minihack", "nle")
 
 
@@ -123,7 +126,7 @@ def execute_part(
             inputs=sorted(context.inputs),
             method_digest=run.method_digest,
             seed=stage_seed_words(run.method.seed, round_number, stage_name),
-            provenance=_provenance(attempt, seconds),
+            provenance={**_provenance(attempt, seconds), _NOTES: context.notes},
         )
     rows = {row_type.table: table.num_rows for row_type, table in tables.items()}
     return StageOutcome(round_number, stage_name, digest="", seconds=seconds, rows=rows)
@@ -224,7 +227,7 @@ def _run_missing_parts(
 def _concatenate(
     run: RunDirectory, stage: Stage, round_number: int, count: int, context: StageContext
 ) -> set[tuple[int, str]]:
-    """Write the stage's tables from its parts; returns what the parts (and counting them) read."""
+    """Write the stage's tables from its parts and join their notes; returns what they (and counting them) read."""
     inputs = set(context.inputs)
     for row_type in stage.writes:
         tables = [run.read_part(round_number, stage.name, part, row_type) for part in range(count)]
@@ -234,6 +237,7 @@ def _concatenate(
             context.write(row_type, [])
     for part in range(count):
         inputs |= run.part_inputs(round_number, stage.name, part)
+        context.notes = joined(context.notes, run.part_provenance(round_number, stage.name, part).get(_NOTES, {}))
     return inputs
 
 

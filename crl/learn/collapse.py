@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
+from crl.learn.form import form_alarms
 from crl.learn.health import Figures
 from crl.records import Metric
 
@@ -104,12 +105,14 @@ def collapse_figures(
 def health_metrics(
     figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int, stage: str = "health"
 ) -> list[Metric]:
-    """The rows of a round's stage: its figures, what is carried on, and `collapsed`: how many kinds stand, named in
-    its alarm."""
+    """The rows of a round's stage: its figures with the alarms of form (`form.py`), what is carried on, and
+    `collapsed`: how many kinds stand, named in its alarm."""
     carried, told = collapse_figures(figures, previous, trained, round=round)
-    alarm = f"this run has collapsed: {'; '.join(told)}" if told else None
+    alarms = form_alarms(figures)
+    if told:
+        alarms["collapsed"] = f"this run has collapsed: {'; '.join(told)}"
     values = {**figures, **carried, "collapsed": float(len(told))}
     return [
-        Metric(round=round, stage=stage, name=name, value=value, alarm=alarm if name == "collapsed" else None)
+        Metric(round=round, stage=stage, name=name, value=value, alarm=alarms.get(name))
         for name, value in values.items()
     ]

@@ -67,15 +67,18 @@ class _BankAdvisor:
         if self._retriever is None:
             bank_round = ctx.round + self._offset
             self._retriever = open_retriever(ctx, self._bank, self._counts, bank_round=bank_round, training=False)
-        vectors_QD = ctx.services.embedder().embed([each.question for each in inquiries])
+        embedder = ctx.services.embedder()
         asked = [(each.episode_id, each.family) for each in inquiries]
-        rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)
+        with ctx.timed("retrieval", len(asked)):
+            vectors_QD = embedder.embed([each.question for each in inquiries])
+            rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)
         found = [next((row for row in candidates if row.chosen), None) for candidates in rows]
         texts = texts_of(ctx, self._bank, {row.content_digest for row in found if row is not None})
         known = [(each, row) for each, row in zip(inquiries, found, strict=True) if row is not None]
-        answers = iter(
-            answer_all(
-                ctx.services.policy("extractor", self._weights),
+        policy = ctx.services.policy("extractor", self._weights)
+        with ctx.timed("answers", len(known)):
+            answered = answer_all(
+                policy,
                 [each for each, _ in known],
                 [texts[row.content_digest] for _, row in known],
                 prompt=self._prompt,
@@ -85,7 +88,7 @@ class _BankAdvisor:
                 round=ctx.round,
                 stage=ctx.stage.name,
             )
-        )
+        answers = iter(answered)
         advice = []
         for row in found:
             if row is None:

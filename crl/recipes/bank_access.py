@@ -52,8 +52,11 @@ def retrieve_all(
     for task in tasks:
         first_of_group.setdefault(task.group, task)
     asking = list(first_of_group.values()) if per_group else list(tasks)
-    vectors_QD = ctx.services.embedder().embed([task.query for task in asking])
-    found = retriever.retrieve_many([(task.episode_id, task.family) for task in asking], vectors_QD, advance=advance)
+    embedder = ctx.services.embedder()  # its loading is no part of a retrieval's time
+    with ctx.timed("retrieval", len(asking)):
+        vectors_QD = embedder.embed([task.query for task in asking])
+        asked = [(task.episode_id, task.family) for task in asking]
+        found = retriever.retrieve_many(asked, vectors_QD, advance=advance)
     ctx.notes["index"] = retriever.kinds
     if not per_group:
         return [row for rows in found for row in rows]

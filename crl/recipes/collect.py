@@ -28,14 +28,17 @@ def collect_part(ctx: StageContext, part: int) -> None:
     texts = texts_of(ctx, bank, digests)
     weights = weights_of(ctx, "actor", -1)
     policy = ctx.services.policy("actor", weights)
-    played = play(
-        ctx,
-        policy,
-        as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx)),
-        sampling=ctx.method.actor.sampling,
-        weights_digest=weights.weights_digest,
-        advisor=advisor_of(ctx, bank, offset=-1, seed_of=lambda question_id: ctx.seed("ask", question_id)),
-    )
+    slots = as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx))
+    advisor = advisor_of(ctx, bank, offset=-1, seed_of=lambda question_id: ctx.seed("ask", question_id))
+    with ctx.timed("play", len(slots)):
+        played = play(
+            ctx,
+            policy,
+            slots,
+            sampling=ctx.method.actor.sampling,
+            weights_digest=weights.weights_digest,
+            advisor=advisor,
+        )
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     answers = [answer for each in played for answer in each.answers]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +17,7 @@ from crl.config import Method
 from crl.protocols import Services
 from crl.recipes.banks import PUBLISHES, tables_of
 from crl.recipes.stage import Recipe, Stage
+from crl.recipes.timing import note_time
 from crl.records import Row, rows_of, schema_of, table_of
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
@@ -145,6 +148,13 @@ class StageContext:
     def seed(self, *parts: str | int) -> np.random.SeedSequence:
         """Seed of (experiment seed, round, stage, parts)."""
         return seed_for(self.method.seed, self.round, self.stage.name, *parts)
+
+    @contextmanager
+    def timed(self, work: str, items: int) -> Iterator[None]:
+        """Note how long the block takes, as one batch of so many items: see `timing.py`."""
+        began = time.monotonic()
+        yield
+        note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
 
     def progress(self, done: int, total: int, **figures: Any) -> None:
         """Tell whoever watches; never part of the record."""

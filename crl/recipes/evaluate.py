@@ -84,23 +84,25 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
             seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", "judge", episode_id.split("/")[-1]),
             weights_digest=weights.weights_digest,
         )
-    played = play(
-        ctx,
-        policy,
-        slots,
-        sampling=sampling,
-        weights_digest=weights.weights_digest,
-        seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", episode_id.split("/")[-1]),
+    advisor = None
+    if wave.arm == WITH_BANK:
         # Questions are answered as in training; they are no rows here and count nowhere.
-        advisor=advisor_of(
+        advisor = advisor_of(
             ctx,
             bank,
             offset=0,
             seed_of=lambda question_id: seed_for(ctx.method.seed, "evaluation", "ask", question_id.split("/")[-1]),
         )
-        if wave.arm == WITH_BANK
-        else None,
-    )
+    with ctx.timed(f"play {wave.arm}", len(slots)):
+        played = play(
+            ctx,
+            policy,
+            slots,
+            sampling=sampling,
+            weights_digest=weights.weights_digest,
+            seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", episode_id.split("/")[-1]),
+            advisor=advisor,
+        )
     ctx.write(Evaluation, [_row(ctx, wave.arm, each) for each in played])
 
 
@@ -208,6 +210,8 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
         reward=episode.reward,
         turns=episode.turns,
         invalid_actions=episode.invalid_actions,
+        tokens_read=episode.tokens_read,
+        tokens_sampled=episode.tokens_sampled,
         stop_reason=episode.stop_reason,
         actions=[_action(turn) for turn in played.turns],
     )

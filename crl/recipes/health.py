@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.learn.collapse import health_metrics
+from crl.learn.form import output_figures, turn_figures
 from crl.learn.health import (
     Figures,
     Note,
@@ -30,7 +31,19 @@ from crl.learn.health import (
 )
 from crl.protocols import Judge
 from crl.recipes.context import StageContext
-from crl.records import BufferItem, Credit, Distillation, Episode, Metric, Operation, Row, Sample, rows_with
+from crl.records import (
+    BufferItem,
+    Credit,
+    Distillation,
+    Episode,
+    Generation,
+    Metric,
+    Operation,
+    Row,
+    Sample,
+    Turn,
+    rows_with,
+)
 
 OUTPUTS = ("distill", "merge")
 NOTES = ("add", "update", "merge")
@@ -41,10 +54,13 @@ _texts: dict[str, str] = {}
 
 
 def health(ctx: StageContext) -> None:
-    """Write the figures of the round, and whether the run has collapsed."""
+    """Write the figures of the round, whether what the models wrote is in form, and whether the run has collapsed."""
     episodes = ctx.rows(Episode, "collect")
     trained = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
     figures = play_figures(episodes)
+    figures |= turn_figures(episodes, _column(ctx, Turn, "collect", "stop_reason"))
+    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
+    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
     figures |= group_figures(episodes, subgroups=ctx.method.actor_objective.advantage == "subgroup")
     if ctx.recipe.guided:
         figures |= _outputs(ctx)
@@ -61,7 +77,14 @@ def _outputs(ctx: StageContext) -> Figures:
     if distilled:  # merges come in some rounds only, and are never malformed or `return` for long
         without = [verdict in ("malformed", "return") for verdict in distilled]
         figures["share_without_note"] = sum(without) / len(without)
-    return figures
+    written = pa.concat_tables([ctx.table(Generation, stage) for stage in OUTPUTS])
+    figures |= output_figures(written["stop_reason"].to_pylist())
+    if ctx.method.rollout.search_and_ask is not None:
+        answers = rows_with(ctx.table(Generation, "collect"), "kind", ["ask"])
+        written = pa.concat_tables([written, answers])
+    sampled = pc.sum(pc.list_flatten(written["loss_mask"])).as_py() or 0
+    read = (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled
+    return {**figures, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
 
 
 def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:

@@ -20,7 +20,9 @@ OUTCOMES = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4),
 """What becomes of what the extractor asks for, with a colour each; a malformed output asks for nothing."""
 AGES = ((0, "this round"), (1, "1–3"), (4, "4–15"), (16, "16–63"), (64, "64+"))
 """Classes of age in rounds: smallest age, name."""
-HEALTH: tuple[tuple[str, bool, tuple[tuple[str, str, int], ...]], ...] = (
+Observed = tuple[str, bool, tuple[tuple[str, str, int], ...]]
+"""A chart of figures of the stage `health`: title, whether shares are drawn, its lines as (name, figure, colour)."""
+HEALTH: tuple[Observed, ...] = (
     ("kinds of extractor outputs", True, (
         ("add", "share_add", 0), ("update", "share_update", 2), ("return", "share_return", 4),
     )),
@@ -39,7 +41,7 @@ HEALTH: tuple[tuple[str, bool, tuple[tuple[str, str, int], ...]], ...] = (
         ("mean", "trained_age_mean", 0), ("oldest", "trained_age_max", 2), ("waiting longest", "buffer_oldest_wait", 1),
     )),
 )  # fmt: skip
-"""Charts of the stage `health`: title, whether shares are drawn, and its lines as (name, figure, colour)."""
+"""What the extractor writes, and what the updates learn from."""
 _RAMP = 10
 """First of the colours that grow stronger."""
 _STAGES = 6
@@ -99,50 +101,52 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
 
 def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Growth, what became of the extractor's operations, how old the bank is and how old what it lends."""
-    size = _line("entries", _THIRD, summaries, lambda each: _float(each.bank))
+    size = round_line("entries", _THIRD, summaries, lambda each: _float(each.bank))
     mix = [(name, colour) for name, colour in OUTCOMES if name != "malformed"]
     rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
-    used = _line("used", _WITH, summaries, lambda each: each.used_age)
+    used = round_line("used", _WITH, summaries, lambda each: each.used_age)
     ages = _Ages(summaries)
-    whole = _line("whole bank", _THIRD, summaries, ages.mean)
+    whole = round_line("whole bank", _THIRD, summaries, ages.mean)
     classes = [(name, _RAMP + place) for place, (_, name) in enumerate(AGES)]
     return [
         line_chart("entries in the bank", [size], count=True),
-        _counts("entries that changed", rewritten, summaries, lambda each: (
+        round_bars("entries that changed", rewritten, summaries, lambda each: (
             sum(each.arrived.values()), each.rewritten, sum(each.left.values())
         )),
-        _counts("what became of operations", OUTCOMES, summaries, lambda each: (
+        round_bars("what became of operations", OUTCOMES, summaries, lambda each: (
             *(each.changes.get(name, 0) for name, _ in mix), each.malformed
         )),
-        _counts("age of the entries", classes, summaries, ages.classes, newest=True),
+        round_bars("age of the entries", classes, summaries, ages.classes, newest=True),
         line_chart("mean age of texts, in rounds", [used, whole]),
     ]  # fmt: skip
 
 
 def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """What the extractor writes and whether it is right, what the updates learn from, clipped tokens, the buffer."""
-    malformed = _line("malformed", 6, summaries, lambda each: each.malformed / each.outputs if each.outputs else None)
+    malformed = round_line(
+        "malformed", 6, summaries, lambda each: each.malformed / each.outputs if each.outputs else None
+    )
     clipped = [
-        _line(f"{role}", colour, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
+        round_line(f"{role}", colour, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
         for role, colour in (("extractor", 0), ("actor", 1))
     ]
     buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [
         line_chart("malformed extractor outputs", [malformed], top=1.0, share=True),
-        *_observed(summaries),
+        *observed(HEALTH, summaries),
         line_chart("tokens the objective clipped", clipped, share=True),
-        _counts("outputs in the training buffer", buffered, summaries, lambda each: (
+        round_bars("outputs in the training buffer", buffered, summaries, lambda each: (
             each.buffer_trained, each.buffer or 0, each.buffer_dropped
         )),
     ]  # fmt: skip
 
 
-def _observed(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """Charts of :data:`HEALTH` that have anything to show: not every environment knows what is right."""
+def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """Charts of figures of the stage `health`, where they have anything to show: not every round has each."""
     charts = []
-    for title, share, named in HEALTH:
+    for title, share, named in figures:
         lines = [
-            _line(name, colour, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
+            round_line(name, colour, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
             for name, figure, colour in named
         ]
         if any(line.points for line in lines):
@@ -166,7 +170,7 @@ def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
             sum(taken for stage, taken in each.seconds.items() if stage not in named),
         )
 
-    return _counts("seconds a round", kinds, summaries, heights, mean=True)
+    return round_bars("seconds a round", kinds, summaries, heights, mean=True)
 
 
 class _Ages:
@@ -199,7 +203,7 @@ class _Ages:
         return self._found[each.round][1]
 
 
-def _counts(
+def round_bars(
     title: str,
     kinds: Sequence[tuple[str, int]],
     summaries: Sequence[RoundSummary],
@@ -219,9 +223,10 @@ def _counts(
     return bar_chart(title + (f", {how} {pooled} rounds" if pooled > 1 else ""), kinds, bars)
 
 
-def _line(
+def round_line(
     name: str, colour: int, summaries: Sequence[RoundSummary], of: Callable[[RoundSummary], float | None]
 ) -> Line:
+    """A figure of the rounds as a line; of rounds that share a point, the mean. Rounds without it have no point."""
     points = []
     for group in _pooled(summaries):
         values = [value for each in group if (value := of(each)) is not None]

@@ -56,7 +56,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
         "",
         *_table(_success_rows(shown, random_policy(summaries))),
     ]
-    lines += ["## Bank and training", "", *_table([_training_row(each) for each in shown])]
+    lines += ["## Form, bank and training", "", *_table([_training_row(each) for each in shown])]
     if len(summaries) > len(shown):
         lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
     if newest is not None:
@@ -84,6 +84,8 @@ def _success_rows(shown: Sequence[RoundSummary], random: Rate) -> list[dict[str,
 def _training_row(each: RoundSummary) -> dict[str, str]:
     return {
         "round": each.label,
+        "valid turns": _percent(each.health.get("turns_valid")),
+        "cut off": _percent(each.health.get("turns_cut")),
         "bank": _known(each.bank),
         "operations": ", ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
         "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else "–",
@@ -227,6 +229,10 @@ def _rate(rate: Rate) -> str:
 
 def _counts(rate: Rate) -> str:
     return f"{rate} {rate.percent}".replace(" ", "\u00a0") if rate.episodes else "–"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.3g}\u00a0%"
 
 
 def _known(value: int | None) -> str:

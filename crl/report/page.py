@@ -27,6 +27,7 @@ from crl.report.curves import bank_charts, health_charts, rounds_a_point, second
 from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
 from crl.report.history import History
+from crl.report.play_charts import play_charts
 from crl.report.standing import last_failure, unfinished
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.usefulness import Usefulness, usefulness
@@ -112,6 +113,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             evaluated=_newest_evaluated(trained),
             random=random_policy(trained),
             success_charts=success_charts(trained),
+            play_charts=play_charts(trained),
             bank_charts=bank_charts(trained),
             health_charts=health_charts(trained),
             seconds_chart=seconds_chart([each for each in trained if each.round > 0]),
@@ -249,7 +251,7 @@ def _duration(seconds: float) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
+    return "–" if value is None else f"{100 * value:.3g} %"
 
 
 def _signed(value: float) -> str:

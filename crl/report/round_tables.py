@@ -1,4 +1,4 @@
-"""The rounds of a run as tables for a terminal (success, bank and training, seconds a stage), and the notes below."""
+"""The rounds of a run as tables for a terminal (success, training, seconds a stage), and the notes below."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM = "random"
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success, bank and training, and the seconds a stage; each fits 80 columns but the last. None for an empty run."""
+    """Success; form, bank and training; seconds a stage. All but the last fit 80 columns. None for an empty run."""
     if not summaries:
         return []
     return [_success(summaries), _training(summaries), *_seconds(summaries)]
@@ -34,12 +34,12 @@ def _success(summaries: Sequence[RoundSummary]) -> Table:
 
 
 def _training(summaries: Sequence[RoundSummary]) -> Table:
-    table = _table("bank and training")
-    for name in ("round", "bank", "operations", "malformed", "buffer", "updates a/e"):
+    table = _table("form, bank and training")
+    for name in ("round", "valid turns", "cut off", "bank", "operations", "malformed", "buffer", "updates a/e"):
         table.add_column(name, justify="left" if name in ("round", "operations") else "right")
-    for each in summaries:
+    for each in (each for each in summaries if each.label == str(each.round)):
         table.add_row(
-            each.label, _shown(each.bank),
+            each.label, *(_percent(each.health.get(name)) for name in ("turns_valid", "turns_cut")), _shown(each.bank),
             " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
             f"{each.malformed}/{each.outputs}" if each.outputs else "–", _shown(each.buffer),
             f"{_shown(each.actor_updates)}/{_shown(each.extractor_updates)}",
@@ -79,6 +79,10 @@ def _table(title: str) -> Table:
     from rich.table import Table
 
     return Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.3g} %"
 
 
 def _shown(value: int | None) -> str:

@@ -28,6 +28,27 @@ _VIEWS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What the games of an arm took, in all."""
+
+    games: int
+    actions: int
+    """Turns."""
+    tokens_read: int | None
+    """Tokens the actor read; None in a run of a version that did not count them."""
+    tokens_sampled: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long one kind of work took in a stage."""
+
+    batches: int
+    items: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSummary:
     """What became of one round. A stage that has not run leaves its figures empty."""
 
@@ -69,6 +90,10 @@ class RoundSummary:
     """Rounds since the texts that guided this round's episodes were written, mean over the episodes."""
     malformed_by: Mapping[str, int] = field(default_factory=dict)
     """Malformed outputs by reason, most frequent first."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """By arm: guided, free, with_bank, without_bank."""
+    timings: Mapping[tuple[str, str], Timing] = field(default_factory=dict)
+    """By stage and kind of work, as in the view `timings`."""
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     health: Mapping[str, float] = field(default_factory=dict)
@@ -99,21 +124,23 @@ class _Figures:
         def fetch(sql: str) -> list[tuple[Any, ...]]:
             return connection.execute(sql).fetchall()
 
-        self._success = _rates(
-            fetch(
-                "SELECT round, if(guided, 'guided', 'free'), count_if(success), count(*) "
-                "FROM episodes WHERE stage = 'collect' GROUP BY ALL"
-            )
-        )
-        self._evaluations = {
-            stage: _rates(
-                fetch(
-                    "SELECT round, arm, count_if(success), count(*) "
-                    f"FROM evaluations WHERE stage = '{stage}' GROUP BY ALL"
-                )
-            )
-            for stage in ("evaluate", "evaluate_base")
-        }
+        self._success: dict[tuple[Any, Any, Any], Rate] = {}
+        self._costs: dict[Any, dict[str, Cost]] = {}
+        for number, stage, arm, won, games, *took in fetch(
+            "SELECT round, stage, arm, won, games, (games * actions)::BIGINT, (games * tokens_read)::BIGINT, "
+            "(games * tokens_sampled)::BIGINT FROM success_by_arm"
+        ):
+            self._success[number, stage, arm] = Rate(_whole(won), _whole(games))
+            if stage != "evaluate_base" and arm != "random":
+                actions, *tokens = took
+                cost = Cost(_whole(games), _whole(actions), *map(_optional, tokens))
+                self._costs.setdefault(number, {})[str(arm)] = cost
+        self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
+        for number, stage, work, batches, items, seconds in fetch(
+            "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
+        ):
+            timing = Timing(_whole(batches), _whole(items), float(seconds))
+            self._timings.setdefault(number, {})[str(stage), str(work)] = timing
         self._bank: dict[Any, Any] = dict(fetch("SELECT round, entries FROM bank_snapshots"))
         self._moved: dict[Any, dict[str, dict[int, int]]] = {}
         # The view holds the changes of every round, whichever were asked for.
@@ -192,11 +219,11 @@ class _Figures:
         summary = RoundSummary(
             round=number,
             label=str(number),
-            guided=self._success.get((number, "guided"), NONE),
-            free=self._success.get((number, "free"), NONE),
-            with_bank=self._evaluations["evaluate"].get((number, "with_bank"), NONE),
-            without_bank=self._evaluations["evaluate"].get((number, "without_bank"), NONE),
-            random=self._evaluations["evaluate"].get((number, "random"), NONE),
+            guided=self._success.get((number, "collect", "guided"), NONE),
+            free=self._success.get((number, "collect", "free"), NONE),
+            with_bank=self._success.get((number, "evaluate", "with_bank"), NONE),
+            without_bank=self._success.get((number, "evaluate", "without_bank"), NONE),
+            random=self._success.get((number, "evaluate", "random"), NONE),
             bank=_optional(self._bank.get(number)),
             operations=self._operations.get(number, {}),
             outputs=self._outputs.get(number, (0, 0))[0],
@@ -212,24 +239,21 @@ class _Figures:
             extractor_updates=self._updates.get((number, "extractor")),
             actor_updates=self._updates.get((number, "actor")),
             changes=self._changes.get(number, {}),
+            costs=self._costs.get(number, {}),
+            timings=self._timings.get(number, {}),
             clipped=self._clipped.get(number, {}),
             health=self._health.get(number, {}),
             seconds=self._seconds.get(number, {}),
             alarms=tuple(self._alarms.get(number, ())),
         )
-        base = self._evaluations["evaluate_base"]
         before = RoundSummary(
             round=number,
             label=f"{number} base",
-            with_bank=base.get((number, "with_bank"), NONE),
-            without_bank=base.get((number, "without_bank"), NONE),
+            with_bank=self._success.get((number, "evaluate_base", "with_bank"), NONE),
+            without_bank=self._success.get((number, "evaluate_base", "without_bank"), NONE),
         )
         measured = before.with_bank.episodes or before.without_bank.episodes
         return [before, summary] if measured else [summary]
-
-
-def _rates(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[object, object], Rate]:
-    return {(number, arm): Rate(_whole(good), _whole(count)) for number, arm, good, count in rows}
 
 
 def _whole(value: object) -> int:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
+from crl.report.play_sql import SUCCESS_BY_ARM, TIMINGS
 from crl.report.view_files import MANIFEST, Source, quoted
 
 _SQL_TYPES = {
@@ -138,6 +139,8 @@ _MADE_OF = {
     "bank_texts": _STORED_BANK,
     "bank_text": _BANK_TEXT,
     "rounds": _ROUNDS,
+    "timings": "stages",
+    "success_by_arm": SUCCESS_BY_ARM,
     "approvals": "stages",
     "lineage": LINEAGE,
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
@@ -183,6 +186,8 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies["rounds"] = _ROUNDS
     bodies["bank_text"] = _BANK_TEXT
     bodies["lineage"] = LINEAGE
+    bodies["timings"] = TIMINGS
+    bodies["success_by_arm"] = SUCCESS_BY_ARM
     return bodies
 
 
@@ -215,9 +220,12 @@ def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
-    if not source.patterns:
-        return f"read_parquet({files}, filename = true)"
-    return _perhaps_none(source, f"read_parquet({files}, filename = true, allow_empty = true)", columns)
+    """Rows of files. A column that they lack, because an earlier version wrote them, is NULL."""
+    read = f"read_parquet({files}, filename = true"
+    if source.patterns:
+        return _perhaps_none(source, f"{read}, allow_empty = true)", columns)
+    none = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns)
+    return f"(SELECT {none} WHERE false UNION ALL BY NAME SELECT * FROM {read}))"
 
 
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:

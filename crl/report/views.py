@@ -5,8 +5,10 @@ One view a row type of `crl/records/`, over every round and stage that wrote it,
 - `bank`: the bank after every round, put together from `bank_changes`; `bank_text`: the same with the texts;
 - `approvals`: the rows of that type with the time of the decision, which stands in the stage's manifest;
 - `stages`: one row a committed stage, from its manifest; `rounds`: one row a round;
+- `success_by_arm`: success of each round and arm, with its interval, actions and tokens a game;
+- `timings`: how long retrieval, answers and playing took, from the manifests;
 - `lineage`: one row a use of an experience, with all that led to it (`lineage.py`);
-- the table macros `bank_at(round)` and `bank_diff(earlier, later)`.
+- the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.
 
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published
 meanwhile, and `latest_round()` is the newest round whose bank was published then. The Parquet files are the truth:
@@ -29,6 +31,7 @@ import duckdb
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
+from crl.report.play_sql import SCALARS
 from crl.report.view_files import Patterns, Pinned, Source
 from crl.report.view_sql import MACROS, columns_of, view_bodies, views_behind
 from crl.run import cache
@@ -149,6 +152,8 @@ def _open(run_path: Path, files: Pinned, until: int | None) -> duckdb.DuckDBPyCo
 
 def _create(connection: duckdb.DuckDBPyConnection, run_path: Path, source: Source, *, earlier: bool = False) -> None:
     try:
+        for signature, body in SCALARS.items():
+            connection.execute(f"CREATE MACRO {signature} AS {body}")
         for name, body in view_bodies(source, earlier=earlier).items():
             connection.execute(f'CREATE VIEW "{name}" AS {body}')
         for signature, body in MACROS.items():

@@ -277,6 +277,8 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         reward=row.reward,
         turns=len(row.turns),
         invalid_actions=row.invalid_actions,
+        tokens_read=len(row.loss_mask) - sum(row.loss_mask),
+        tokens_sampled=sum(row.loss_mask),
         stop_reason=stop_reason,
         error=row.error,
         generation_id=generation_id,

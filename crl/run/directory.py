@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -142,6 +143,10 @@ class RunDirectory:
         """Stages that a complete part read, as (round, stage)."""
         manifest = Manifest.load(self._parts(round_number, stage) / f"{part:04d}")
         return {parse_key(key) for key in manifest.digested.inputs}
+
+    def part_provenance(self, round_number: int, stage: str, part: int) -> dict[str, Any]:
+        """What stands in the manifest of a complete part beside its digest. Raises RecordDamaged."""
+        return Manifest.load(self._parts(round_number, stage) / f"{part:04d}").provenance
 
     def sweep(self, token: int) -> list[Path]:
         """Remove what attempts before `token` left unfinished; taking a lease does this."""

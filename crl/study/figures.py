@@ -12,13 +12,30 @@ from pydantic import BaseModel, ConfigDict
 
 from crl.rates import Rate
 from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.recipes.timing import TIMINGS
 from crl.records import Distillation, Episode, Evaluation, Metric, Weights, rows_of
 from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initialise"
 """Stages that tables are read of."""
+TOKENS = ("tokens_read", "tokens_sampled")
+"""Columns of an evaluation that runs of earlier versions lack."""
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
+
+
+class GameCost(BaseModel):
+    """What a held-out game took, mean over those of one arm after one round."""
+
+    model_config = ConfigDict(frozen=True)
+
+    actions: float
+    """Turns."""
+    tokens_read: float | None = None
+    """Tokens the actor read; None in a run of a version that did not count them."""
+    tokens_sampled: float | None = None
+    seconds: float | None = None
+    """Clock time, the games of a wave counted together; None where nobody took it."""
 
 
 class RunFigures(BaseModel):
@@ -43,6 +60,13 @@ class RunFigures(BaseModel):
     """Share of task families with a true note after the last round."""
     starts: dict[str, str] = {}
     """Digest of the weights that each role began with, by the model's name: arms are compared from equal starts."""
+    costs_with_bank: dict[int, GameCost] = {}
+    """By evaluated round; none before the first bank."""
+    costs_without_bank: dict[int, GameCost] = {}
+    retrieval_seconds: float | None = None
+    """Mean over the queries of all rounds; None where nothing was searched."""
+    answer_seconds: float | None = None
+    """Mean over the answered questions of all rounds; None where nobody asked."""
     alarms: list[str]
     """What the health of the last round warns of: in what way the run has collapsed."""
 
@@ -66,6 +90,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
     rates = {number: found for number in numbers if (found := _rates(run, number))}
     without = {number: found[WITHOUT_BANK] for number, found in rates.items()}
     has_bank = any(WITH_BANK in found for found in rates.values())
+    costs = {number: _costs(run, number) for number in rates}
     verdicts = _verdicts(run, numbers)
     health = _health(run, numbers[-1]) if numbers else {}
     return RunFigures(
@@ -80,6 +105,10 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         notes_true=_value(health, NOTES_TRUE),
         coverage=_value(health, COVERAGE),
         starts=_starts(run),
+        costs_with_bank={number: found[WITH_BANK] for number, found in costs.items() if WITH_BANK in found},
+        costs_without_bank={number: found[WITHOUT_BANK] for number, found in costs.items() if WITHOUT_BANK in found},
+        retrieval_seconds=_latency(run, numbers, "retrieval"),
+        answer_seconds=_latency(run, numbers, "answers"),
         alarms=[row.alarm for row in health.values() if row.alarm is not None],
     )
 
@@ -90,6 +119,37 @@ def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
     table = run.read(number, EVALUATE, Evaluation)
     counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count")]).to_pylist()
     return {row["arm"]: Rate(successes=row["success_sum"], episodes=row["success_count"]) for row in counted}
+
+
+def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:
+    """What a game took after a round, by arm of the evaluation."""
+    table = run.read(number, EVALUATE, Evaluation)
+    taken = _timings(run, number, EVALUATE)
+    found = {}
+    for arm in pc.unique(table["arm"]).to_pylist():
+        mine = table.filter(pc.equal(table["arm"], arm))
+        timing = taken.get(f"play {arm}")
+        found[arm] = GameCost(
+            actions=pc.mean(mine["turns"]).as_py(),
+            **{name: pc.mean(mine[name]).as_py() for name in TOKENS if name in mine.column_names},
+            seconds=None if timing is None else timing["seconds"] / timing["items"],
+        )
+    return found
+
+
+def _timings(run: RunDirectory, number: int, stage: str) -> dict[str, dict[str, float]]:
+    if not run.is_complete(number, stage):
+        return {}
+    found: dict[str, dict[str, float]] = run.manifest(number, stage).provenance.get(TIMINGS, {})
+    return found
+
+
+def _latency(run: RunDirectory, numbers: list[int], work: str) -> float | None:
+    """Mean seconds of one item of a kind of work, wherever and whenever it was done."""
+    noted = [_timings(run, number, stage).get(work) for number in numbers for stage in ("plan", COLLECT, EVALUATE)]
+    found = [timing for timing in noted if timing is not None]
+    items = sum(timing["items"] for timing in found)
+    return sum(timing["seconds"] for timing in found) / items if items else None
 
 
 def _starts(run: RunDirectory) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from crl.run.files import write_atomically
 from crl.study.config import Study
+from crl.study.figures import TOKENS, RunFigures
 from crl.study.plan import PlannedRun
 from crl.study.results import Figures, StudyResult, read_figures, summarise_study
 from crl.study.table import study_markdown
@@ -30,9 +31,13 @@ SCHEMA = pa.schema(
         ("episodes", pa.int64()),
         ("success", pa.float64()),
         ("training_episodes", pa.int64()),
+        ("actions", pa.float64()),
+        ("tokens_read", pa.float64()),
+        ("tokens_sampled", pa.float64()),
     ]
 )
-"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes`."""
+"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes`, and
+what a game took on average."""
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
@@ -63,6 +68,7 @@ def _parquet(figures: Figures) -> bytes:
             "episodes": rate.episodes,
             "success": rate.value,
             "training_episodes": run.episodes[number],
+            **_cost(run, number, bank),
         }
         for arm, runs in figures.items()
         for seed, run in runs.items()
@@ -72,3 +78,10 @@ def _parquet(figures: Figures) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
     return buffer.getvalue()
+
+
+def _cost(run: RunFigures, number: int, bank: bool) -> dict[str, float | None]:
+    # Where the bank is still empty, success with it is that without it; so is what a game takes.
+    costs = {**run.costs_without_bank, **(run.costs_with_bank if bank else {})}
+    cost = costs.get(number)
+    return {} if cost is None else cost.model_dump(include={"actions", *TOKENS})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from crl.study.config import Study
-from crl.study.figures import RunFigures, read_run
+from crl.study.figures import GameCost, RunFigures, read_run
 from crl.study.plan import PlannedRun
 from crl.study.statistics import Interval, Reached, area, final, first_at, interval, median_reached, paired
 
@@ -43,6 +43,19 @@ class Success(BaseModel):
     episodes_to_level: Reached
 
 
+class Cost(BaseModel):
+    """What a held-out game of an arm takes, over seeds: each run's mean of the last evaluations."""
+
+    model_config = ConfigDict(frozen=True)
+
+    actions: Interval
+    tokens_read: Interval | None
+    """None where no run has counted them; likewise below."""
+    tokens_sampled: Interval | None
+    seconds: Interval | None
+    """Clock time of the machines the runs were on."""
+
+
 class ArmResult(BaseModel):
     """One arm over the seeds whose runs are finished."""
 
@@ -60,6 +73,13 @@ class ArmResult(BaseModel):
     """None for an arm without a bank."""
     without_bank: Success | None
     """None while no run is finished."""
+    cost_with_bank: Cost | None
+    """None for an arm without a bank."""
+    cost_without_bank: Cost | None
+    retrieval_seconds: Interval | None
+    """Of a query of the bank, over all rounds; None for an arm that searches nothing."""
+    answer_seconds: Interval | None
+    """Of an answered question."""
     episodes: dict[int, int]
     """Training episodes by seed, warm-up rounds included."""
     malformed: Interval | None
@@ -152,12 +172,38 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         finished=[seed for seed in study.seeds_of(name) if seed in runs],
         with_bank=_success(study, runs, bank=True) if has_bank else None,
         without_bank=_success(study, runs, bank=False) if runs else None,
+        cost_with_bank=_cost(study, [run.costs_with_bank for run in runs.values()]),
+        cost_without_bank=_cost(study, [run.costs_without_bank for run in runs.values()]),
+        retrieval_seconds=_mean(runs, lambda run: run.retrieval_seconds),
+        answer_seconds=_mean(runs, lambda run: run.answer_seconds),
         episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
         malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
         returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
         notes_true=_mean(runs, lambda run: run.notes_true),
         coverage=_mean(runs, lambda run: run.coverage),
         alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},
+    )
+
+
+def _cost(study: Study, runs: Sequence[Mapping[int, GameCost]]) -> Cost | None:
+    measured = [costs for costs in runs if costs]
+    if not measured:
+        return None
+
+    def over_seeds(of: Callable[[GameCost], float | None]) -> Interval | None:
+        curves = [
+            {number: value for number, cost in costs.items() if (value := of(cost)) is not None} for costs in measured
+        ]
+        finals = [final(curve, study.last) for curve in curves if curve]
+        return interval(finals) if finals else None
+
+    actions = over_seeds(lambda cost: cost.actions)
+    assert actions is not None
+    return Cost(
+        actions=actions,
+        tokens_read=over_seeds(lambda cost: cost.tokens_read),
+        tokens_sampled=over_seeds(lambda cost: cost.tokens_sampled),
+        seconds=over_seeds(lambda cost: cost.seconds),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crl.report.markdown import plain
-from crl.study.results import ArmResult, StudyResult, Success
+from crl.study.results import ArmResult, Cost, StudyResult, Success
 from crl.study.statistics import Interval, Reached
 
 NONE = "–"
@@ -38,7 +38,8 @@ def study_markdown(result: StudyResult) -> str:
 
 def tables(result: StudyResult) -> list[Table]:
     """Every table of a result, the most important first; one without rows is left out."""
-    found = [_success(result), _differences(result), _learning(result), _health(result), _seeds(result)]
+    found = [_success(result), _differences(result), _learning(result), _costs(result), _seconds(result),
+             _health(result), _seeds(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
@@ -80,6 +81,28 @@ def _learning(result: StudyResult) -> Table:
     return Table("On the way", columns, rows)
 
 
+def _costs(result: StudyResult) -> Table:
+    figures = {"actions": "actions", "tokens read": "tokens_read", "tokens written": "tokens_sampled"}
+    columns = ["arm", *(f"{name}, {which}" for name in figures for which in ("with bank", "without"))]
+    rows = []
+    for arm in result.arms:
+        if arm.cost_without_bank is not None:
+            both = (arm.cost_with_bank, arm.cost_without_bank)
+            rows.append([arm.title, *(_amount(each, name) for name in figures.values() for each in both)])
+    return Table("What a held-out game takes", columns, rows)
+
+
+def _seconds(result: StudyResult) -> Table:
+    columns = ("arm", "a game, with bank", "a game, without", "a query of the bank", "an answer")
+    rows = []
+    for arm in result.arms:
+        taken = [_amount(cost, "seconds") for cost in (arm.cost_with_bank, arm.cost_without_bank)]
+        taken += [amount_text(each) for each in (arm.retrieval_seconds, arm.answer_seconds)]
+        if set(taken) != {NONE}:
+            rows.append([arm.title, *taken])
+    return Table("Seconds, on the machines of the runs", columns, rows)
+
+
 def _health(result: StudyResult) -> Table:
     columns = ("arm", "training episodes a run", "malformed", "return", "notes true", "families with a true note",
                "collapsed")  # fmt: skip
@@ -115,6 +138,8 @@ def notes(result: StudyResult) -> list[str]:
         "seed, with bank against the reference with its bank, or without where it has none.",
         "Rounds and episodes to the level are medians over seeds, of the first evaluation that reached it; area is "
         "mean success over the rounds; shares of malformed and return are of all outputs of a run.",
+        "What a game takes is of the same evaluations; the seconds of a game are those of its wave, shared out; those "
+        "of queries and answers are of all rounds.",
     ]
     if result.unequal_starts:
         found.append(
@@ -143,12 +168,24 @@ def interval_text(value: Interval | None, *, signed: bool = False) -> str:
     return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
+def amount_text(value: Interval | None) -> str:
+    """`7.25 [6.5, 8]`: numbers of any size, to three digits."""
+    if value is None:
+        return NONE
+    numbers = [f"{each:.3g}".replace("-", "−") for each in (value.mean, value.low, value.high) if each is not None]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
 def reached_text(value: Reached) -> str:
     """The median, with how many seeds reached it where that is not all."""
     if value.reached == value.seeds and value.median is not None:
         return f"{value.median:g}"
     median = NOT_REACHED if value.median is None else f"{value.median:g}"
     return f"{median} ({value.reached} of {value.seeds} seeds)"
+
+
+def _amount(cost: Cost | None, name: str) -> str:
+    return NONE if cost is None else amount_text(getattr(cost, name))
 
 
 def _seed_count(arm: ArmResult) -> str:

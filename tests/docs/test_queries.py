@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 from benchmarks.made_run import Size, make
 from crl.records import ROW_TYPES, BankText, Row, rows_of
@@ -32,10 +33,13 @@ class Rows:
     def __init__(self, run: Path) -> None:
         self.by_table: dict[str, list[tuple[int, str, Any]]] = defaultdict(list)
         self.seconds: list[tuple[int, str, float]] = []
+        self.timings: list[tuple[str, str, dict[str, float]]] = []
         types: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
         for path in sorted(run.glob("rounds/*/*")):
             number, stage = int(path.parent.name), path.name
-            self.seconds.append((number, stage, Manifest.load(path).provenance["seconds"]))
+            provenance = Manifest.load(path).provenance
+            self.seconds.append((number, stage, provenance["seconds"]))
+            self.timings += [(stage, work, found) for work, found in provenance["timings"].items()]
             for file in sorted(path.glob("*.parquet")):
                 for row in rows_of(types[file.stem], pq.read_table(file)):
                     self.by_table[file.stem].append((number, stage, row))
@@ -113,9 +117,8 @@ def most_helpful(rows: Rows) -> list[tuple[Any, ...]]:
         n = len(uses)
         if n < 3:
             continue
-        p, z = sum(row.outcome > 0 for row in uses) / n, 1.96
-        centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        low, high = (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
+        won = sum(row.outcome > 0 for row in uses)
+        p, (low, high) = won / n, stats.binomtest(won, n).proportion_ci(0.95, method="wilson")
         twins = mean((row.free_mean + 1) / 2 for row in uses if row.free_mean is not None)
         verdict = "unclear"
         if twins is not None:
@@ -298,16 +301,36 @@ def won_alone(rows: Rows) -> list[tuple[Any, ...]]:
     return sorted(told, key=lambda row: (-row[1], row[0]))[:20]
 
 
+def costs(rows: Rows) -> list[tuple[Any, ...]]:
+    games = [(row.round, "collect", "guided" if row.guided else "free", row) for row in rows["episodes"]]
+    games += [(row.round, "evaluate", row.arm, row) for row in rows["evaluations"]]
+    told = []
+    for place, played in grouped(games, lambda each: each[:3]):
+        read, wrote = ([row.tokens_read for *_, row in played], [row.tokens_sampled for *_, row in played])
+        told.append((*place, len(played), mean(row.turns for *_, row in played), mean(read), mean(wrote),
+                     (sum(read) + sum(wrote)) / 1e6))  # fmt: skip
+    return told
+
+
+def latencies(rows: Rows) -> list[tuple[Any, ...]]:
+    told = []
+    for place, noted in grouped(rows.timings, lambda each: each[:2]):
+        items, seconds, batches = (sum(each[2][name] for each in noted) for name in ("items", "seconds", "batches"))
+        longest = max(each[2]["longest"] for each in noted)
+        told.append((*place, items, seconds / items, seconds / batches, longest))
+    return told
+
+
 EXPECTED: dict[int, Callable[[Rows], list[tuple[Any, ...]]]] = {
     1: growth, 2: changed, 3: most_helpful, 4: never_retrieved, 5: lineage, 6: malformed, 7: staleness,
     8: concentration, 9: by_family, 10: held_out, 11: evictions, 12: useful_writers, 13: seconds, 14: invalid_actions,
-    15: won_alone,
+    15: won_alone, 16: costs, 17: latencies,
 }  # fmt: skip
 
 
-def test_there_are_fifteen_questions_each_with_a_line_on_how_to_read_the_answer() -> None:
-    assert sorted(QUERIES) == sorted(EXPECTED) == list(range(1, 16))
-    assert PAGE.count("\n## ") == 15
+def test_there_are_seventeen_questions_each_with_a_line_on_how_to_read_the_answer() -> None:
+    assert sorted(QUERIES) == sorted(EXPECTED) == list(range(1, 18))
+    assert PAGE.count("\n## ") == 17
     assert all(len(match["reading"].split()) > 12 for match in QUESTION.finditer(PAGE))
 
 

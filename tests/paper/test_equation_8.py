@@ -64,7 +64,8 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
                     content_digest=f"d-{entry}" if text is not None else None, experience=text, goal="g",
                     success=success and not broken, reward=float(success and not broken), turns=1, invalid_actions=0,
                     stop_reason="error" if broken else "success" if success else "failure",
-                    error="environment_broke" if broken else None, generation_id=f"a-{episode_id}",
+                    error="environment_broke" if broken else None, generation_id=f"a-{episode_id}", tokens_read=4,
+                    tokens_sampled=2,
                 )
             )  # fmt: skip
     return episodes, retrievals, judgements

@@ -23,7 +23,7 @@ def episode(group: int, member: int, *, guided: bool, success: bool, broken: boo
         guided=guided, entry_id="e" if guided else None, content_digest="d" if guided else None, experience=text,
         goal="goal", success=success, reward=float(success), turns=1, invalid_actions=0,
         stop_reason="error" if broken else "success" if success else "failure", error="x" if broken else None,
-        generation_id=f"a-g{group}m{member}",
+        generation_id=f"a-g{group}m{member}", tokens_read=4, tokens_sampled=2,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from crl.config import Method, RecipeName
 from crl.errors import BadInput
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Read, Recipe, Stage
+from crl.recipes.timing import note_time
 from crl.records import Distillation, Episode, Evaluation, Metric
 from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
 
@@ -58,7 +59,7 @@ def _episode(number: int, member: int) -> Episode:
     return Episode(
         episode_id=f"r{number}-m{member}", round=number, family="lake", group=0, member=member, environment_seed=0,
         guided=False, entry_id=None, content_digest=None, experience=None, goal="", success=False, reward=0.0, turns=1,
-        invalid_actions=0, stop_reason="failure", error=None, generation_id="g",
+        invalid_actions=0, tokens_read=40, tokens_sampled=2, stop_reason="failure", error=None, generation_id="g",
     )  # fmt: skip
 
 
@@ -85,14 +86,19 @@ def _evaluate(ctx: StageContext) -> None:
         won = wins(recipe, bank=bank, seed=ctx.method.seed, number=ctx.round)
         rows += [_evaluation(ctx.round, bank, place, place < won) for place in range(HELD_OUT)]
     ctx.write(Evaluation, rows)
+    for bank in banks:
+        arm = "with_bank" if bank else "without_bank"
+        note_time(ctx.notes, f"play {arm}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
+        if bank:
+            note_time(ctx.notes, "retrieval", items=HELD_OUT, seconds=HELD_OUT * 0.125)
 
 
 def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
     arm = "with_bank" if bank else "without_bank"
     return Evaluation(
         evaluation_id=f"e{number}/{arm}/{place}", round=number, arm=arm, family="lake", environment_seed=place,
-        guided=bank, entry_id=None, success=won, reward=float(won), turns=1, invalid_actions=0, stop_reason="success",
-        actions=[],
+        guided=bank, entry_id=None, success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
+        tokens_read=60 if bank else 40, tokens_sampled=2, stop_reason="success", actions=[],
     )  # fmt: skip
 
 

@@ -114,6 +114,8 @@ def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) 
         bank = row["bank"] and row["round"] > 0
         assert row["successes"] == wins(row["arm"], bank=bank, seed=row["seed"], number=row["round"])
         assert (row["episodes"], row["training_episodes"]) == (HELD_OUT, PLAYED * row["round"])
+        bank = bank and row["arm"] == "complementary"
+        assert (row["actions"], row["tokens_read"], row["tokens_sampled"]) == (1.5, 60 if bank else 40, 2)
 
 
 def test_the_table_says_what_the_json_says_and_which_seeds_were_tuned_on(finished_study: Finished) -> None:
@@ -125,6 +127,19 @@ def test_the_table_says_what_the_json_says_and_which_seeds_were_tuned_on(finishe
     assert (
         "not reached (1 of 2 seeds)" in said and r"Complementary \<b\>RL\</b\>" in said and r"Does it \| work?" in said
     )
+
+
+def test_what_a_game_takes_comes_from_the_record_and_the_manifests(finished_study: Finished) -> None:
+    said = (finished_study.directory / "study.md").read_text(encoding="utf-8")
+    rows = [
+        line for line in said.split("## What a held-out game takes")[1].split("##")[0].splitlines() if "1.5" in line
+    ]
+    assert rows[0].endswith("| 1.5 [1.5, 1.5] | 1.5 [1.5, 1.5] | 60 [60, 60] | 40 [40, 40] | 2 [2, 2] | 2 [2, 2] |")
+    assert rows[1] == "| baseline | – | 1.5 [1.5, 1.5] | – | 40 [40, 40] | – | 2 [2, 2] |"
+    seconds = said.split("## Seconds, on the machines of the runs")[1].split("##")[0]
+    # What the fake notes: half a second a game with the bank, a quarter without, an eighth a query.
+    assert "| 0.5 [0.5, 0.5] | 0.25 [0.25, 0.25] | 0.125 [0.125, 0.125] | – |" in seconds
+    assert "| baseline | – | 0.25 [0.25, 0.25] | – | – |" in seconds
 
 
 def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) -> None:

@@ -67,6 +67,8 @@ def collect() -> dict[type[Row], list[Row]]:
                 reward=float(success),
                 turns=2,
                 invalid_actions=1,
+                tokens_read=4,
+                tokens_sampled=4,
                 stop_reason="success" if success else "turn_limit",
                 error=None,
                 generation_id=f"g{i}",
@@ -281,6 +283,7 @@ def evaluate() -> dict[type[Row], list[Row]]:
         r.Evaluation(
             evaluation_id=f"v{i}", round=1, arm=arm, family="room", environment_seed=9, guided=arm == "with_bank",
             entry_id="e9" if arm == "with_bank" else None, success=False, reward=0.0, turns=2, invalid_actions=1,
+            tokens_read=0 if arm == "random" else 4, tokens_sampled=0 if arm == "random" else 4,
             stop_reason="turn_limit", actions=["east", ""],
         )
         for i, arm in enumerate(("with_bank", "without_bank", "random"))

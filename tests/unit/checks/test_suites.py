@@ -153,6 +153,10 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 2, {"arm": "other"}, "arm is one of with_bank, without_bank, random"),
+    (examples.evaluate, r.Evaluation, 2, {"tokens_read": 4}, "but for the random policy's"),
+    (examples.evaluate, r.Evaluation, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
+    (examples.collect, r.Episode, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
+    (examples.collect, r.Episode, 1, {"tokens_read": 5}, "read and wrote the tokens of its record"),
     (examples.evaluate, r.Evaluation, 1, {"actions": ["east"]}, "every turn has an action"),
 ]
 

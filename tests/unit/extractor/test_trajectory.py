@@ -26,6 +26,7 @@ def episode(success, stop_reason):
     return Episode(
         episode_id="e", round=1, family="room", group=0, member=0, environment_seed=0, guided=False, entry_id=None,
         content_digest=None, experience=None, goal="g", success=success, reward=0.0, turns=1, invalid_actions=0,
+        tokens_read=4, tokens_sampled=2,
         stop_reason=stop_reason, error=None, generation_id="g",
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ def episode(group: int, member: int, *, guided: bool, success: bool, **changes: 
         "environment_seed": group, "guided": guided, "entry_id": "e1" if guided else None,
         "content_digest": "d1" if guided else None, "experience": "x" if guided else None, "goal": "goal",
         "success": success, "reward": float(success), "turns": 1, "invalid_actions": 0,
+        "tokens_read": 4, "tokens_sampled": 2,
         "stop_reason": "success" if success else "failure", "error": None, "generation_id": f"a-g{group}m{member}",
     }  # fmt: skip
     return Episode(**{**values, **changes})

@@ -29,7 +29,7 @@ def episode(group: int, member: int, *, guided: bool, success: bool, error: str 
         content_digest="0" * 64 if guided else None, experience="take A then B" if guided else None, goal="r0",
         success=success, reward=float(success), turns=3, invalid_actions=0,
         stop_reason="error" if error else "success" if success else "failure", error=error,
-        generation_id=f"a-{group}-{member}",
+        generation_id=f"a-{group}-{member}", tokens_read=4, tokens_sampled=3,
     )  # fmt: skip
 
 

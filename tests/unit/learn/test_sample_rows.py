@@ -17,7 +17,7 @@ def episode(group: int, member: int, *, guided: bool, reward: float, stop_reason
         episode_id=f"g{group}m{member}", round=3, family="room", group=group, member=member, environment_seed=group,
         guided=guided, entry_id=None, content_digest=None, experience=None, goal="goal", success=reward > 0,
         reward=reward, turns=1, invalid_actions=0, stop_reason=stop_reason, error=None,
-        generation_id=f"a-g{group}m{member}",
+        generation_id=f"a-g{group}m{member}", tokens_read=1, tokens_sampled=2,
     )  # fmt: skip
 
 

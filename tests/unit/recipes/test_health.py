@@ -162,6 +162,22 @@ def test_the_figures_of_a_real_round_are_those_of_its_rows(finished):
             assert one(f"SELECT avg(success::INT) FROM episodes WHERE round = {number} AND stage = 'collect'") == (
                 pytest.approx(figures["success"]),
             )
+            turns = one(
+                f"SELECT avg(valid::INT), avg((stop_reason = 'length')::INT) FROM turns WHERE round = {number} "
+                "AND stage = 'collect'"
+            )
+            assert turns == pytest.approx((figures["turns_valid"], figures["turns_cut"])), "none of them broke"
+            cut = one(
+                f"SELECT avg((stop_reason = 'length')::INT) FROM generations WHERE round = {number} "
+                "AND stage IN ('distill', 'merge') AND stop_reason <> 'context_limit'"
+            )
+            assert cut == pytest.approx((figures["outputs_cut"],))
+            for role in ("actor", "extractor"):
+                tokens = one(
+                    "SELECT sum(len(token_ids)) - sum(list_sum(loss_mask)), sum(list_sum(loss_mask)) FROM generations "
+                    f"WHERE round = {number} AND role = '{role}' AND stage IN ('collect', 'distill', 'merge')"
+                )
+                assert tokens == (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"])
             assert figures["collapsed"] == 0 and "notes_true" not in figures, "FrozenLake knows no truth"
         batch = one("SELECT avg(reward), stddev_pop(reward), avg(round - split_part(source, '/', 1)::INT) FROM samples "
                     "WHERE round = 2 AND stage = 'credit' AND role = 'extractor'")  # fmt: skip

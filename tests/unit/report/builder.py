@@ -51,6 +51,7 @@ def episode(number: int, member: int, *, guided: bool, success: bool) -> Episode
         environment_seed=7, guided=guided, entry_id="e1" if guided else None,
         content_digest=digest(OLD) if guided else None, experience=OLD if guided else None, goal="reach the stairs",
         success=success, reward=float(success), turns=3, invalid_actions=0,
+        tokens_read=30 + 10 * guided, tokens_sampled=6 + member,
         stop_reason="success" if success else "turn_limit", error=None, generation_id=f"g-r{number:04d}-m{member:03d}",
     )  # fmt: skip
 
@@ -142,6 +143,7 @@ def evaluation(number: int, arm: str, seed: int, success: bool) -> Evaluation:
     return Evaluation(
         evaluation_id=f"r{number}-{arm}-{seed}", round=number, arm=arm, family="room", environment_seed=seed,
         guided=arm == "with_bank", entry_id=None, success=success, reward=float(success), turns=2, invalid_actions=0,
+        tokens_read=0 if arm == "random" else 20, tokens_sampled=0 if arm == "random" else 4,
         stop_reason="success" if success else "turn_limit", actions=["east"],
     )  # fmt: skip
 

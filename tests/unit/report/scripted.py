@@ -128,7 +128,8 @@ class ScriptedRun:
                     episode_id=episode_id, round=number, family=family, group=0, member=member, environment_seed=number,
                     guided=entry is not None, entry_id=entry_id, content_digest=entry and entry.content_digest,
                     experience="as the bank has it" if entry else None, goal="reach the goal", success=won,
-                    reward=float(won), turns=3, invalid_actions=0, stop_reason="success" if won else "turn_limit",
+                    reward=float(won), turns=3, invalid_actions=0, tokens_read=30, tokens_sampled=6,
+                    stop_reason="success" if won else "turn_limit",
                     error=None, generation_id=f"a-{episode_id}",
                 )
             )  # fmt: skip
@@ -207,7 +208,8 @@ class ScriptedRun:
         return Evaluation(
             evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, arm="with_bank", family="lake",
             environment_seed=index, guided=True, entry_id=entry_id, success=won, reward=float(won), turns=1,
-            invalid_actions=0, stop_reason="success" if won else "turn_limit", actions=["left"],
+            invalid_actions=0, tokens_read=10, tokens_sampled=2, stop_reason="success" if won else "turn_limit",
+            actions=["left"],
         )  # fmt: skip
 
     def _write(self, number: int, stage: str, *tables: Sequence[Row]) -> None:

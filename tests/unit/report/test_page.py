@@ -105,13 +105,16 @@ def test_numbers_equal_those_of_sql(finished: Path) -> None:
     for cell, arm in ((cells[3], "with_bank"), (cells[4], "without_bank")):
         sql = f"SELECT count_if(success), count(*) FROM evaluations WHERE round = $round AND arm = '{arm}'"
         assert cell == (share(*one(sql), bounded=True) if one(sql)[1] else "–")
-    assert cells[5] == str(one("SELECT count(*) FROM bank WHERE round = $round")[0])
+    for cell, name in ((cells[5], "turns_valid"), (cells[6], "turns_cut")):
+        figure = one(f"SELECT value FROM metrics WHERE stage = 'health' AND name = '{name}' AND round = $round")[0]
+        assert cell == f"{100 * figure:.3g} %"
+    assert cells[7] == str(one("SELECT count(*) FROM bank WHERE round = $round")[0])
     malformed = one("SELECT count_if(verdict = 'malformed'), count(*) FROM distillations WHERE round = $round "
                     "AND stage IN ('distill', 'merge')")  # fmt: skip
-    assert cells[7] == f"{malformed[0]}/{malformed[1]}"
-    assert cells[8] == str(one("SELECT count_if(status = 'waiting') FROM buffer WHERE round = $round")[0])
+    assert cells[9] == f"{malformed[0]}/{malformed[1]}"
+    assert cells[10] == str(one("SELECT count_if(status = 'waiting') FROM buffer WHERE round = $round")[0])
     alarms = one("SELECT count(*) FROM metrics WHERE alarm IS NOT NULL AND round = $round")[0]
-    assert cells[11] == str(alarms or "–")
+    assert cells[13] == str(alarms or "–")
 
 
 def test_charts_have_their_numbers_beside_them(finished: Path) -> None:

@@ -13,6 +13,7 @@ from crl.records import Metric
 from crl.report.curves import health_charts, success_charts
 from crl.report.markdown import curve_markdown, rounds_markdown
 from crl.report.page import render
+from crl.report.play_charts import play_charts
 from crl.report.round_tables import notes, round_tables
 from crl.report.summary import RoundSummary, summarise
 from tests.unit.report.builder import build_run, evaluation, write_stage
@@ -51,7 +52,7 @@ def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -
     summaries = summarise(build_run(tmp_path / "run"))
     lines = printed(summaries, 80)
     assert "2 1/2 0/2 2/2 100 % [34–100] 0/2 0 % [0–66]" in lines, "one line a round, in 80 columns"
-    assert "0 base – – – 0/2 0 % [0–66]" in lines and "2 1 update 1 0/1 1 –/1" in lines
+    assert "0 base – – – 0/2 0 % [0–66]" in lines and "2 – – 1 update 1 0/1 1 –/1" in lines
     assert any("preparation" in line for line in notes(summaries))
     assert any("share_malformed" in line for line in notes(summaries))
 
@@ -81,6 +82,24 @@ def test_the_random_policy_is_a_line_of_table_and_curve(tmp_path: Path) -> None:
 def test_a_run_without_stages_has_no_table(tmp_path: Path) -> None:
     assert summarise(tmp_path) == []
     assert round_tables([]) == []
+
+
+def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    alarm = "fewer than 95% of the turns name a legal action"
+    rows = [
+        Metric(round=2, stage="health", name="turns_valid", value=0.5378, alarm=alarm),
+        Metric(round=2, stage="health", name="turns_cut", value=0.0125, alarm=None),
+    ]
+    write_stage(run, 2, "health", [rows])
+    summaries = summarise(run)
+    assert "2 53.8 % 1.25 % 1 update 1 0/1 1 –/1" in printed(summaries, 80)
+    assert f"alarm in round 2, health: turns_valid 0.538, {alarm}" in notes(summaries)
+    assert "| 2 | 53.8 % | 1.25 % | 1 |" in rounds_markdown("run", summaries).replace("\u00a0", " ")
+    page = render(run)
+    assert "<td>53.8 %</td><td>1.25 %</td>" in page and alarm in page
+    titles = [chart.title for chart in play_charts([each for each in summaries if each.label == str(each.round)])]
+    assert {"turns with a legal action", "cut off by the length limit"} <= set(titles)
 
 
 def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:

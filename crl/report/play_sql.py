@@ -1,0 +1,63 @@
+"""The SQL of what playing came to and cost: the views `success_by_arm` and `timings`, and the interval macros."""
+
+from __future__ import annotations
+
+from crl.rates import Z
+
+TIMINGS = """
+SELECT
+    round, stage, key AS work, CAST(value ->> '$.batches' AS BIGINT) AS batches,
+    CAST(value ->> '$.items' AS BIGINT) AS items, CAST(value ->> '$.seconds' AS DOUBLE) AS seconds,
+    CAST(value ->> '$.longest' AS DOUBLE) AS longest
+FROM stages, json_each(manifest, '$.provenance.timings')
+"""
+TIMING_COLUMNS = (
+    ("round", "BIGINT", "round of the stage"),
+    ("stage", "VARCHAR", "stage it happened in"),
+    ("work", "VARCHAR", "retrieval (from embedding queries to the choice), answers (of the extractor to questions), "
+     "play, or of an evaluation play with_bank and play without_bank; playing includes answers"),
+    ("batches", "BIGINT", "how often: everything that is asked for at once is one batch"),
+    ("items", "BIGINT", "queries, questions or games in all of them"),
+    ("seconds", "DOUBLE", "seconds in all"),
+    ("longest", "DOUBLE", "seconds of the longest batch"),
+)  # fmt: skip
+"""Columns of the view `timings`, one row a stage and kind of work: name, type, meaning."""
+
+SUCCESS_BY_ARM = """
+SELECT
+    round, stage, arm, count(*) FILTER (success) AS won, count(*) AS games, avg(success::INT) AS success,
+    wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
+    avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
+    avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
+FROM (
+    SELECT round, stage, if(guided, 'guided', 'free') AS arm, success, turns, invalid_actions, tokens_read,
+        tokens_sampled
+    FROM episodes WHERE stage = 'collect'
+    UNION ALL BY NAME
+    SELECT round, stage, arm, success, turns, invalid_actions, tokens_read, tokens_sampled FROM evaluations
+)
+GROUP BY round, stage, arm ORDER BY round, stage, arm
+"""
+SUCCESS_COLUMNS = (
+    ("round", "BIGINT", "round played in"),
+    ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
+    ("arm", "VARCHAR", "guided or free in training; with_bank, without_bank or random (any legal action) held out"),
+    ("won", "BIGINT", "games won"),
+    ("games", "BIGINT", "games played"),
+    ("success", "DOUBLE", "share of them won"),
+    ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
+    ("high", "DOUBLE", "upper end"),
+    ("actions", "DOUBLE", "turns a game, mean"),
+    ("valid", "DOUBLE", "share of the turns with a legal action"),
+    ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
+    ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
+)
+"""Columns of the view `success_by_arm`: name, type, meaning."""
+
+_SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
+_END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
+SCALARS = {
+    "wilson_low(won, games)": f"if(won = 0, 0.0, {_END.format(sign='-')})",
+    "wilson_high(won, games)": f"if(won = games, 1.0, {_END.format(sign='+')})",
+}
+"""Macros that views stand on: the ends of the 95 % interval of `won` games of `games`, as `crl/rates.py`."""

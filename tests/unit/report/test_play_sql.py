@@ -1,0 +1,98 @@
+"""What playing came to and cost in SQL: intervals, arms, times from the manifests, runs that did not count tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from crl.rates import wilson
+from crl.report.page import render
+from crl.report.play_charts import play_charts
+from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
+from crl.report.summary import Cost, summarise
+from crl.report.views import connect, query
+from crl.run.directory import RunDirectory
+from tests.unit.report.builder import build_run, evaluation, write_stage
+
+
+def test_the_interval_macros_are_the_one_function(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    for won, games in ((0, 1), (1, 1), (3, 8), (48, 64), (0, 1000)):
+        _, [ends] = query(run, f"SELECT wilson_low({won}, {games}), wilson_high({won}, {games})")
+        assert ends == pytest.approx(wilson(won, games), abs=1e-12)
+    _, [(none,)] = query(run, "SELECT wilson_low(count_if(success), count(*)) FROM episodes WHERE false")
+    assert none == 0.0 or none is None
+
+
+@pytest.mark.parametrize(("view", "columns"), [("success_by_arm", SUCCESS_COLUMNS), ("timings", TIMING_COLUMNS)])
+def test_the_views_have_the_columns_of_the_page(
+    tmp_path: Path, view: str, columns: Sequence[tuple[str, str, str]]
+) -> None:
+    with connect(build_run(tmp_path / "run")) as connection:
+        described = connection.execute(f"DESCRIBE {view}").fetchall()
+    assert [(row[0], str(row[1])) for row in described] == [(name, kind) for name, kind, _ in columns]
+
+
+def test_success_and_cost_of_every_arm(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    write_stage(run, 3, "evaluate", [[evaluation(3, "random", play, play < 3) for play in range(8)]])
+    columns = "round, stage, arm, won, games, actions, tokens_read, tokens_sampled"
+    _, rows = query(run, f"SELECT {columns} FROM success_by_arm")
+    assert rows == [
+        (0, "evaluate", "without_bank", 1, 2, 2.0, 20.0, 4.0),
+        (0, "evaluate_base", "without_bank", 0, 2, 2.0, 20.0, 4.0),
+        (1, "collect", "free", 1, 4, 3.0, 30.0, 7.5),
+        (2, "collect", "free", 0, 2, 3.0, 30.0, 8.5),
+        (2, "collect", "guided", 1, 2, 3.0, 40.0, 6.5),
+        (2, "evaluate", "with_bank", 2, 2, 2.0, 20.0, 4.0),
+        (2, "evaluate", "without_bank", 0, 2, 2.0, 20.0, 4.0),
+        (3, "evaluate", "random", 3, 8, 2.0, 0.0, 0.0),
+    ]
+    costs = summarise(run)[3].costs
+    assert costs["guided"] == Cost(2, 6, 80, 13) and costs["with_bank"] == Cost(2, 4, 40, 8)
+
+
+def test_times_are_those_of_the_manifests(finished: Path) -> None:
+    directory = RunDirectory.open(finished)
+    _, rows = query(finished, "SELECT round, stage, work, items, batches, seconds, longest FROM timings")
+    noted = {(number, stage): directory.manifest(number, stage).provenance.get("timings", {})
+             for number in directory.rounds() for stage in directory.complete_stages(number)}  # fmt: skip
+    assert {(number, stage, work) for number, stage, work, *_ in rows} == {
+        (*place, work) for place, timings in noted.items() for work in timings
+    }
+    for number, stage, work, items, batches, seconds, longest in rows:
+        found = noted[number, stage][work]
+        assert (items, batches, seconds, longest) == tuple(
+            found[name] for name in ("items", "batches", "seconds", "longest")
+        )
+        assert 0 <= longest <= seconds
+    # What was timed is what was done, in stages of several parts too: their notes are joined.
+    counts = "SELECT round, count(*) FROM {} WHERE stage = '{}' {} GROUP BY round"
+    for work, stage, table, where in (
+        ("play", "collect", "episodes", ""),
+        ("retrieval", "plan", "tasks", "AND slot = 'guided' AND round > 1"),
+        ("play with_bank", "evaluate", "evaluations", "AND arm = 'with_bank'"),
+        ("play without_bank", "evaluate", "evaluations", "AND arm = 'without_bank'"),
+    ):
+        timed = {number: items for number, at, what, items, *_ in rows if (at, what) == (stage, work)}
+        assert timed == dict(query(finished, counts.format(table, stage, where))[1]), work
+    parts = next(batches for _, stage, work, _, batches, *_ in rows if (stage, work) == ("collect", "play"))
+    assert parts > 1
+    titles = {chart.title for chart in play_charts([each for each in summarise(finished) if each.label.isdigit()])}
+    assert titles >= {"milliseconds a query of the bank", "seconds a game, held out", "actions a game, held out",
+                      "thousand tokens a round"}  # fmt: skip
+    assert "seconds an answer to a question" not in titles, "nobody asked any"
+
+
+def test_a_run_that_counted_no_tokens_is_read_all_the_same(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    for name in ("episodes", "evaluations"):
+        for path in run.glob(f"rounds/*/*/{name}.parquet"):
+            pq.write_table(pq.read_table(path).drop_columns(["tokens_read", "tokens_sampled"]), path)
+    summary = summarise(run)[-1]
+    assert summary.costs["guided"] == Cost(2, 6, None, None) and summary.guided.episodes == 2
+    assert query(run, "SELECT DISTINCT tokens_read FROM episodes")[1] == [(None,)]
+    assert "actions a game in training" in render(run) and "tokens read a game" not in render(run)
