@@ -20,6 +20,7 @@ from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, record
 from crl.recipes.proposal import Proposal, proposal_of
 from crl.recipes.reading import recorded_rows
 from crl.records import BankEvent, Operation, rows_of, rows_with
+from crl.report.bank import banked_rounds
 from crl.report.story import told_reason
 from crl.run.directory import RunDirectory
 
@@ -112,9 +113,10 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     recipe = load_recipe(default_recipe(), run.method)
     place = publishing_stage(recipe, run.method, round_number)
     if place is None or place[0] != round_number or not run.is_complete(*place):
+        known = banked_rounds(run, recipe)
         raise BadInput(
             f"round {round_number} of {run_path} has published no bank",
-            expected="a round whose `consolidate` is complete",
+            expected=f"a round from {known[0]} to {known[-1]}" if known else "a round whose `consolidate` is complete",
             next_step=f"`crl status {run_path}` says what is complete",
         )
     proposal = load_proposal(run, round_number)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from crl.errors import BadInput
-from crl.report.view_sql import MACROS
+from crl.report.view_sql import MACROS, NO_BANK
 
 R = TypeVar("R")
 
@@ -89,6 +89,14 @@ def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], R]) 
 
 def bad_sql(sql: str, error: duckdb.Error) -> BadInput:
     """What to tell whoever typed SQL that fails."""
+    if NO_BANK in str(error):
+        found, _, there = str(error).partition(NO_BANK)[2].partition("; there are")
+        return BadInput(
+            f"{NO_BANK}{found}",
+            expected=f"a round whose bank is published: there are{there}" if there else "a run with a bank",
+            where=sql.strip()[:200],
+            next_step="`SELECT round FROM bank_snapshots` lists them; latest_round() is the newest",
+        )
     if isinstance(error, duckdb.PermissionException):
         return _refused("files", "the views of the run; `SHOW TABLES` lists them", sql)
     return BadInput(

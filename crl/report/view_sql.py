@@ -14,7 +14,7 @@ import pyarrow as pa
 from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
 from crl.report.play_sql import SUCCESS_BY_ARM, TIMINGS
-from crl.report.view_files import MANIFEST, Source, quoted
+from crl.report.view_files import MANIFEST, Source
 
 _SQL_TYPES = {
     pa.string(): "VARCHAR",
@@ -114,10 +114,23 @@ GROUP BY round
 ORDER BY round
 """
 
+NO_BANK = "there is no bank after round"
+"""How the error of a round without a bank begins."""
 MACROS = {
-    "bank_at(number)": "TABLE SELECT * FROM bank_text WHERE round = number",
+    "has_bank(number)": f"""(
+SELECT CASE WHEN count(*) FILTER (round = number) > 0 THEN true ELSE error(
+    '{NO_BANK} ' || coalesce(any_value(number)::VARCHAR, 'NULL')
+    || coalesce('; there are those after rounds ' || min(round) || ' to ' || max(round), ': the run has none')
+) END FROM bank_snapshots)""",
+    # The second part has no rows. It asks where a run has no bank at all: of an empty view nothing else is asked.
+    "bank_at(number)": """TABLE
+SELECT * FROM bank_text WHERE round = number AND has_bank(number)
+UNION ALL BY NAME SELECT NULL::BIGINT AS round WHERE NOT has_bank(number)
+""",
     "bank_diff(earlier, later)": """TABLE
-WITH either AS (SELECT * FROM bank WHERE round IN (earlier, later))
+WITH either AS (
+    SELECT * FROM bank WHERE round IN (earlier, later) AND has_bank(earlier) AND has_bank(later)
+)
 SELECT
     entry_id, coalesce(after.family, before.family) AS family,
     CASE WHEN before.round IS NULL THEN 'added' WHEN after.round IS NULL THEN 'removed' ELSE 'changed' END AS change,
@@ -128,9 +141,11 @@ FULL JOIN (SELECT * FROM either WHERE round = later) AS after USING (entry_id)
 LEFT JOIN bank_texts AS old ON old.content_digest = before.content_digest
 LEFT JOIN bank_texts AS new ON new.content_digest = after.content_digest
 WHERE before.content_digest IS DISTINCT FROM after.content_digest OR before.version IS DISTINCT FROM after.version
+UNION ALL BY NAME SELECT NULL::VARCHAR AS entry_id WHERE NOT (has_bank(earlier) AND has_bank(later))
 """,
 }
-"""Table macros by signature: `FROM bank_at(7)` is the bank after round 7, `FROM bank_diff(2, 7)` what changed."""
+"""Macros by signature: `FROM bank_at(7)` is the bank after round 7, `FROM bank_diff(2, 7)` what changed. Of a round
+without a bank both are an error (`has_bank`): an empty answer would be a wrong one."""
 
 _STORED_BANK = "bank bank_changes bank_snapshots"
 _MADE_OF = {
@@ -145,6 +160,10 @@ _MADE_OF = {
     "lineage": LINEAGE,
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
 }
+
+
+MARKED = "rounds"
+"""The view of a catalog whose comment says where the catalog lies: a copy is known by it."""
 
 
 def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
@@ -229,14 +248,27 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> 
 
 
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
-    """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the run is gone."""
-    said = f"{source.root} is gone: `crl catalog RUN` writes the catalog of a run that was moved".replace("'", "''")
+    """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog lies
+    elsewhere than in its run: it was copied or moved, and would answer from another run, or from none."""
+    place = place_of(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
     none = ", ".join(
-        f'if(gone, error(said), NULL)::{kind} AS "{name}"' for name, kind in [*columns, ("filename", "VARCHAR")]
+        f'if(elsewhere, error(said), NULL)::{kind} AS "{name}"' for name, kind in [*columns, ("filename", "VARCHAR")]
     )
-    here = f"SELECT count(*) = 0 AS gone, '{said}' AS said FROM glob({quoted(f'{source.root}/catalog.duckdb')})"
-    return f"(SELECT {none} FROM ({here}) WHERE if(gone, error(said), false) UNION ALL BY NAME SELECT * FROM {files})"
+    here = (
+        f"SELECT count(*) > 0 AS elsewhere, 'this catalog is that of ' || {place} || ', and was opened as ' || "
+        "string_agg(path, ', ') || ': `crl catalog RUN` writes the catalog of a run that was copied or moved' AS said "
+        "FROM duckdb_views() AS marked JOIN duckdb_databases() AS opened USING (database_name) "
+        f"WHERE view_name = '{MARKED}' AND marked.comment = {place} AND path <> {place}"
+    )
+    return (
+        f"(SELECT {none} FROM ({here}) WHERE if(elsewhere, error(said), false) UNION ALL BY NAME SELECT * FROM {files})"
+    )
+
+
+def place_of(source: Source) -> str:
+    """Where the catalog of a run lies, as an SQL string: what DuckDB calls it, however it was opened."""
+    return "'" + f"{source.root.resolve()}/catalog.duckdb".replace("'", "''") + "'"
 
 
 def _snapshots(source: Source) -> str:

@@ -14,7 +14,8 @@ One view a row type of `crl/records/`, over every round and stage that wrote it,
 meanwhile, and `latest_round()` is the newest round whose bank was published then. The Parquet files are the truth:
 `catalog.duckdb` (:func:`write_catalog`) holds definitions only, with absolute paths so that any DuckDB client can open
 it from anywhere. Its views look anew at every query, so they show rounds published after it was written; such a client
-resolves a round first and names it then (docs/sql.md). `crl catalog RUN` writes it anew after a run was moved.
+resolves a round first and names it then (docs/sql.md). Copied or moved, it refuses to answer from the place it was
+written for: `crl catalog RUN` writes it anew.
 
 Which files belong to a view is in `view_files.py`, the SQL in `view_sql.py`, what users type is kept in by `locked.py`.
 """
@@ -33,7 +34,7 @@ from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.play_sql import SCALARS
 from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, columns_of, view_bodies, views_behind
+from crl.report.view_sql import MACROS, MARKED, columns_of, place_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import temporary
@@ -49,8 +50,10 @@ def connect(
     """An in-memory database with the views of a run as it is now: of some `rounds`, or as it was after round `until`.
 
     With `rounds`, what one round holds costs the same however many there are. Nothing of the run is written or locked.
-    What users type goes through :func:`query`. Raises RecordDamaged for a file that no view can stand on.
+    What users type goes through :func:`query`. Raises BadInput for a round that the run does not have, RecordDamaged
+    for a file that no view can stand on.
     """
+    _check_rounds(run_path, [*(rounds or ()), *(() if until is None else (until,))])
     return _open(run_path, Pinned(run_path, rounds, until), until)
 
 
@@ -62,12 +65,7 @@ def query(
     Raises BadInput for anything that is not one query, for what would look outside the run, for SQL that fails, and for
     a round that the run does not have; RecordDamaged as :func:`connect`.
     """
-    if until is not None and until not in (known := round_numbers(run_path)):
-        raise BadInput(
-            f"{run_path} has no round {until}",
-            expected=f"a round from {known[0]} to {known[-1]}" if known else "a run with a round",
-            next_step="leave --round out for the run as it is now",
-        )
+    _check_rounds(run_path, () if until is None else (until,))
     files = Pinned(run_path, until=until)
     views = views_behind(sql)
     for lost in files.lost:
@@ -108,7 +106,9 @@ def write_catalog(run_path: Path) -> Path:
     try:
         scratch.unlink(missing_ok=True)
         with duckdb.connect(str(scratch)) as connection:
-            _create(connection, run_path, Patterns(run_path))
+            files = Patterns(run_path)
+            _create(connection, run_path, files)
+            connection.execute(f"COMMENT ON VIEW {MARKED} IS {place_of(files)}")
         scratch.replace(target)
         cache.discard_damaged(run_path)
         cache.seal(run_path, CATALOG)
@@ -140,6 +140,18 @@ def reading(
             yield connection
         except duckdb.Error as error:
             raise _damaged(run_path, error) from error
+
+
+def _check_rounds(run_path: Path, rounds: Sequence[int]) -> None:
+    """Raise BadInput for a round that the run does not have, naming those there are."""
+    known = round_numbers(run_path)
+    for number in rounds:
+        if number not in known:
+            raise BadInput(
+                f"{run_path} has no round {number}",
+                expected=f"a round from {known[0]} to {known[-1]}" if known else "a run with a round",
+                next_step="leave --round out for the run as it is now",
+            )
 
 
 def _open(run_path: Path, files: Pinned, until: int | None) -> duckdb.DuckDBPyConnection:

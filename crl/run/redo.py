@@ -33,12 +33,11 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order = None
     """
     everything = _all_stages(run_path, order)
     # A stage that is gone altogether can be redone as well: what came after it was made from it.
-    if not (run_path / "rounds" / f"{round_number:04d}").is_dir() and round_number > max(
-        round_numbers(run_path), default=-1
-    ):
+    newest = max(round_numbers(run_path), default=-1)
+    if not (run_path / "rounds" / f"{round_number:04d}").is_dir() and round_number > newest:
         raise BadInput(
             f"there is no round {round_number} in this run",
-            expected="a stage of the record, such as 0007/collect",
+            expected=f"a stage of a round from 0 to {newest}" if newest >= 0 else "a run with a stage",
             where=str(run_path),
             next_step="`crl status RUN` lists rounds and stages",
         )

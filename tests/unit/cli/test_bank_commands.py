@@ -85,6 +85,16 @@ def test_a_round_without_a_bank_is_refused(crl: Crl, story: Path, words: tuple[s
     assert refused.code == 2 and "round 99 of" in refused.err and f"`crl bank show {story}`" in refused.err
 
 
+def test_a_round_that_does_not_exist_names_those_that_do(crl: Crl, story: Path, tmp_path: Path) -> None:
+    for words in (
+        ("bank", "show", "story", "--round", 99), ("bank", "diff", "story", 99), ("bank", "diff", "story", 1, 99),
+        ("bank", "export", "story", "--to", tmp_path / "x", "--round", 99), ("sql", "story", "SELECT 1", "--round", 99),
+        ("sql", "story", "FROM bank_at(99)"), ("redo", "story", "--from", "99/collect"),
+    ):  # fmt: skip
+        refused = crl(*words)
+        assert refused.code == 2 and "0 to 3" in refused.err and "99" in refused.err, words
+
+
 def test_why_and_history(crl: Crl, story: Path) -> None:
     tree = crl("bank", "why", "story", MERGED).out
     parts = ("left or right", f"from {FIRST}: left the bank in round 3", "go far left", "r0002-lake-g0000-m000: won")

@@ -354,27 +354,6 @@ def test_select_forms_and_parameters_work(run: Path) -> None:
     assert rows == [(2,)]
 
 
-def test_the_catalog_holds_views_only_and_is_rebuilt_after_a_move(run: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(run, tmp_path / "here"))
-    catalog = write_catalog(path)
-    moved = path.rename(tmp_path / "there")
-    with duckdb.connect(str(moved / CATALOG), read_only=True) as connection:
-        # An empty answer would be a wrong one.
-        for sql in (
-            "SELECT * FROM episodes",
-            "SELECT 1 FROM episodes WHERE round = 2",
-            "FROM stages",
-            "FROM bank_text",
-        ):
-            with pytest.raises(duckdb.Error, match="crl catalog RUN"):
-                connection.execute(sql).fetchall()
-    assert write_catalog(moved) == moved / CATALOG != catalog
-    with duckdb.connect(str(moved / CATALOG), read_only=True) as connection:
-        assert connection.execute("SELECT count(*) FROM episodes").fetchall() == [(8,)]
-        assert connection.execute("SELECT count(*) FROM duckdb_tables()").fetchall() == [(0,)]
-    assert not [path for path in moved.iterdir() if path.name.startswith(".tmp")]
-
-
 def test_a_file_that_is_no_parquet_is_reported_as_damage(run: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(run, tmp_path / "copy"))
     for number in (1, 2):
