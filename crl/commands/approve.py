@@ -29,7 +29,10 @@ def approve(
     reason: Annotated[str | None, typer.Option(help="Why; it stands in the record.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what would change; decide nothing.")] = False,
 ) -> None:
-    """Show what a round asks of the bank and approve it, in part or not at all. Decided once; the first holds."""
+    """Show what a round asks of the bank, and decide about it. In whole, in part, or not at all.
+
+    The first decision holds.
+    """
     from crl.commands.screen import console
     from crl.engine.approvals import check_choices, decide, login_name
     from crl.engine.jobs import default_recipe, load_recipe

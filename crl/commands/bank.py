@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from crl.report.diff import BankDiff
 
 app = typer.Typer(
-    help="The experience bank after any round: its entries, why each is there, what changed; to export and import.",
+    help="The experience bank after any round. Its entries, why each is there, what changed; to export and import.",
     no_args_is_help=True,
 )
 app.command("export")(export_bank)
@@ -75,7 +75,7 @@ def show(
     ] = None,
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
-    """List the bank after a round: text, age, how often each entry guided an episode and with what outcome."""
+    """List the bank after a round. Text, age, how often each entry guided an episode and with what outcome."""
     from crl.report.bank import BankAfter, Sort
     from crl.run.directory import RunDirectory
 
@@ -110,10 +110,10 @@ def diff(
     ] = None,
     format: PlainOption = Plain.text,
 ) -> None:
-    """Say what a round did to the bank, with texts and reasons; of two rounds, what became of it in between."""
+    """Say what a round did to the bank, or two rounds. With texts and reasons; of two, what became of it in between."""
     import dataclasses
 
-    from crl.commands.screen import console
+    from crl.commands.screen import console, print_listing
 
     path = find_run(run)
     if last is None:
@@ -125,7 +125,7 @@ def diff(
         else:
             show_diff(found)
         return
-    from crl.report.net_diff import net_diff, net_table
+    from crl.report.net_diff import net_diff, net_listing
 
     difference = net_diff(path, round, last)
     if format is Plain.json:
@@ -134,18 +134,18 @@ def diff(
     out = console()
     out.print(difference.headline(), soft_wrap=True)
     if difference.changes:
-        out.print(net_table(difference))
+        print_listing(out, net_listing(difference))
 
 
 def show_diff(diff: BankDiff) -> None:
     """Print a bank diff: its headline, then a row a change."""
-    from crl.commands.screen import console
-    from crl.report.diff import diff_table
+    from crl.commands.screen import console, print_listing
+    from crl.report.diff import diff_listing
 
     out = console()
     out.print(diff.headline(), soft_wrap=True)
     if diff.changes:
-        out.print(diff_table(diff))
+        print_listing(out, diff_listing(diff))
 
 
 UntilOption = Annotated[int | None, typer.Option(min=0, help="As it stood after this round; default now.")]
@@ -160,7 +160,7 @@ def why(
     full: Annotated[bool, typer.Option("--full", help="Prompts and outputs whole, not their ends only.")] = False,
     format: PlainOption = Plain.text,
 ) -> None:
-    """Say where an experience comes from and what became of it: episodes, prompt, extractor, parents, uses, credit."""
+    """Say where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
     from crl.commands.screen import console
     from crl.report.why import why as story_of
     from crl.report.why_tree import why_tree
@@ -176,8 +176,8 @@ def why(
 def history(
     run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
 ) -> None:
-    """List what happened to an experience, a line an event: who asked, what its text was and became, how it did."""
-    from crl.commands.screen import console
+    """List what happened to an experience, a line an event. Who asked, what its text was and became, how it did."""
+    from crl.commands.screen import console, print_listing
     from crl.report import entry_history
     from crl.report.why import why as story_of
 
@@ -188,7 +188,7 @@ def history(
         return
     out = console()
     out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
-    out.print(entry_history.history_table(happenings))
+    print_listing(out, entry_history.history_listing(happenings))
 
 
 @app.command("search")
@@ -201,7 +201,7 @@ def search(
     lexical: Annotated[bool, typer.Option("--lexical", help="Look for the words; needs no model.")] = False,
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
-    """Find the entries nearest to a text, by the embedder the run retrieves with, or by words."""
+    """Find the entries nearest to a text. By the embedder the run retrieves with, or by words."""
     from crl.commands.screen import console
     from crl.report.bank import BankAfter
     from crl.report.search import search as find
@@ -244,24 +244,22 @@ def _plain(entry: ShownEntry) -> dict[str, Any]:
 
 
 def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, list[float]] | None = None) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from crl.commands.screen import console
+    from crl.commands.screen import console, print_listing
+    from crl.report.listing import Listing
 
     if not entries:
         return
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    right = ("version", "round", "uses", "credit", score[0] if score else "")
-    for name in ([score[0]] if score else []) + ["entry", "family", "version", "round", "uses", "credit", "experience"]:
-        # The id must be whole on one line: it is what `crl bank why` is given.
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name == "entry")
+    rows = []
     for row, entry in enumerate(entries):
         credit = "–" if entry.mean_outcome is None else f"{entry.mean_outcome:+.2f}"
         cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text)
         first = [Text(f"{score[1][row]:.3f}")] if score else []
-        table.add_row(*first, *(Text(str(cell)) for cell in cells))
-    console().print(table)
+        rows.append([*first, *(Text(str(cell)) for cell in cells)])
+    names = [*([score[0]] if score else []), "entry", "family", "version", "round", "uses", "credit", "experience"]
+    right = {"version", "round", "uses", "credit", score[0] if score else ""}
+    print_listing(console(), Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))
 
 
 def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) -> None:

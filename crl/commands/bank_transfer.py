@@ -26,7 +26,7 @@ def export_bank(
     ] = Format.parquet,
     embeddings: Annotated[bool | None, typer.Option(help="With the vectors; default yes, but not for jsonl.")] = None,
 ) -> None:
-    """Write the bank after a round to a folder: entries, every text that led to them, uses, and where it comes from."""
+    """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
     from crl.commands.screen import console
     from crl.transfer.folder import write_folder
     from crl.transfer.gather import gather

@@ -33,7 +33,7 @@ def compare(
         bool, typer.Option("--table-only", help="Make the table of what is finished; run nothing.")
     ] = False,
 ) -> None:
-    """Run every arm of a study with every seed, then compare them: means, intervals, paired differences.
+    """Run every arm of a study with every seed, and compare. The table has means, intervals and paired differences.
 
     Interrupted, the same command goes on: finished runs are skipped, the others resumed.
     """

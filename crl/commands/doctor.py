@@ -44,7 +44,7 @@ def doctor(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
 ) -> None:
-    """Say what is installed and ready; with an experiment, what it would need. Exit code 2 if something is missing."""
+    """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing."""
     findings = list(installation())
     if experiment is not None:
         findings += experiment_findings(experiment, rounds)

@@ -9,8 +9,10 @@ from crl.errors import RecordDamaged
 
 
 def mend(run: RunArgument) -> None:
-    """Make damaged files again where the rest of the record says what they held: the bank, its texts and vectors,
-    plans, credit, and all that is derived. The damaged ones are kept. Exit code 4 if one needs `crl redo`."""
+    """Make damaged files again from the rest of the record. The damaged ones are kept.
+
+    The bank, its texts and vectors, plans, credit, and all that is derived. Exit code 4 if one needs `crl redo`.
+    """
     from crl.commands.screen import console
     from crl.config import Runtime
     from crl.engine.jobs import default_recipe, load_recipe

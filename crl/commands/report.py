@@ -17,7 +17,8 @@ def report(
     ] = None,
     episodes: Annotated[int, typer.Option(min=0, metavar="N", help="How many episodes can be replayed.")] = 200,
 ) -> None:
-    """Write report.html: curves, rounds, the bank, usefulness, health, episodes to replay. Loads nothing."""
+    """Write report.html: the run as one page to look at. Curves, rounds, play, bank, health, games to replay; it loads
+    nothing."""
     from crl.report.page import write_report
 
     path = write_report(find_run(run), out, episodes=episodes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from crl.report.listing import Listing
 
 _PLAIN_WIDTH = 160
 """Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
@@ -22,6 +25,24 @@ def console(*, stderr: bool = False) -> Console:
         if made.is_terminal
         else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH)
     )
+
+
+def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> None:
+    """Print rows whole: fitted to a terminal, as wide as they are elsewhere.
+
+    With `paged`, what is longer than the terminal goes through the pager of the environment ($PAGER).
+    """
+    if not out.is_terminal:
+        out.width = max(out.width, listing.natural_width())
+        out.print(listing.rendered(None), soft_wrap=True)
+        return
+    shown = listing.rendered(out.width)
+    if not paged or len(out.render_lines(shown, pad=False)) < out.height:
+        out.print(shown, soft_wrap=True)
+        return
+    os.environ.setdefault("LESS", "FRX")  # as git: colours, and nothing is cleared at the end
+    with out.pager(styles=True):
+        out.print(shown, soft_wrap=True)
 
 
 def seconds_text(seconds: float) -> str:

@@ -6,11 +6,14 @@ import csv
 import json
 import sys
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.commands.places import RunArgument, find_run, shown
+
+if TYPE_CHECKING:
+    from crl.report.listing import Listing
 
 
 class Format(StrEnum):
@@ -46,7 +49,7 @@ def sql(
 
 
 def catalog(run: RunArgument) -> None:
-    """Write catalog.duckdb anew: views over the run, for any DuckDB client. Needed after a run was moved."""
+    """Write catalog.duckdb anew, for any DuckDB client. Views over the run; needed after it was moved or copied."""
     from crl.report.views import write_catalog
 
     path = write_catalog(find_run(run))
@@ -54,20 +57,27 @@ def catalog(run: RunArgument) -> None:
 
 
 def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from crl.commands.screen import console
+    from crl.commands.screen import console, print_listing
 
     out = console()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    numeric = [all(isinstance(row[index], int | float | None) for row in rows) for index in range(len(names))]
-    for name, right in zip(names, numeric, strict=True):
-        table.add_column(Text(name), justify="right" if right and rows else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_rounded(value)) for value in row))
-    out.print(table)
+    print_listing(out, result_listing(names, rows), paged=True)
     out.print(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
+
+
+def result_listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
+    """The rows of a result for people: numbers to four digits; columns with spaces in them may wrap."""
+    from rich.text import Text
+
+    from crl.report.listing import Listing
+
+    cells = [[Text(_rounded(value)) for value in row] for row in rows]
+    numbers = {
+        name
+        for place, name in enumerate(names)
+        if rows and all(isinstance(row[place], int | float | None) for row in rows)
+    }
+    words = {name for place, name in enumerate(names) if any(" " in row[place].plain for row in cells)}
+    return Listing(names, cells, words=words, right=numbers)
 
 
 def _cell(value: Any) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def status(run: RunArgument) -> None:
-    """Show the rounds of a run, who owns it now, its last failure, and what to do next."""
+    """Show a run: its rounds, owner, last failure, next step."""
     from crl.commands.screen import console
     from crl.report.round_tables import notes, round_tables
     from crl.report.summary import summarise
@@ -43,7 +43,7 @@ def status(run: RunArgument) -> None:
 
 
 def verify(run: RunArgument) -> None:
-    """Check every file against its manifest, the manifests' chain, the banks' digests. Exit code 4 on problems."""
+    """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
     from crl.commands.screen import console
     from crl.run.verify import Severity
 
@@ -82,7 +82,7 @@ def redo(
         str, typer.Option("--from", metavar="ROUND/STAGE", help="The first stage to take back, such as 0007/collect.")
     ],
 ) -> None:
-    """Set aside a stage and everything built on it, so that `crl resume` makes them again. Nothing is deleted."""
+    """Set aside a stage and all built on it, to be made again. `crl resume` makes them; nothing is deleted."""
     from crl.config import Runtime
     from crl.engine.jobs import default_recipe, load_recipe
     from crl.run.decisions import withdraw_decision

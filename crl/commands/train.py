@@ -40,7 +40,7 @@ def train(
         bool, typer.Option(help="Run as a Prefect flow, seen in its UI; off runs the same stages.")
     ] = True,
 ) -> None:
-    """Run an experiment for some rounds; typed again it continues with further ones.
+    """Run rounds of an experiment; typed again, further ones.
 
     A run that was interrupted is resumed first: complete stages are never run twice.
     """
@@ -75,7 +75,7 @@ def resume(
         int, typer.Option(min=0, max=1_000_000, help="Further rounds after what was left; 0 only finishes that.")
     ] = 0,
 ) -> None:
-    """Finish what an interrupted run set out to do, without a Prefect server. Complete stages do not run again."""
+    """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
     from crl.engine.targets import last_runtime
     from crl.run.directory import RunDirectory
 
@@ -175,11 +175,11 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     steps = [(again, "further rounds"), (f"crl bank show {where}", "what was learned")]
     if entry is not None:
         steps.append((f"crl bank why {where} {entry}", "where one experience comes from and what became of it"))
-    steps.append((f'crl sql {where} "FROM evaluations"', "any question in SQL (docs/sql.md)"))
+    question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
+    steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
     steps.append((f"crl verify {where}", "check every file against its manifest"))
-    width = max(len(command) for command, _ in steps)
     for command, purpose in steps:
-        out.print(f"  {command:<{width}}   {purpose}", soft_wrap=True)
+        out.print(f"  # {purpose}\n  {command}", soft_wrap=True)
 
 
 def _an_entry(path: Path) -> str | None:

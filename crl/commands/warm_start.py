@@ -14,7 +14,7 @@ def warm_start(
         bool, typer.Option("--again", help="Replace one that was made under the same name from other settings.")
     ] = False,
 ) -> None:
-    """Make a warm start: demonstrations, supervised updates, their record. Typed again it finds what is there.
+    """Make a warm start from generated demonstrations. Typed again it finds what is there.
 
     Experiments name its models warm:NAME/actor and warm:NAME/extractor. The miniatures of the laboratory take about ten
     minutes on two cores.

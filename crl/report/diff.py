@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crl.bank.changes import summary_of
 from crl.bank.segments import text_digest
@@ -21,11 +20,9 @@ from crl.recipes.proposal import Proposal, proposal_of
 from crl.recipes.reading import recorded_rows
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_rounds
+from crl.report.listing import Listing
 from crl.report.story import told_reason
 from crl.run.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _KINDS = {
     "import": "imported",
@@ -152,20 +149,17 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number), bank)
 
 
-def diff_table(diff: BankDiff) -> Table:
+def diff_listing(diff: BankDiff) -> Listing:
     """The changes for a terminal: a row a change, grouped by kind."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("change", "operation", "entry", "family", "experience"):
-        # An operation's id must be whole on one line: it is what `crl approve --reject` is given.
-        table.add_column(name, no_wrap=name == "operation", overflow="fold")
-    for kind in KINDS:
-        for change in diff.of(kind):
-            cells = (kind, change.operation_id or "–", change.entry_id or "–", change.family or "–", told(change))
-            table.add_row(*(Text(cell) for cell in cells))
-    return table
+    rows = [
+        [Text(cell) for cell in (kind, change.operation_id or "–", change.entry_id or "–", change.family or "–",
+                                 told(change))]
+        for kind in KINDS
+        for change in diff.of(kind)
+    ]  # fmt: skip
+    return Listing(("change", "operation", "entry", "family", "experience"), rows, words={"experience"}, packed=True)
 
 
 def told(change: Change) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crl.report.listing import Listing
 from crl.report.story import Refused, Story, Version, mean
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
 
@@ -66,15 +66,11 @@ def plain(happenings: list[Happening]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(each) for each in happenings]
 
 
-def history_table(happenings: list[Happening]) -> Table:
+def history_listing(happenings: list[Happening]) -> Listing:
     """The events for a terminal, one a row; a rewritten text shows the words that went and came."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("round", "event", "version", "asked by", "uses", "credit", "text"):
-        table.add_column(name, justify="right" if name in ("round", "version", "uses", "credit") else "left",
-                         overflow="fold")  # fmt: skip
+    rows = []
     for each in happenings:
         made = each.kind in ("import", "add", "update", "merge")
         cells = (
@@ -85,8 +81,11 @@ def history_table(happenings: list[Happening]) -> Table:
             str(each.uses) if made else "–",
             "–" if each.mean_outcome is None else f"{each.mean_outcome:+.2f}",
         )
-        table.add_row(*(Text(cell) for cell in cells), _text(each))
-    return table
+        rows.append([*(Text(cell) for cell in cells), _text(each)])
+    return Listing(
+        ("round", "event", "version", "asked by", "uses", "credit", "text"), rows,
+        words={"text"}, right={"round", "version", "uses", "credit"}, packed=True,
+    )  # fmt: skip
 
 
 def word_diff(before: str, after: str) -> Iterator[tuple[str, str]]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from crl.errors import BadInput
 from crl.records import BankEvent
 from crl.report.bank import BankAfter
+from crl.report.listing import Listing
 from crl.report.tables import Tables
 from crl.run.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 KINDS = ("added", "updated", "removed")
 
@@ -109,20 +107,17 @@ def net_diff(run_path: Path, first: int, last: int) -> NetDiff:
     return NetDiff(first, last, len(before.snapshot), len(after.snapshot), tuple(changes))
 
 
-def net_table(diff: NetDiff) -> Table:
+def net_listing(diff: NetDiff) -> Listing:
     """The changes for a terminal, a row an entry."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("change", "entry", "family", "how", "experience"):
-        table.add_column(name, no_wrap=name == "entry", overflow="fold")
+    rows = []
     for change in diff.changes:
         told = [f"was: {change.before}"] if change.before is not None else []
         told += [f"now: {change.after}" if told else change.after] if change.after is not None else []
         cells = (change.kind, change.entry_id, change.family, change.how, "\n".join(told))
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+        rows.append([Text(cell) for cell in cells])
+    return Listing(("change", "entry", "family", "how", "experience"), rows, words={"how", "experience"}, packed=True)
 
 
 _State = tuple[int, str | None, int | None, str | None]

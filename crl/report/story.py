@@ -36,6 +36,8 @@ class Writing:
     output: str | None
     checkpoint: str | None
     """Run-relative directory of the extractor's weights, or the base model's name."""
+    pruned: bool
+    """Whether retention has deleted that directory since."""
     updates: int | None
     """Updates those weights had gone through."""
     weights_digest: str | None
@@ -257,7 +259,7 @@ def _version_of(plain: dict[str, Any]) -> Version:
     own |= {
         "parents": tuple(story_of(each) for each in plain["parents"]),
         "episodes": tuple(SourceEpisode(**each) for each in plain["episodes"]),
-        "writing": None if plain["writing"] is None else Writing(**plain["writing"]),
+        "writing": _writing_of(plain["writing"]),
         "imported": None if plain["imported"] is None else Import(**plain["imported"]),
         "uses": tuple(Use(**each) for each in plain["uses"]),
         "evaluations": tuple(EvaluationUse(**each) for each in plain["evaluations"]),
@@ -267,4 +269,9 @@ def _version_of(plain: dict[str, Any]) -> Version:
 
 
 def _refused_of(plain: dict[str, Any]) -> Refused:
-    return Refused(**{**plain, "writing": None if plain["writing"] is None else Writing(**plain["writing"])})
+    return Refused(**{**plain, "writing": _writing_of(plain["writing"])})
+
+
+def _writing_of(plain: dict[str, Any] | None) -> Writing | None:
+    # An experiment of an earlier version did not say what was pruned.
+    return None if plain is None else Writing(**{"pruned": False, **plain})

@@ -48,6 +48,8 @@ from crl.report.story import (
 )
 from crl.report.tables import Tables
 from crl.run.directory import RunDirectory
+from crl.run.manifest import key_of
+from crl.run.prunelog import pruned
 
 BEGINS = ("add", "merge", "import")
 """Events that bring an entry into the bank."""
@@ -179,6 +181,7 @@ class _Facts:
             prompt=generation.get("prompt"),
             output=generation.get("output"),
             checkpoint=writer.get("checkpoint") or writer.get("source"),
+            pruned=writer.get("checkpoint") in self._pruned,
             updates=writer.get("updates"),
             weights_digest=generation.get("weights_digest"),
         )
@@ -219,6 +222,9 @@ class _Facts:
         columns = ["generation_id", "weights_digest", "role", "prompt", "output"]
         generations = tables.select(Generation, columns, among={"generation_id": wanted}, rounds=rounds)
         self._generations = {row["generation_id"]: row for row in generations}
+        deleted = {f"rounds/{key_of(each.round, each.stage)}/{each.path}" for each in pruned(tables.run_path)}
+        # A stage that was redone has written its checkpoint again.
+        self._pruned = {each for each in deleted if not (tables.run_path / each).is_dir()}
         digests = {row["weights_digest"] for row in generations}
         columns = ["weights_digest", "checkpoint", "source", "updates"]
         self._writers: dict[str, dict[str, Any]] = {}

@@ -107,10 +107,12 @@ def _source(episode: SourceEpisode) -> str:
 
 def _writing(branch: Tree, writing: Writing, full: bool) -> None:
     weights = "" if writing.weights_digest is None else f", weights {writing.weights_digest[:12]}"
-    updates = "" if writing.updates is None else f" ({writing.updates} updates)"
+    facts = [] if writing.updates is None else [f"{writing.updates} update{_s(writing.updates)}"]
+    facts += ["pruned since: retention deleted it"] if writing.pruned else []
+    told = f" ({', '.join(facts)})" if facts else ""
     writer = branch.add(
         plain(
-            f"written by extractor {writing.checkpoint or 'of unknown weights'}{updates}{weights}, "
+            f"written by extractor {writing.checkpoint or 'of unknown weights'}{told}{weights}, "
             f"output {writing.generation_id}"
         )
     )

@@ -41,6 +41,9 @@ def crl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+Crl = Callable[..., Outcome]
+
+
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty runs directory, $CRL_RUNS."""

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from crl.errors import BadInput
-from crl.report.entry_history import history, history_table, word_diff
+from crl.report.entry_history import history, history_listing, word_diff
 from crl.report.story import Story, story_of
 from crl.report.views import query
 from crl.report.why import stories, why
 from crl.report.why_tree import why_tree
+from crl.run.prunelog import PRUNED, Pruned, note_pruned
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 
@@ -193,9 +194,33 @@ def test_history_tells_one_line_an_event(told: Told) -> None:
     kinds = [each.kind for each in history(why(told.path, told.merged))]
     assert kinds == ["merge", "update", "update", "update", "keep"]
     out = Console(file=io.StringIO(), width=240)
-    out.print(history_table(happenings))
+    out.print(history_listing(happenings).rendered(None))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "[-left-] {+left,+}" not in text and "[-left,-] {+right,+} then [-right-] {+left+}" in text
+
+
+def test_it_says_which_checkpoints_were_pruned(told: Told) -> None:
+    def writings() -> dict[str | None, bool]:
+        found = [version.writing for version in why(told.path, told.inner).versions]
+        return {writing.checkpoint: writing.pruned for writing in found if writing is not None}
+
+    first = "rounds/0002/update_extractor/checkpoint"
+    assert len(writings()) > 1 and not any(writings().values()), "nothing was pruned"
+    entry = Pruned(round=2, stage="update_extractor", path="checkpoint", sha256s={}, bytes=1, manifest="m")
+    try:
+        note_pruned(told.path, entry, token=1)
+        assert {place for place, pruned in writings().items() if pruned} == {first}
+        text = printed(why(told.path, told.inner))
+        assert f"{first} (2 updates, pruned since: retention deleted it)" in text and text.count("pruned") == 1
+        # A stage that was redone wrote it again.
+        (told.path / first).mkdir()
+        assert not any(writings().values())
+    finally:
+        (told.path / first).rmdir()
+        (told.path / PRUNED).unlink()
+    plain = why(told.path, told.inner).plain()
+    del plain["lives"][0]["versions"][0]["writing"]["pruned"]
+    assert story_of(plain).versions[0].writing is not None, "an export of an earlier version is read"
 
 
 def test_a_word_diff_gives_both_texts_back() -> None:

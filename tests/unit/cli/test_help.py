@@ -1,0 +1,34 @@
+"""Every help text is whole on a terminal of 80 columns: no summary is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from crl.cli import app
+from tests.unit.cli.conftest import Crl
+
+
+def commands(found: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield name
+    for word, inner in getattr(found, "commands", {}).items():
+        yield from commands(inner, (*name, word))
+
+
+EVERY = list(commands(get_command(app)))
+
+
+def test_every_command_is_looked_at() -> None:
+    assert {(), ("train",), ("bank",), ("bank", "why"), ("doctor",)} <= set(EVERY) and len(EVERY) > 20
+
+
+@pytest.mark.parametrize("name", EVERY, ids=" ".join)
+def test_nothing_is_cut_at_80_columns(crl: Crl, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = crl(*name, "--help")
+    assert shown.code == 0 and "Usage: crl" in shown.out
+    assert "…" not in shown.out and "..." not in shown.out.replace("[ARGS]...", "")
+    assert max(map(len, shown.out.splitlines())) <= 80
