@@ -191,6 +191,8 @@ def _random_row(
         reward=step.reward if step.error is None else 0.0,
         turns=len(actions),
         invalid_actions=0,
+        tokens_read=0,
+        tokens_sampled=0,
         stop_reason=reason.value,
         actions=actions,
     )
