@@ -123,7 +123,7 @@ def _entry(place: int, written: Written) -> BankEntry:
     return BankEntry(
         entry_id=str(place), family=f"r{written.realm}", content_digest=digest, segment="", embedding_file="",
         version=1, created_round=0, updated_round=0, order=place, operation_id="", distillation_id="",
-        generation_id="", episode_ids=[], parents=[],
+        generation_id="", episode_ids=[], parents=[], embedder_cut=False,
     )  # fmt: skip
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.config import Experiment, LoraConfig, RecipeName, RoleConfig
+from crl.policies.embedder_sources import EMBEDDERS
 from crl.run.disk import require_free
 
 _FLOAT32, _FLOAT16 = 4, 2
 _ADAM_MOMENTS = 2
 _PROCESS = 800 * 2**20
-"""A process with torch, transformers and the embedder, before any model."""
+"""A process with torch, transformers and a small embedder, before any model."""
 _TOKEN_ROW = 18
 """Bytes a token on disk: id, mask and log-probability, once as a generation and once as a sample."""
 _ACTIVATIONS = 34
@@ -106,19 +107,25 @@ def estimate(experiment: Experiment) -> Estimate:
         RecipeName.experience_only: "actor",
     }.get(method.recipe)
     shapes = {name: shape_of(role.model) for name, role in roles.items()}
+    embedder, reading = method.retrieval.embedder, 0
+    embeds = "extractor" in roles and embedder not in EMBEDDERS
     episodes = sum(family.groups for family in method.families) * method.rollout.group_size
     outputs = episodes if "extractor" in roles else 0
     round_bytes = _TOKEN_ROW * (episodes * method.actor.context + outputs * method.extractor.context)
-    unknown = tuple(sorted({roles[name].model for name, shape in shapes.items() if shape is None}))
+    unknown = {roles[name].model for name, shape in shapes.items() if shape is None}
+    if embeds:
+        shape = shape_of(embedder)
+        unknown |= {embedder} if shape is None else set()
+        reading = 0 if shape is None else _FLOAT32 * shape.parameters
     if unknown:
-        return Estimate(None, None, round_bytes, unknown)
+        return Estimate(None, None, round_bytes, tuple(sorted(unknown)))
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     rows = min(method.rollout.wave_groups, sum(family.groups for family in method.families)) * method.rollout.group_size
     sampling = sum(_sampling(known[name], role, rows) for name, role in roles.items())
     training = max(_training(known[name], role) for name, role in roles.items())
     kept = experiment.runtime.keep_checkpoints + 1
     checkpoints = sum(kept * _checkpoint(known[name], role) for name, role in roles.items() if name != untrained)
-    return Estimate(_PROCESS + sampling + training, checkpoints, round_bytes)
+    return Estimate(_PROCESS + reading + sampling + training, checkpoints, round_bytes)
 
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:

@@ -23,9 +23,12 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
             raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
     from crl.combinations import check_offline_bank
     from crl.estimate import check_disk
+    from crl.policies.embedder_sources import resolve_embedder
     from crl.prompt_checks import check_placeholders, check_room
 
     check_placeholders(experiment.method)
+    if "extractor" in experiment.method.roles:
+        resolve_embedder(experiment.method.retrieval.embedder)
     check_offline_bank(experiment.method, run_path)
     check_room(experiment.method, extractor="extractor" in experiment.method.roles)
     check_disk(experiment, run_path, rounds)
@@ -35,14 +38,17 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     """What has to be there, by the place in the config that asks for it."""
     from crl.combinations import check_combinations
     from crl.envs import check_environment
-    from crl.policies.sources import check_embedder, check_model
+    from crl.policies.embedder_sources import check_embedder
+    from crl.policies.sources import check_model
 
     method = experiment.method
     found: list[tuple[str, Check]] = [("method", partial(check_combinations, method))]
     found.append(("method.actor.model", partial(check_model, method.actor.model)))
     if "extractor" in method.roles:
         found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
-        found.append(("method.retrieval.embedder", partial(check_embedder, method.retrieval.embedder)))
+        retrieval = method.retrieval
+        asked = partial(check_embedder, retrieval.embedder, retrieval.query_instruction)
+        found.append(("method.retrieval.embedder", asked))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     for family in method.families:
         found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))

@@ -223,14 +223,25 @@ class Advisor(Protocol):
         """One advice an inquiry, in their order; all of them are answered as one batch."""
 
 
-class Embedder(Protocol):
+class TextVectors(Protocol):
     """Texts to unit vectors."""
 
-    name: str
     dimension: int
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Unit vectors [B, D] of the texts; a text has the same vector whatever the batch."""
+
+
+class Embedder(TextVectors, Protocol):
+    """Texts, and queries for them, to unit vectors."""
+
+    name: str
+
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Unit vectors [B, D] of texts that are searched for."""
+
+    def cuts(self, texts: Sequence[str]) -> list[bool]:
+        """Whether only the beginning of each text is read, because it is longer than the embedder takes."""
 
 
 class Trainer(Protocol):

@@ -157,7 +157,7 @@ def _entries(rows: Rows) -> Iterable[BankEntry]:
             entry_id=entry_id, family=family, content_digest=text_digest(text), segment="", embedding_file="",
             version=1, created_round=0, updated_round=0, order=number, operation_id=f"{entry_id}-o0",
             distillation_id=entry_id, generation_id=f"g-{entry_id}", episode_ids=[f"r0000-{family}-g{number:06d}-m0"],
-            parents=[],
+            parents=[], embedder_cut=False,
         )  # fmt: skip
 
 
@@ -171,6 +171,7 @@ def _operations(round_number: int, changes: Changes) -> Iterable[Operation]:
             operation_id=f"{distillation}-o0", distillation_id=distillation, generation_id=f"g-{distillation}",
             round=round_number, index=0, kind=kind, family=family, entry_id=entry_id, parents=[],
             episode_ids=[f"r{round_number:04d}-{family}-g{index:06d}-m0"], text=text,
+            embedder_cut=None if text is None else False,
         )  # fmt: skip
 
 

@@ -126,6 +126,7 @@ def operation(
     return Operation(
         operation_id=f"{name}-o{index}", distillation_id=name, generation_id=name, round=number, index=index, kind=kind,
         family=family, entry_id=entry, parents=parents, episode_ids=episodes, text=text,
+        embedder_cut=None if text is None else False,
     )  # fmt: skip
 
 

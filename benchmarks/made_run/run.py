@@ -121,7 +121,7 @@ class Made:
                 entry_id=f"e-r0000-i{index:06d}", family=play.FAMILIES[index % len(play.FAMILIES)],
                 content_digest=text_digest(text), segment="", embedding_file="", version=1, created_round=0,
                 updated_round=0, order=index, operation_id="", distillation_id="", generation_id="", episode_ids=[],
-                parents=[],
+                parents=[], embedder_cut=False,
             )
             for index, text in enumerate(texts)
         ]  # fmt: skip

@@ -143,6 +143,7 @@ def new_row(
         generation_id=operation.generation_id,
         episode_ids=_union(*(parent.episode_ids for parent in parents), operation.episode_ids),
         parents=[parent.entry_id for parent in parents],
+        embedder_cut=bool(operation.embedder_cut),
     )
 
 
@@ -160,6 +161,7 @@ def updated_row(bank: Overlay, operation: Operation, entry: BankEntry, digest: s
         distillation_id=operation.distillation_id,
         generation_id=operation.generation_id,
         episode_ids=_union(entry.episode_ids, operation.episode_ids),
+        embedder_cut=bool(operation.embedder_cut),
     )
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from crl.bank.changes import Change
 from crl.errors import RecordDamaged
-from crl.protocols import Embedder
+from crl.protocols import TextVectors
 from crl.records import BankText, table_of, vectors_of
 
 SEGMENTS = "bank/segments"
@@ -53,7 +53,7 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def new_segments(texts: Iterable[str], embedder: Embedder) -> Segments:
+def new_segments(texts: Iterable[str], embedder: TextVectors) -> Segments:
     """Files for texts that no earlier segment of the snapshot holds. Equal texts and embedder give equal bytes."""
     by_digest = {text_digest(text): text for text in texts}
     if not by_digest:

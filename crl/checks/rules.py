@@ -197,6 +197,7 @@ SUITES: dict[type[Row], Suite] = {
                 "kind NOT IN ('add', 'update', 'merge') OR (text IS NOT NULL AND trim(text) <> '')"
             ),
             "return and drop have no text": "kind NOT IN ('return', 'drop') OR text IS NULL",
+            "of every text it is known whether the embedder reads all of it": together("text", "embedder_cut"),
         },
     ),
     BankEntry: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),

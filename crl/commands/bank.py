@@ -235,7 +235,8 @@ _TOLD = {
     "credit": "the best first", "harm": "the worst first",
 }  # fmt: skip
 _NAMES = (
-    "entry_id", "family", "version", "created_round", "updated_round", "retrieved", "uses", "mean_outcome", "text",
+    "entry_id", "family", "version", "created_round", "updated_round", "retrieved", "uses", "mean_outcome",
+    "embedder_cut", "text",
 )  # fmt: skip
 
 
@@ -254,7 +255,8 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
     rows = []
     for row, entry in enumerate(entries):
         credit = "–" if entry.mean_outcome is None else f"{entry.mean_outcome:+.2f}"
-        cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text)
+        cut = "  (longer than the embedder reads: found by its beginning alone)" if entry.embedder_cut else ""
+        cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text + cut)
         first = [Text(f"{score[1][row]:.3f}")] if score else []
         rows.append([*first, *(Text(str(cell)) for cell in cells)])
     names = [*([score[0]] if score else []), "entry", "family", "version", "round", "uses", "credit", "experience"]

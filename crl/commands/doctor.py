@@ -152,7 +152,8 @@ def _gpu() -> tuple[str, bool, str]:
 
 
 def _models() -> Iterator[Finding]:
-    from crl.policies.sources import BUILT_IN, EMBEDDERS, check_embedder, check_model, models_directory
+    from crl.policies.embedder_sources import EMBEDDERS, check_embedder
+    from crl.policies.sources import BUILT_IN, check_model, models_directory
 
     prepared = sorted(path.parent.name for path in models_directory().glob("*/config.json"))
     for name in BUILT_IN:

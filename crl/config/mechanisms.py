@@ -65,7 +65,17 @@ class RolloutConfig(Model):
 class RetrievalConfig(Model):
     """Eq. 6 and its choices."""
 
-    embedder: str = Field("minilm", description="minilm (all-MiniLM-L6-v2) or lexical (hashed bag of words).")
+    embedder: str = Field(
+        "minilm",
+        min_length=1,
+        description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
+        "directory or a Hugging Face id.",
+    )
+    query_instruction: str | None = Field(
+        None,
+        max_length=4000,
+        description="What stands before queries only; none: the model's own prompt `query`, if its config names one.",
+    )
     per: Literal["episode", "group"] = Field("episode", description="One retrieval a guided episode, or a group.")
     scope: Literal["family", "bank"] = Field("family", description="Search the task family or the whole bank.")
     top_k: Literal[1] = Field(1, description="K of eq. 6: experiences an episode (the method uses one).")

@@ -117,7 +117,7 @@ class EngineServices:
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder; a name without files stands for itself."""
         if role == "embedder":
-            from crl.policies.sources import resolve_embedder
+            from crl.policies.embedder_sources import resolve_embedder
 
             name = self._method.retrieval.embedder
             source = resolve_embedder(name)
@@ -131,14 +131,13 @@ class EngineServices:
     def embedder(self) -> Embedder:
         """The embedder of the retrieval config, made once."""
         if self._embedder is None:
-            name = self._method.retrieval.embedder
+            retrieval = self._method.retrieval
             self._check_embedder()
-            if name != "lexical":
+            if retrieval.embedder != "lexical":
                 self._prepare_torch()
             from crl.policies import load_embedder
 
-            embedder: Embedder = load_embedder(name)
-            self._embedder = embedder
+            self._embedder = load_embedder(retrieval.embedder, retrieval.query_instruction)
         return self._embedder
 
     # -- what the worker asks for ----------------------------------------------------------------------------------

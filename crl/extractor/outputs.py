@@ -197,6 +197,7 @@ def operation_row(
         parents=list(parents),
         episode_ids=list(episode_ids),
         text=text,
+        embedder_cut=None,  # filled in where there is an embedder
     )
 
 

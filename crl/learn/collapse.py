@@ -103,16 +103,22 @@ def collapse_figures(
 
 
 def health_metrics(
-    figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int, stage: str = "health"
+    figures: Mapping[str, float],
+    previous: Mapping[str, float],
+    trained: Set[str],
+    *,
+    round: int,
+    stage: str = "health",
+    alarms: Mapping[str, str] | None = None,
 ) -> list[Metric]:
     """The rows of a round's stage: its figures with the alarms of form (`form.py`), what is carried on, and
-    `collapsed`: how many kinds stand, named in its alarm."""
+    `collapsed`: how many kinds stand, named in its alarm. `alarms` are those of other figures, by name."""
     carried, told = collapse_figures(figures, previous, trained, round=round)
-    alarms = form_alarms(figures)
+    alarmed = {**form_alarms(figures), **(alarms or {})}
     if told:
-        alarms["collapsed"] = f"this run has collapsed: {'; '.join(told)}"
+        alarmed["collapsed"] = f"this run has collapsed: {'; '.join(told)}"
     values = {**figures, **carried, "collapsed": float(len(told))}
     return [
-        Metric(round=round, stage=stage, name=name, value=value, alarm=alarms.get(name))
+        Metric(round=round, stage=stage, name=name, value=value, alarm=alarmed.get(name))
         for name, value in values.items()
     ]

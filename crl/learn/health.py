@@ -47,6 +47,24 @@ def written_figures(notes: Sequence[Note]) -> Figures:
     return figures
 
 
+CUT = "notes_cut_by_embedder"
+
+
+def cut_figures(cuts: Sequence[bool]) -> Figures:
+    """`notes_cut_by_embedder`: the share of the new notes that the embedder reads only the beginning of."""
+    return {CUT: sum(cuts) / len(cuts)} if cuts else {}
+
+
+def cut_alarm(figures: Mapping[str, float]) -> dict[str, str]:
+    """What to tell where the embedder cut a note, by the figure's name."""
+    share = figures.get(CUT, 0.0)
+    told = (
+        f"the embedder reads only the beginning of {share:.0%} of the new notes, which are found by that alone; choose "
+        "one that reads longer texts (retrieval.embedder), or lower distill.max_characters"
+    )
+    return {CUT: told} if share else {}
+
+
 def one_text_share(notes: Sequence[Note]) -> Figures:
     """`notes_one_text`: the share of the notes that the most frequent text has; nothing of fewer than
     :data:`FEWEST_NOTES`.

@@ -27,11 +27,11 @@ def load_policy(role: RoleConfig, model_path: Path, checkpoint: Path | None, *, 
     return language_model.load_policy(role, model_path, checkpoint, threads=threads)
 
 
-def load_embedder(name: str) -> Embedder:
+def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
     """See :func:`crl.policies.embedders.load_embedder`."""
     from crl.policies import embedders
 
-    return embedders.load_embedder(name)
+    return embedders.load_embedder(name, query_instruction)
 
 
 def load_chat(source: ModelSource) -> tuple[ChatFormat, int | None]:

@@ -1,8 +1,12 @@
-"""Texts to unit vectors: all-MiniLM-L6-v2, or a hashed bag of words that needs no model (protocol `Embedder`).
+"""Texts to unit vectors: a sentence-transformers model, or a hashed bag of words that needs none (protocol `Embedder`).
 
 Similarities go into digests, so a text must have the same bits whatever else is embedded with it, in each process.
-Batched matrix products round differently with batch and padding, so MiniLM reads one text at a time (some milliseconds
-each); both remember texts they have seen.
+Batched matrix products round differently with batch and padding, so a model reads one text at a time, in float32, on
+the CPU; both kinds remember texts they have seen.
+
+A model may want its queries and its texts introduced in different ways: `prompts` in its file
+config_sentence_transformers.json says so (`query`; `document`, `passage` or `corpus`). `retrieval.query_instruction`
+replaces what that file says of queries.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.policies.sources import check_embedder, resolve_embedder
+from crl.policies.embedder_sources import check_embedder, resolve_embedder
 from crl.protocols import Embedder
 
 _REMEMBERED = 32_768
@@ -27,7 +32,8 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class LexicalEmbedder:
-    """Hashed bag of words: sublinear counts 1 + ln(tf), signed SHA-256 feature hashing, unit norm."""
+    """Hashed bag of words: sublinear counts 1 + ln(tf), signed SHA-256 feature hashing, unit norm. It reads all of a
+    text, and a query as any text."""
 
     name = "lexical"
     dimension = 256
@@ -38,6 +44,12 @@ class LexicalEmbedder:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Unit vectors [B, D] of the texts; a text has the same vector whatever the batch."""
         return _stack([self._vector(text) for text in texts], self.dimension)
+
+    embed_queries = embed
+
+    def cuts(self, texts: Sequence[str]) -> list[bool]:
+        """Whether only the beginning of each text is read: never."""
+        return [False] * len(texts)
 
     def _compute(self, text: str) -> NDArray[np.float32]:
         counts = Counter(_WORD.findall(text.lower())) or Counter([""])  # an empty text has a direction too
@@ -52,41 +64,97 @@ class LexicalEmbedder:
         return (vector / norm).astype(np.float32)
 
 
-class MiniLMEmbedder:
-    """all-MiniLM-L6-v2 through sentence-transformers, float32, on the CPU: the same bits on each run."""
+class ModelEmbedder:
+    """A sentence-transformers model, float32, on the CPU: the same bits on each run.
 
-    name = "minilm"
-    dimension = 384
+    Attributes:
+        dimension: of its vectors, as the model has it.
+        longest: tokens of a text that it reads, its prompt included; None where it has no limit.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, name: str, path: Path, *, query_instruction: str | None = None) -> None:
         """
         Args:
+            name: as configured.
             path: directory of the model (`resolve_embedder`).
+            query_instruction: what stands before a query, and before no other text; None: what the model's own
+                config_sentence_transformers.json names as its prompt `query`, or nothing.
         """
         from sentence_transformers import SentenceTransformer
 
-        self._model = SentenceTransformer(str(path), device="cpu", local_files_only=True)
+        self.name = name
+        # Weights may lie in bfloat16, which rounds too much for ranks that go into digests.
+        self._model = SentenceTransformer(
+            str(path), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
+        ).eval()
+        prompts: dict[str, str] = self._model.prompts
+        named = next((prompts[each] for each in ("document", "passage", "corpus") if prompts.get(each)), "")
+        self._before_text = named
+        self._before_query = prompts.get("query") or "" if query_instruction is None else query_instruction
+        self.longest = _longest(self._model)
         self._vector = lru_cache(maxsize=_REMEMBERED)(self._compute)
+        self._query_vector = lru_cache(maxsize=_REMEMBERED)(self._compute_query)
+        self.dimension = int(self._model.get_embedding_dimension() or len(self._vector("")))
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Unit vectors [B, D] of the texts; a text has the same vector whatever the batch."""
         return _stack([self._vector(text) for text in texts], self.dimension)
 
+    def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Unit vectors [B, D] of texts that are searched for, the query instruction before each."""
+        return _stack([self._query_vector(text) for text in texts], self.dimension)
+
+    def cuts(self, texts: Sequence[str]) -> list[bool]:
+        """Whether only the beginning of each text is read, because it is longer than the model takes."""
+        if self.longest is None:
+            return [False] * len(texts)
+        return [self._tokens(_clean(text)) > self.longest for text in texts]
+
+    def _tokens(self, text: str) -> int:
+        """Tokens that the model would be given if it took any number."""
+        whole = {"text": {"truncation": False, "verbose": False}}
+        model: Any = self._model
+        features = model.preprocess([text], prompt=self._before_text, task="document", processing_kwargs=whole)
+        return int(features["input_ids"].shape[-1])
+
     def _compute(self, text: str) -> NDArray[np.float32]:
-        # A lone surrogate, which a model can write, is no valid input of the tokenizer.
-        clean = text.encode("utf-8", "replace").decode("utf-8")
-        vector = self._model.encode(
-            [clean], batch_size=1, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False
-        )
-        return np.asarray(vector[0], dtype=np.float32)
+        return _first(self._model.encode_document([_clean(text)], prompt=self._before_text, **_ENCODING))
+
+    def _compute_query(self, text: str) -> NDArray[np.float32]:
+        return _first(self._model.encode_query([_clean(text)], prompt=self._before_query, **_ENCODING))
+
+
+_ENCODING: dict[str, Any] = {
+    "batch_size": 1,
+    "convert_to_numpy": True,
+    "normalize_embeddings": True,
+    "show_progress_bar": False,
+}
 
 
 @cache
-def load_embedder(name: str) -> Embedder:
-    """The embedder of that name, one a process. Raises `BadInput` for an unknown name or a missing package."""
-    check_embedder(name)
+def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
+    """The embedder of that name, one a process. Raises `BadInput` for an unknown name or missing files."""
+    check_embedder(name, query_instruction)
     source = resolve_embedder(name)
-    return LexicalEmbedder() if source is None else MiniLMEmbedder(source.path)
+    if source is None:
+        return LexicalEmbedder()
+    return ModelEmbedder(name, source.path, query_instruction=query_instruction)
+
+
+def _longest(model: Any) -> int | None:
+    """Tokens a text may have; None where the model takes any number (its tokenizer then says so with a huge one)."""
+    limit = model.max_seq_length
+    return None if limit is None or limit != limit or limit > 10**9 else int(limit)
+
+
+def _clean(text: str) -> str:
+    # A lone surrogate, which a model can write, is no valid input of a tokenizer; and a decoder needs a token to read.
+    return text.encode("utf-8", "replace").decode("utf-8") or " "
+
+
+def _first(vectors: Any) -> NDArray[np.float32]:
+    return np.asarray(vectors[0], dtype=np.float32)
 
 
 def _stack(vectors: list[NDArray[np.float32]], dimension: int) -> NDArray[np.float32]:

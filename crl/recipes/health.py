@@ -21,6 +21,8 @@ from crl.learn.health import (
     claim_share,
     clip_figures,
     coverage,
+    cut_alarm,
+    cut_figures,
     group_figures,
     one_text_share,
     output_shares,
@@ -68,7 +70,8 @@ def health(ctx: StageContext) -> None:
         figures |= _training(ctx)
     for role in sorted(ctx.recipe.trains):
         figures |= clip_figures(role, _recorded(ctx, f"update_{role}"))
-    ctx.write(Metric, health_metrics(figures, _recorded(ctx, "health", -1), trained, round=ctx.round))
+    alarms = cut_alarm(figures)
+    ctx.write(Metric, health_metrics(figures, _recorded(ctx, "health", -1), trained, round=ctx.round, alarms=alarms))
 
 
 def _outputs(ctx: StageContext) -> Figures:
@@ -107,6 +110,7 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
     held = _held(ctx, bank, judges, judged)
     return {
         **written_figures(written),
+        **cut_figures([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),
         **truth_share("notes_true_new", written, judges),
         **claim_share("notes_claiming_new", written, judges),
@@ -120,9 +124,14 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
 
 
 def _written(ctx: StageContext, stage: str, judged: Callable[[str, str], Note]) -> list[Note]:
-    operations = rows_with(ctx.table(Operation, stage), "kind", NOTES)
+    operations = _new(ctx, stage)
     pairs = zip(operations["family"].to_pylist(), operations["text"].to_pylist(), strict=True)
     return [judged(family, text) for family, text in pairs if text is not None]
+
+
+def _new(ctx: StageContext, stage: str) -> pa.Table:
+    """Operations of a stage that write a text."""
+    return rows_with(ctx.table(Operation, stage), "kind", NOTES)
 
 
 def _held(ctx: StageContext, bank: pa.Table, families: Iterable[str], judged: Callable[[str, str], Note]) -> list[Note]:

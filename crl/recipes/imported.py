@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from crl.bank.changes import Change
 from crl.bank.segments import load_embeddings, load_texts, new_segments, place
 from crl.errors import BadInput, RecordDamaged
-from crl.protocols import Embedder
+from crl.protocols import TextVectors
 from crl.recipes.consolidate import publish
 from crl.recipes.context import StageContext
 from crl.records import BankEntry, BankEvent, ImportedEntry, Weights, rows_of, schema_of
@@ -43,7 +43,8 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
     segments = new_segments(texts, _embedder(ctx, texts, taken.vectors(), provenance["source"]["embedder"]))
     for relative, content in segments.files.items():
         ctx.share(relative, content)
-    changes = [Change(None, _entry(row, order)) for order, row in enumerate(rows)]
+    cuts = ctx.services.embedder().cuts(texts)
+    changes = [Change(None, _entry(row, order, cut)) for order, (row, cut) in enumerate(zip(rows, cuts, strict=True))]
     events = [_event(row, index) for index, row in enumerate(rows)]
     # In order of ids, as consolidation gives them.
     changes.sort(key=lambda change: change.after.entry_id if change.after else "")
@@ -52,7 +53,7 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
     ctx.write(ImportedEntry, [ImportedEntry(**{name: row[name] for name in names}) for row in rows])
 
 
-def _entry(row: dict[str, Any], order: int) -> BankEntry:
+def _entry(row: dict[str, Any], order: int, embedder_cut: bool) -> BankEntry:
     return BankEntry(
         entry_id=row["entry_id"],
         family=row["family"],
@@ -68,6 +69,7 @@ def _entry(row: dict[str, Any], order: int) -> BankEntry:
         generation_id=row["generation_id"],
         episode_ids=row["episode_ids"],
         parents=row["parents"],
+        embedder_cut=embedder_cut,
     )
 
 
@@ -116,18 +118,18 @@ def import_again(run: RunDirectory) -> BankImport:
 
 def _embedder(
     ctx: StageContext, texts: Sequence[str], vectors_ND: NDArray[np.float32] | None, source: dict[str, Any]
-) -> Embedder:
+) -> TextVectors:
     """The import's own vectors where the experiment's embedder made them, else that embedder."""
     if vectors_ND is None or source["digest"] != ctx.services.model_digest("embedder"):
         return ctx.services.embedder()
-    return _Recorded(source["name"], dict(zip(texts, vectors_ND, strict=True)), vectors_ND.shape[1])
+    return _Recorded(dict(zip(texts, vectors_ND, strict=True)), vectors_ND.shape[1])
 
 
 class _Recorded:
     """An embedder that knows the texts it was given and no other."""
 
-    def __init__(self, name: str, vectors: dict[str, NDArray[np.float32]], dimension: int) -> None:
-        self.name, self.dimension, self._vectors = name, dimension, vectors
+    def __init__(self, vectors: dict[str, NDArray[np.float32]], dimension: int) -> None:
+        self.dimension, self._vectors = dimension, vectors
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Unit vectors [B, D] of the texts."""

@@ -29,7 +29,7 @@ from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Embedder, Services
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Recipe
-from crl.records import Row, Weights, rows_of, vectors_of
+from crl.records import BankChange, BankEntry, Row, Weights, rows_of, vectors_of
 from crl.run.directory import RunDirectory, complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import IMPORTS
@@ -306,6 +306,32 @@ class _RecordedVectors:
         stacked = np.stack([found[digest] for digest in digests])
         self.dimension = int(stacked.shape[1])
         return stacked
+
+    def cuts(self, texts: Sequence[str]) -> list[bool]:
+        """As the rows of any bank of the record say it, which repeat it as long as a text is held."""
+        known = self._recorded_cuts()
+        digests = [text_digest(text) for text in texts]
+        missing = [text for text, digest in zip(texts, digests, strict=True) if digest not in known]
+        if missing and self._services is None:
+            raise RecordDamaged(
+                f"nothing says of {len(missing)} texts whether the embedder reads all of them",
+                next_step=f"crl mend {self._run_path} asks it again",
+            )
+        if missing and self._services is not None:
+            found = self._services.embedder().cuts(missing)
+            known |= {text_digest(text): cut for text, cut in zip(missing, found, strict=True)}
+        return [known[digest] for digest in digests]
+
+    def _recorded_cuts(self) -> dict[str, bool]:
+        known: dict[str, bool] = {}
+        for row_type in (BankEntry, BankChange):
+            for path in sorted((self._run_path / "rounds").glob(f"*/*/{row_type.table}.parquet")):
+                try:
+                    held = pq.read_table(path, columns=["content_digest", "embedder_cut"]).to_pydict()
+                except (OSError, pa.ArrowException, KeyError):
+                    continue
+                known |= dict(zip(held["content_digest"], held["embedder_cut"], strict=True))
+        return known
 
     def _stored(self, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
         found: dict[str, NDArray[np.float32]] = {}

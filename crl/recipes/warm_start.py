@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from crl.protocols import Chat
+from crl.recipes.bank_access import with_cuts
 from crl.recipes.context import StageContext
 from crl.recipes.demonstrated import played_by_script, written_by_template
 from crl.recipes.practice import played_well, written_well
@@ -57,7 +58,7 @@ def warm_start_extractor(ctx: StageContext) -> None:
     sound = [row for row, each in zip(outputs, results, strict=True) if each.distillation.reason_code == "ok"]
     _write_episodes(ctx, played, outputs)
     ctx.write(Distillation, [each.distillation for each in results])
-    ctx.write(Operation, [operation for each in results for operation in each.operations])
+    ctx.write(Operation, with_cuts(ctx, [operation for each in results for operation in each.operations]))
     figures = {"demonstrations": len(results), "demonstrations_in_form": len(sound)}
     _train(ctx, "extractor", before, [_sample(ctx, "extractor", row) for row in sound], figures)
 

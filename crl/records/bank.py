@@ -44,6 +44,7 @@ class Operation(Row):
     parents: A[list[str], "entries it replaces or derives from"]
     episode_ids: A[list[str], "episodes it was distilled from"]
     text: A[str | None, "experience text; null for return and drop"]
+    embedder_cut: A[bool | None, "whether the embedder reads only the beginning of the text; null without a text"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class BankEntry(Row):
     generation_id: A[str, "token record of that output"]
     episode_ids: A[list[str], "episodes the text derives from, over its whole lineage"]
     parents: A[list[str], "entries it was merged from"]
+    embedder_cut: A[bool, "whether the embedder reads only the beginning of the text: it is not found by the rest"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,8 @@ class ShownEntry:
     uses: int
     mean_outcome: float | None
     """Mean of +1 / −1 over the uses; None before the first."""
+    embedder_cut: bool
+    """Whether the embedder reads only the beginning of the text, by which alone it is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class BankAfter:
 
     def entries(self, rows: NDArray[np.int64]) -> list[ShownEntry]:
         """The rows as people read them."""
-        names = ("entry_id", "family", "version", "created_round", "updated_round")
+        names = ("entry_id", "family", "version", "created_round", "updated_round", "embedder_cut")
         table = self.table(rows).select(names).to_pylist()
         texts, retrieved = self.texts(rows), self.retrieved_N[rows].tolist()
         uses, mean = self.uses_N[rows].tolist(), self.mean_outcome_N[rows].tolist()

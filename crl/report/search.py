@@ -38,10 +38,10 @@ def search(bank: BankAfter, text: str, embedder: Embedder, *, family: str | None
     if not len(rows):
         return []
     vectors_ND = bank.embeddings(rows)
-    cosine_N = vectors_ND @ embedder.embed([text])[0]
-    nearest = _best(cosine_N, most)
+    query_D = embedder.embed_queries([text])[0]
+    nearest = _best(vectors_ND @ query_D, most)
     # float64, so that the figure does not depend on how many rows the product was made over.
-    query = embedder.embed([text])[0].astype(np.float64)
+    query = query_D.astype(np.float64)
     cosines = [float(vectors_ND[row].astype(np.float64) @ query) for row in nearest]
     return [Hit(*pair) for pair in zip(cosines, bank.entries(rows[nearest]), strict=True)]
 

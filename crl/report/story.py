@@ -106,6 +106,8 @@ class Version:
     event_id: str
     text: str
     content_digest: str
+    embedder_cut: bool
+    """Whether the embedder reads only the beginning of the text."""
     parents: tuple[Story, ...]
     """Of a merge: the entries it replaced, up to that moment."""
     episodes: tuple[SourceEpisode, ...]

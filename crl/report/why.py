@@ -141,6 +141,7 @@ class _Facts:
             event_id=event["event_id"],
             text=text,
             content_digest=digest,
+            embedder_cut=bool(operation["embedder_cut"] if operation is not None else self._cuts.get(digest)),
             parents=tuple(self.story(parent, moment) for parent in parents if parent != entry_id),
             episodes=tuple(self._sources.get(each, SourceEpisode(each, None, None, None)) for each in episodes),
             writing=self._writing(operation),
@@ -213,6 +214,7 @@ class _Facts:
         """Operations behind the events, their outputs, the weights that wrote those, the games they were made from."""
         listed = [event for events in self._events.values() for event in events if event["operation_id"]]
         columns = ["operation_id", "distillation_id", "generation_id", "round", "kind", "episode_ids", "text"]
+        columns.append("embedder_cut")
         rounds = {event["round"] for event in listed}
         operations = tables.select(
             Operation, columns, among={"operation_id": [event["operation_id"] for event in listed]}, rounds=rounds
@@ -253,8 +255,9 @@ class _Facts:
             )
             for row in tables.select(ImportedEntry, columns, among={"entry_id": wanted})
         }
-        columns = ["content_digest", "segment"]
+        columns = ["content_digest", "segment", "embedder_cut"]
         rows = tables.select(BankChange, columns, among={"entry_id": wanted}, rounds=[0])
+        self._cuts = {row["content_digest"]: row["embedder_cut"] for row in rows}
         self._texts = load_texts(tables.run_path, pa.Table.from_pylist(rows)) if rows else {}
 
     def _read_uses(self, tables: Tables, family: set[str]) -> None:

@@ -76,6 +76,8 @@ def _worth_telling(story: Story, life: Life) -> bool:
 
 def _version(tree: Tree, version: Version, full: bool) -> None:
     branch = tree.add(plain(f"version {version.version}, {version.kind} in round {version.round}: {version.text}"))
+    if version.embedder_cut:
+        branch.add("the embedder reads only the beginning of it: it is found by that alone")
     if version.imported is not None:
         _import(branch, version.imported, full)
     else:

@@ -29,6 +29,7 @@ def entry(number: int, family: str = "room") -> BankEntry:
         generation_id=f"g{number}",
         episode_ids=[],
         parents=[],
+        embedder_cut=False,
     )
 
 

@@ -44,6 +44,21 @@ def test_an_unknown_model_has_no_estimate() -> None:
     assert needed.unknown == ("nobody/never-downloaded",)
 
 
+def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
+    )
+    base = make_experiment()
+    retrieval = base.method.retrieval.model_dump()
+    with_model = estimate(changed(base, retrieval={**retrieval, "embedder": str(tmp_path)}))
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    assert (with_model.memory_bytes or 0) - (estimate(base).memory_bytes or 0) == 4 * shape.parameters
+    unknown = changed(base, retrieval={**retrieval, "embedder": "nobody/never-downloaded"})
+    assert estimate(unknown).unknown == ("nobody/never-downloaded",)
+    assert estimate(changed(unknown, recipe=RecipeName.baseline)).unknown == ()
+
+
 def test_adapters_need_less_than_full_weights() -> None:
     full = make_experiment()
     role = full.method.actor.model_copy(update={"lora": LoraConfig(rank=2)}).model_dump()

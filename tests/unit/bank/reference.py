@@ -182,6 +182,7 @@ class _Bank:
                 distillation_id=operation.distillation_id,
                 generation_id=operation.generation_id,
                 episode_ids=_union(entry.episode_ids, operation.episode_ids),
+                embedder_cut=bool(operation.embedder_cut),
             )
         )
         self._event("update", operation, entry.content_digest, digest)
@@ -269,6 +270,7 @@ class _Bank:
                 generation_id=operation.generation_id,
                 episode_ids=_union(episodes),
                 parents=list(parents),
+                embedder_cut=bool(operation.embedder_cut),
             )
         )
         self._next_order += 1

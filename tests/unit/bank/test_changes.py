@@ -24,7 +24,7 @@ def entry(name: str, order: int, text: str, **more: object) -> BankEntry:
         "entry_id": name, "family": "room", "content_digest": digest, "segment": f"bank/segments/{order}.parquet",
         "embedding_file": f"bank/embeddings/{order}.parquet", "version": 1, "created_round": 1, "updated_round": 1,
         "order": order, "operation_id": "o", "distillation_id": "d", "generation_id": "g", "episode_ids": ["r1"],
-        "parents": [],
+        "parents": [], "embedder_cut": False,
     }  # fmt: skip
     return BankEntry(**{**columns, **more})
 

@@ -33,6 +33,7 @@ def entry(name: str, text: str, order: int = 0, family: str = "room", **changes)
         "generation_id": f"g-{name}",
         "episode_ids": [f"e-{name}"],
         "parents": [],
+        "embedder_cut": False,
     }
     return BankEntry(**(values | changes))
 
@@ -54,6 +55,7 @@ def operation(kind: str, entry_id: str | None = None, text: str | None = None, f
         "parents": [],
         "episode_ids": [f"ep{number}"],
         "text": text,
+        "embedder_cut": None if text is None else len(text) > 8,
     }
     return Operation(**(values | changes))
 
@@ -93,6 +95,7 @@ def test_add():
         generation_id=added.generation_id,
         episode_ids=added.episode_ids,
         parents=[],
+        embedder_cut=False,
     )
     assert result.new_texts == {text_digest("new text"): "new text"}
     event = result.events[0]

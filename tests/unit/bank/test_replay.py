@@ -129,6 +129,7 @@ def ask(number, index, kind, entry_id=None, text=None, family="room", parents=()
         operation_id=f"r{number}-o{index}", distillation_id=f"r{number}-d{index}", generation_id=f"r{number}-g{index}",
         round=number, index=index, kind=kind, family=family, entry_id=entry_id, parents=list(parents),
         episode_ids=[f"r{number}-e{index}"] if episodes is None else episodes, text=text,
+        embedder_cut=None if text is None else text.endswith("3"),
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ def entry(name: str, order: int, family: str = "room") -> BankEntry:
         generation_id=f"g-{name}",
         episode_ids=[],
         parents=[],
+        embedder_cut=False,
     )
 
 

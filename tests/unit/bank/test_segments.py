@@ -38,6 +38,7 @@ def entry(name: str, text: str) -> BankEntry:
         generation_id="g",
         episode_ids=[],
         parents=[],
+        embedder_cut=False,
     )
 
 

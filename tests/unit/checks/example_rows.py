@@ -149,6 +149,7 @@ def distill() -> dict[type[Row], list[Row]]:
         r.Operation(
             operation_id="d0-o0", distillation_id="d0", generation_id="x0", round=1, index=0, kind="add",
             family="room", entry_id="e9", parents=[], episode_ids=[_episode(0)], text="text",
+            embedder_cut=False,
         )
     ]  # fmt: skip
     generations = [_generation(f"x{i}", "extractor", "distill", "distill") for i in range(2)]
@@ -161,6 +162,7 @@ def consolidate() -> dict[type[Row], list[Row]]:
             entry_id="e9", family="room", content_digest=SHA, segment="bank/segments/a.parquet",
             embedding_file="bank/embeddings/b.parquet", version=1, created_round=1, updated_round=1, order=0,
             operation_id="d0-o0", distillation_id="d0", generation_id="x0", episode_ids=[_episode(0)], parents=[],
+            embedder_cut=False,
         )
     ]  # fmt: skip
     texts = [r.BankText(content_digest=SHA, text="text")]

@@ -62,4 +62,5 @@ def _operation(round_number: int, index: int, kind: str, text: str, parents: lis
         operation_id=f"{name}-o0", distillation_id=name, generation_id=name, round=round_number, index=0, kind=kind,
         family="lake", entry_id=parents[0] if kind == "update" else f"x-{name}",
         parents=parents if kind == "merge" else [], episode_ids=[f"e-{name}"], text=text,
+        embedder_cut=None if text is None else False,
     )  # fmt: skip

@@ -135,6 +135,7 @@ def make_entry(name, order, digest, family="room"):
         generation_id=f"g-{name}",
         episode_ids=[f"e-{name}"],
         parents=[],
+        embedder_cut=False,
     )
 
 

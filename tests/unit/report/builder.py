@@ -78,7 +78,7 @@ def operation(number: int, kind: str, text: str, parents: list[str]) -> Operatio
     return Operation(
         operation_id=f"r{number}-d0-o0", distillation_id=f"r{number}-d0", generation_id=f"r{number}-d0", round=number,
         index=0, kind=kind, family="room", entry_id="e1", parents=parents,
-        episode_ids=[f"r{number:04d}-room-g0000-m000", f"r{number:04d}-room-g0000-m001"], text=text,
+        episode_ids=[f"r{number:04d}-room-g0000-m000", f"r{number:04d}-room-g0000-m001"], text=text, embedder_cut=False,
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def bank_entry(number: int, text: str, version: int) -> BankEntry:
         entry_id="e1", family="room", content_digest=digest(text), segment=segments.segment,
         embedding_file=segments.embedding_file, version=version, created_round=1, updated_round=number, order=0,
         operation_id=f"r{number}-d0-o0", distillation_id=f"r{number}-d0", generation_id=f"r{number}-d0",
-        episode_ids=[], parents=[],
+        episode_ids=[], parents=[], embedder_cut=False,
     )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ class Ask:
     episodes: tuple[int, ...] = (0,)
     """Members of the round's episodes it was distilled from."""
     family: str = "lake"
+    cut: bool = False
+    """Whether the embedder reads only the beginning of the text."""
 
 
 def sha(text: str) -> str:
@@ -183,7 +185,7 @@ class ScriptedRun:
                 Operation(
                     operation_id=operation_id, distillation_id=output, generation_id=output, round=number, index=0,
                     kind=ask.kind, family=ask.family, entry_id=entry_id, parents=parents, episode_ids=sources,
-                    text=ask.text,
+                    text=ask.text, embedder_cut=None if ask.text is None else ask.cut,
                 )
             )  # fmt: skip
             rows[2].append(

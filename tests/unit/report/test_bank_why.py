@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from crl.errors import BadInput
+from crl.report.bank import snapshot
 from crl.report.entry_history import history, history_listing, word_diff
 from crl.report.story import Story, story_of
 from crl.report.views import query
@@ -283,3 +284,23 @@ def test_model_text_is_never_markup_and_prompts_are_shortened(tmp_path: Path) ->
         path = run.path
     assert text in printed(why(path, entry)) and "output: …" in printed(why(path, entry))
     assert f"output: ADD: {text}"[:60] in printed(why(path, entry), full=True)
+
+
+def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -> None:
+    with ScriptedRun(tmp_path) as run:
+        run.initialise()
+        first, short = run.play(Ask("add", "a long story", cut=True), Ask("add", "a short one"))
+        run.play(Ask("update", "shorter", entry=first))
+        (merged,) = run.play(merges=[Ask("merge", "all of it again", parents=(first, short), cut=True)])
+        path = run.path
+    assert [[each.embedder_cut for each in why(path, name).versions] for name in (first, short, merged)] == [
+        [True, False], [False], [True],
+    ]  # fmt: skip
+    told = "the embedder reads only the beginning of it: it is found by that alone"
+    assert printed(why(path, first)).count(told) == printed(why(path, merged)).count(told) - 1 == 1
+    assert told not in printed(why(path, short))
+    assert [(each.entry_id, each.embedder_cut) for each in snapshot(path, 1).entries] == [(first, True), (short, False)]
+    assert [each.embedder_cut for each in snapshot(path, 3).entries] == [True]
+    assert query(path, "SELECT round, embedder_cut FROM bank ORDER BY ALL")[1] == [
+        (1, False), (1, True), (2, False), (2, False), (3, True),
+    ]  # fmt: skip
