@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from crl.bank.changes import Change, applied, stored
-from crl.bank.consolidate import consolidate
+from crl.bank.consolidate import Rules, consolidate
 from crl.bank.segments import new_segments, place, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.experiment import load_experiment
@@ -105,7 +105,7 @@ class Made:
         writers = {row["episode_id"]: row["generation_id"] for row in chosen}
         credited = learn.credit(rng, number, episodes, writers, made, self._uses, self._outputs)
         scores = rows_of(learn.EntryScore, credited[learn.EntryScore])
-        result = consolidate(self._bank, operations, scores, self._limits, round=number, max_characters=10_000)
+        result = consolidate(self._bank, operations, scores, Rules(self._limits, 10_000), round=number)
         self._publish(number, "consolidate", result.changes, result.events, result.new_texts, {})
         self._write(number, "credit", credited)
         for role in ("actor", "extractor"):

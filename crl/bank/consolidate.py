@@ -2,15 +2,19 @@
 
 Operations are applied in the order given (the recipe's: distilled ones in episode order, then those of the merge). Each
 leaves exactly one event, each eviction one more; nothing else changes the bank. What cannot be applied is an event
-`rejected` with its reason and changes nothing. Where the reason is that an entry of the family holds the text already
-(`duplicate`, or `unchanged`: the very entry that was to be updated), the event names that entry in `repeats`: the
-oldest such entry of the bank as it stands at that operation.
+`rejected` with its reason and changes nothing. Where the reason is that an entry says it already, the event names that
+entry in `repeats`: for `duplicate` the oldest entry of the family that holds the text, for `unchanged` the very entry
+that was to be updated, for `near_duplicate` the one that resembles the text most (the oldest of equals), always in the
+bank as it stands at that operation.
 
 - *add* makes a new entry. A text the family already holds is rejected, unless `duplicates: keep`: an entry then stands
-  for an output, so that every output that writes the text can be used, scored and trained.
+  for an output, so that every output that writes the text can be used, scored and trained. With `duplicates: near` a
+  text that resembles an entry's is rejected as well (appendix C.2): what resembles what comes in as rows
+  (`Resemblance`), so nothing here needs an embedder. An entry that is updated or merged away does not count.
 - *update* rewrites an entry of the same family in place: `entry_id`, `order` and `created_round` stay, `version` grows,
   the episodes of the new text join those of the old. Of two updates of one entry in a round the second sees the first.
-- *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one.
+- *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one. Its
+  parents are of its own family unless merges go across families (`merge.scope: bank`).
 - *drop* removes, *keep* and *return* change nothing.
 - *Eviction* comes last, a family at a time: see `evict.py`.
 
@@ -28,44 +32,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 
 import pyarrow.compute as pc
 
 from crl.bank.changes import Change, applied, change_rows
 from crl.bank.evict import evict as make_room
-from crl.bank.overlay import Named, Overlay, named_in, new_row, updated_row
+from crl.bank.overlay import Overlay, named_in, new_row, updated_row
+from crl.bank.refusals import REPEATS, Refusal, Rejection
+from crl.bank.resemblance import Alike
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from crl.records import BankEntry, BankEvent, EntryScore, Operation
-
-
-class Rejection(StrEnum):
-    """Why an operation changed nothing."""
-
-    unknown_kind = "unknown_kind"
-    unknown_entry = "unknown_entry"
-    other_family = "other_family"
-    entry_exists = "entry_exists"
-    duplicate = "duplicate"
-    unchanged = "unchanged"
-    empty_text = "empty_text"
-    text_too_long = "text_too_long"
-    bad_text = "bad_text"
-    bad_parents = "bad_parents"
-
-
-REPEATS = (Rejection.duplicate, Rejection.unchanged)
-"""Rejections whose event names, in `repeats`, the entry that holds the text already."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Why an operation changed nothing."""
-
-    reason: str
-    repeats: str | None = None
+from crl.records import BankEntry, BankEvent, EntryScore, Operation, Resemblance
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,35 +71,44 @@ class Consolidated:
         return Snapshot(self.round, applied(self.previous.table, [change_rows(self.changes)]))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides about an operation, beside the bank."""
+
+    bank: BankConfig
+    max_characters: int
+    resemblance_anywhere: bool = False
+    """Whether a text must resemble no entry of any family, or none of its own (`retrieval.scope`)."""
+    merges_across: bool = False
+    """Whether a merge may have parents of other families."""
+
+
 def consolidate(
     previous: Snapshot,
     operations: Sequence[Operation],
     scores: Iterable[EntryScore],
-    config: BankConfig,
+    rules: Rules,
     *,
     round: int,
-    max_characters: int,
     evict: bool = True,
     refused: Mapping[str, str] | None = None,
+    resemblances: Iterable[Resemblance] = (),
 ) -> Consolidated:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
     `scores` are read by `least_useful` only; entries without a row count as unused. `evict` False previews the bank
     that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
-    operation id: these operations change nothing, whatever they ask for. Raises ValueError for a previous entry without
-    a segment.
+    operation id: these operations change nothing, whatever they ask for. `resemblances` are read by `duplicates: near`.
+    Raises ValueError for a previous entry without a segment.
     """
-    _check_placed(previous)
-    named = _named(previous, operations)
+    alike = Alike(resemblances)
     reasons = dict(refused or {})
     if reasons:
-        shown = _Bank(named, config, round, max_characters)
-        for operation in operations:
-            shown.apply(operation)
+        shown = Consolidation(previous, rules, alike, round=round)
+        shown.apply(operations)
         reasons = {**shown.rejections(), **reasons}
-    bank = _Bank(named, config, round, max_characters)
-    for operation in operations:
-        bank.apply(operation, reasons.get(operation.operation_id))
+    bank = Consolidation(previous, rules, alike, round=round)
+    bank.apply(operations, reasons)
     if evict:
         bank.evict(scores)
     return bank.result()
@@ -133,17 +120,6 @@ def _check_placed(snapshot: Snapshot) -> None:
         raise ValueError(f"entry {unplaced[0]} has no segment: snapshots go through segments.place first")
 
 
-def _named(previous: Snapshot, operations: Iterable[Operation]) -> Named:
-    """The entries and texts that operations name."""
-    entry_ids: list[str] = []
-    digests: list[str] = []
-    for operation in operations:
-        entry_ids += [*operation.parents, *([operation.entry_id] if operation.entry_id else [])]
-        digest = _digest(operation.text or "")
-        digests += [] if digest is None else [digest]
-    return named_in(previous, entry_ids, digests)
-
-
 def _digest(text: str) -> str | None:
     """Digest of a text; None where it cannot be written as UTF-8 (a lone surrogate)."""
     try:
@@ -152,14 +128,16 @@ def _digest(text: str) -> str | None:
         return None
 
 
-class _Bank:
-    """The snapshot while a round's operations are applied."""
+class Consolidation:
+    """A snapshot while operations are applied to it, all at once or some now and some later."""
 
-    def __init__(self, named: Named, config: BankConfig, round: int, max_characters: int) -> None:
-        self._bank, self._config, self._round, self._max_characters = Overlay(named), config, round, max_characters
+    def __init__(self, previous: Snapshot, rules: Rules, alike: Alike, *, round: int) -> None:
+        """Raises ValueError for a previous entry without a segment."""
+        _check_placed(previous)
+        self._bank, self._rules, self._alike, self._round = Overlay(named_in(previous, (), ())), rules, alike, round
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
-        self._appliers: dict[str, Callable[[Operation], Rejection | _Refusal | None]] = {
+        self._appliers: dict[str, Callable[[Operation], Refusal | None]] = {
             "add": self._add,
             "update": self._update,
             "merge": self._merge,
@@ -168,19 +146,34 @@ class _Bank:
             "return": self._return,
         }
 
-    def apply(self, operation: Operation, refusal: str | None = None) -> None:
-        """Apply one operation, unless it was refused: one event."""
-        found: Rejection | _Refusal | None
-        if refusal is not None:
-            found = self._foretold(operation, refusal)
+    def apply(self, operations: Sequence[Operation], refused: Mapping[str, str] | None = None) -> list[BankEvent]:
+        """Apply operations in their order; the event of each. `refused` holds reasons by operation id."""
+        self._look_up(operations)
+        before = len(self._events)
+        for operation in operations:
+            self._apply(operation, (refused or {}).get(operation.operation_id))
+        return self._events[before:]
+
+    def _look_up(self, operations: Iterable[Operation]) -> None:
+        """Find the entries and texts that operations name, and those that the texts resemble."""
+        entry_ids: list[str] = []
+        digests: list[str] = []
+        for operation in operations:
+            entry_ids += [*operation.parents, *([operation.entry_id] if operation.entry_id else [])]
+            digest = _digest(operation.text or "")
+            digests += [] if digest is None else [digest, *self._alike.of(digest)]
+        self._bank.look_up(entry_ids, digests)
+
+    def _apply(self, operation: Operation, refused: str | None) -> None:
+        applier = self._appliers.get(operation.kind)
+        if refused is not None:
+            refusal: Refusal | None = self._foretold(operation, refused)
         else:
-            applier = self._appliers.get(operation.kind)
-            found = Rejection.unknown_kind if applier is None else applier(operation)
-        if found is not None:
-            refused = found if isinstance(found, _Refusal) else _Refusal(found)
+            refusal = Refusal(Rejection.unknown_kind) if applier is None else applier(operation)
+        if refusal is not None:
             known = self._bank.get(operation.entry_id)
             digest = None if known is None else known.content_digest
-            self._event("rejected", operation, digest, digest, reason=refused.reason, repeats=refused.repeats)
+            self._event("rejected", operation, digest, digest, reason=refusal.reason, repeats=refusal.repeats)
 
     def rejections(self) -> dict[str, str]:
         """Reason by id of the operations that were rejected so far."""
@@ -192,7 +185,7 @@ class _Bank:
 
     def evict(self, scores: Iterable[EntryScore]) -> None:
         """Enforce the capacity of every family."""
-        config = self._config
+        config = self._rules.bank
         by_entry = {score.entry_id: score for score in scores} if config.eviction == "least_useful" else {}
         for entry in make_room(self._bank, config, by_entry, round=self._round):
             reason = f"capacity_{config.eviction}"
@@ -205,110 +198,120 @@ class _Bank:
         texts = {digest: self._texts[digest] for digest in sorted(needed)}
         return Consolidated(self._bank.named.snapshot, self._round, changes, list(self._events), texts)
 
-    def _foretold(self, operation: Operation, reason: str) -> _Refusal:
+    def _foretold(self, operation: Operation, reason: str) -> Refusal:
         """The refusal of an operation that is not tried: a person refused it, or something that it stands on."""
         if reason not in REPEATS:
-            return _Refusal(reason)
-        # The text it repeats may be one that the person refused: then nothing in the bank holds it.
+            return Refusal(reason)
+        # What it repeats may be what the person refused: then nothing in the bank says it.
         digest = _digest(operation.text or "")
-        holders = [] if digest is None else self._bank.holders(operation.family, digest)
-        if operation.entry_id in holders:
-            return _Refusal(reason, operation.entry_id)
-        return _Refusal(reason, next((each for each in holders if each not in operation.parents), None))
+        if digest is not None and operation.entry_id in self._bank.holders(operation.family, digest):
+            return Refusal(reason, operation.entry_id)
+        repeated = None if digest is None else self._repeated(operation, digest)
+        return Refusal(reason, None if repeated is None else repeated.repeats)
 
-    def _add(self, operation: Operation) -> Rejection | _Refusal | None:
-        entry_id = operation.entry_id
+    def _add(self, operation: Operation) -> Refusal | None:
         digest = self._acceptable_text(operation)
-        if isinstance(digest, Rejection):
+        if isinstance(digest, Refusal):
             return digest
-        if not entry_id or self._bank.get(entry_id) is not None:
-            return Rejection.entry_exists if entry_id else Rejection.unknown_entry
-        if (duplicate := self._duplicate(operation, digest)) is not None:
-            return duplicate
-        self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
+        if not operation.entry_id or self._bank.get(operation.entry_id) is not None:
+            return Refusal(Rejection.entry_exists if operation.entry_id else Rejection.unknown_entry)
+        if (repeated := self._repeated(operation, digest)) is not None:
+            return repeated
+        self._bank.add(new_row(self._bank, operation, operation.entry_id, digest, round=self._round))
         self._event("add", operation, None, digest)
         return None
 
-    def _update(self, operation: Operation) -> Rejection | _Refusal | None:
+    def _update(self, operation: Operation) -> Refusal | None:
         entry = self._target(operation)
-        if isinstance(entry, Rejection):
+        if isinstance(entry, Refusal):
             return entry
         digest = self._acceptable_text(operation)
-        if isinstance(digest, Rejection):
+        if isinstance(digest, Refusal):
             return digest
         if digest == entry.content_digest:
-            return _Refusal(Rejection.unchanged, entry.entry_id)
-        if (duplicate := self._duplicate(operation, digest)) is not None:
-            return duplicate
+            return Refusal(Rejection.unchanged, entry.entry_id)
+        if (repeated := self._repeated(operation, digest)) is not None:
+            return repeated
         self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
         return None
 
-    def _merge(self, operation: Operation) -> Rejection | _Refusal | None:
-        entry_id = operation.entry_id
+    def _merge(self, operation: Operation) -> Refusal | None:
         digest = self._acceptable_text(operation)
-        if isinstance(digest, Rejection):
+        if isinstance(digest, Refusal):
             return digest
-        if not entry_id or self._bank.get(entry_id) is not None:
-            return Rejection.entry_exists if entry_id else Rejection.unknown_entry
+        if not operation.entry_id or self._bank.get(operation.entry_id) is not None:
+            return Refusal(Rejection.entry_exists if operation.entry_id else Rejection.unknown_entry)
         if not operation.parents or len(set(operation.parents)) < len(operation.parents):
-            return Rejection.bad_parents
+            return Refusal(Rejection.bad_parents)
         parents = [entry for parent in operation.parents if (entry := self._bank.get(parent)) is not None]
         if len(parents) < len(operation.parents):
-            return Rejection.unknown_entry
-        if any(parent.family != operation.family for parent in parents):
-            return Rejection.other_family
-        if (duplicate := self._duplicate(operation, digest)) is not None:
-            return duplicate
+            return Refusal(Rejection.unknown_entry)
+        if not self._rules.merges_across and any(parent.family != operation.family for parent in parents):
+            return Refusal(Rejection.other_family)
+        if (repeated := self._repeated(operation, digest)) is not None:
+            return repeated
         for parent in parents:
             self._bank.remove(parent)
-        self._bank.add(new_row(self._bank, operation, entry_id, digest, parents, round=self._round))
+        self._bank.add(new_row(self._bank, operation, operation.entry_id, digest, parents, round=self._round))
         self._event("merge", operation, None, digest, parents=operation.parents)
         return None
 
-    def _drop(self, operation: Operation) -> Rejection | None:
+    def _drop(self, operation: Operation) -> Refusal | None:
         entry = self._target(operation)
-        if isinstance(entry, Rejection):
+        if isinstance(entry, Refusal):
             return entry
         self._bank.remove(entry)
         self._event("drop", operation, entry.content_digest, None)
         return None
 
-    def _keep(self, operation: Operation) -> Rejection | None:
+    def _keep(self, operation: Operation) -> Refusal | None:
         entry = self._target(operation)
-        if isinstance(entry, Rejection):
+        if isinstance(entry, Refusal):
             return entry
         self._event("keep", operation, entry.content_digest, entry.content_digest)
         return None
 
-    def _return(self, operation: Operation) -> Rejection | None:
+    def _return(self, operation: Operation) -> Refusal | None:
         self._event("return", operation, None, None)
         return None
 
-    def _target(self, operation: Operation) -> BankEntry | Rejection:
+    def _target(self, operation: Operation) -> BankEntry | Refusal:
         entry = self._bank.get(operation.entry_id)
         if entry is None:
-            return Rejection.unknown_entry
-        return entry if entry.family == operation.family else Rejection.other_family
+            return Refusal(Rejection.unknown_entry)
+        return entry if entry.family == operation.family else Refusal(Rejection.other_family)
 
-    def _duplicate(self, operation: Operation, digest: str) -> _Refusal | None:
-        """The refusal of a text that an entry of the family holds already, but for those it is to replace."""
-        if self._config.duplicates == "keep":
+    def _repeated(self, operation: Operation, digest: str) -> Refusal | None:
+        """The refusal of a text that the bank says already, in an entry that the operation does not replace."""
+        duplicates, bank = self._rules.bank.duplicates, self._bank
+        if duplicates == "keep":
             return None
-        replaced = operation.parents if operation.kind == "merge" else ()
-        holder = next((each for each in self._bank.holders(operation.family, digest) if each not in replaced), None)
-        return None if holder is None else _Refusal(Rejection.duplicate, holder)
+        replaced = set(operation.parents) if operation.kind == "merge" else {operation.entry_id}
+        for holder in bank.holders(operation.family, digest):
+            if holder not in replaced:
+                return Refusal(Rejection.duplicate, holder)
+        if duplicates != "near":
+            return None
+        family = None if self._rules.resemblance_anywhere else operation.family
+        nearest = [
+            (-similarity, bank.order_of(holder, other), holder)
+            for other, similarity in self._alike.of(digest).items()
+            for holder in bank.holders(family, other)
+            if holder not in replaced
+        ]
+        return Refusal(Rejection.near_duplicate, min(nearest)[2]) if nearest else None
 
-    def _acceptable_text(self, operation: Operation) -> str | Rejection:
+    def _acceptable_text(self, operation: Operation) -> str | Refusal:
         """Digest of the operation's text, which is remembered, or why it cannot stand in a bank."""
         text = operation.text or ""
         if not text.strip():
-            return Rejection.empty_text
-        if len(text) > self._max_characters:
-            return Rejection.text_too_long
+            return Refusal(Rejection.empty_text)
+        if len(text) > self._rules.max_characters:
+            return Refusal(Rejection.text_too_long)
         digest = _digest(text)
         if digest is None:
-            return Rejection.bad_text
+            return Refusal(Rejection.bad_text)
         self._texts[digest] = text
         return digest
 

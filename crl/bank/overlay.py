@@ -2,7 +2,7 @@
 
 A round touches thousands of a bank's entries, the bank may hold a million. So nothing here is made of every entry: what
 the round's operations name (ids, digests of texts) is looked up in the columns once, in one pass each, and whatever
-happens to those entries afterwards happens to a few rows beside the columns.
+happens to those entries afterwards happens to a few rows beside the columns. What is named later is looked up later.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from crl.records import BankEntry, Operation, rows_with
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Holder:
+    """One entry that holds a text."""
+
+    family: str
+    order: int
+    """Its age."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Named:
     """What a snapshot holds of the entries and texts that somebody names."""
 
@@ -27,8 +36,8 @@ class Named:
     """By id, of the ids that were named and are held."""
     rows: dict[str, int]
     """Their rows in the snapshot."""
-    holders: dict[tuple[str, str], dict[str, int]]
-    """Entries that hold a named text, with their age (`order`), by family and digest."""
+    holders: dict[str, dict[str, Holder]]
+    """Entries that hold a named text, by digest and id."""
     files: dict[str, tuple[str, str]]
     """Segment and embedding file of the named texts that are held, by digest."""
 
@@ -38,14 +47,14 @@ def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str
     asked = list(dict.fromkeys(entry_ids))
     found = [(name, row) for name, row in zip(asked, snapshot.rows_of(asked), strict=True) if row is not None]
     entries = snapshot.taken([row for _, row in found])
-    holders: dict[tuple[str, str], dict[str, int]] = {}
+    holders: dict[str, dict[str, Holder]] = {}
     files: dict[str, tuple[str, str]] = {}
     columns = ("entry_id", "family", "content_digest", "order", "segment", "embedding_file")
     held = rows_with(snapshot.table.select(columns), "content_digest", set(digests))
     for entry_id, family, digest, order, segment, embedding_file in zip(
         *(held[name].to_pylist() for name in columns), strict=True
     ):
-        holders.setdefault((family, digest), {})[entry_id] = order
+        holders.setdefault(digest, {})[entry_id] = Holder(family, order)
         files[digest] = (segment, embedding_file)
     return Named(
         snapshot,
@@ -64,7 +73,7 @@ class Overlay:
         self._now: dict[str, BankEntry | None] = dict(named.entries)
         self._before: dict[str, BankEntry] = dict(named.entries)
         self._rows: dict[str, int] = dict(named.rows)
-        self._holders = {place: dict(ages) for place, ages in named.holders.items()}
+        self._holders = {digest: dict(held) for digest, held in named.holders.items()}
         table = named.snapshot.table
         self.next_order: int = int(table["order"][-1].as_py()) + 1 if table.num_rows else 0
         """The age of the next new entry; the columns are sorted by it."""
@@ -73,10 +82,33 @@ class Overlay:
         """A named entry as it is now."""
         return None if entry_id is None else self._now.get(entry_id)
 
-    def holders(self, family: str, digest: str) -> list[str]:
-        """Entries of a family that now hold a named text, the oldest first."""
-        ages = self._holders.get((family, digest), {})
-        return sorted(ages, key=lambda entry_id: (ages[entry_id], entry_id))
+    def look_up(self, entry_ids: Iterable[str], digests: Iterable[str]) -> None:
+        """Name more entries and texts; those that are known already stay as they are."""
+        new_ids = [name for name in dict.fromkeys(entry_ids) if name not in self._now]
+        new_digests = [digest for digest in dict.fromkeys(digests) if digest not in self.named.holders]
+        found = named_in(self.named.snapshot, new_ids, new_digests)
+        self.named.files.update(found.files)
+        for entry_id, entry in found.entries.items():
+            self._now[entry_id] = self._before[entry_id] = entry
+            self._rows[entry_id] = found.rows[entry_id]
+        for digest in new_digests:
+            held = self.named.holders[digest] = found.holders.get(digest, {})
+            now = self._holders.setdefault(digest, {})
+            for entry_id, holder in held.items():
+                known = self._now.get(entry_id)
+                # An entry that was named may hold another text by now, or be gone.
+                if entry_id not in self._now or (known is not None and known.content_digest == digest):
+                    now[entry_id] = holder
+
+    def holders(self, family: str | None, digest: str) -> list[str]:
+        """Entries of a family (None: of any) that now hold a named text, the oldest first."""
+        held = self._holders.get(digest, {})
+        mine = [entry_id for entry_id, holder in held.items() if family is None or holder.family == family]
+        return sorted(mine, key=lambda entry_id: (held[entry_id].order, entry_id))
+
+    def order_of(self, entry_id: str, digest: str) -> int:
+        """Age of an entry that :meth:`holders` named for a text."""
+        return self._holders[digest][entry_id].order
 
     def add(self, entry: BankEntry) -> None:
         """A new entry, of the age `next_order`."""
@@ -96,7 +128,7 @@ class Overlay:
     def remove(self, entry: BankEntry) -> None:
         """Take an entry out."""
         self._now[entry.entry_id] = None
-        self._holders.get((entry.family, entry.content_digest), {}).pop(entry.entry_id, None)
+        self._holders.get(entry.content_digest, {}).pop(entry.entry_id, None)
 
     def remove_row(self, row: int, entry: BankEntry) -> None:
         """Take out an entry of the snapshot that nobody named."""
@@ -119,7 +151,7 @@ class Overlay:
 
     def _put(self, entry: BankEntry) -> None:
         self._now[entry.entry_id] = entry
-        self._holders.setdefault((entry.family, entry.content_digest), {})[entry.entry_id] = entry.order
+        self._holders.setdefault(entry.content_digest, {})[entry.entry_id] = Holder(entry.family, entry.order)
 
 
 def new_row(

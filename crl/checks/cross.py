@@ -128,6 +128,13 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "WHERE d.distillation_id IS NULL OR d.verdict = 'malformed' OR d.generation_id <> o.generation_id",
     ),
     CrossRule(
+        "what resembles another text is the text of an operation",
+        ("resemblances", "operations"),
+        "SELECT r.row, r.content_digest AS id FROM resemblances r "
+        "ANTI JOIN (SELECT sha256(text) AS content_digest FROM operations WHERE text IS NOT NULL) o "
+        "USING (content_digest)",
+    ),
+    CrossRule(
         "an extractor output has its token record",
         ("distillations", "generations"),
         "SELECT d.row, d.distillation_id AS id FROM distillations d LEFT JOIN generations g USING (generation_id) "

@@ -27,6 +27,7 @@ from crl.records import (
     Metric,
     Operation,
     Question,
+    Resemblance,
     Retrieval,
     RetrievalCount,
     Row,
@@ -200,6 +201,14 @@ SUITES: dict[type[Row], Suite] = {
             "of every text it is known whether the embedder reads all of it": together("text", "embedder_cut"),
         },
     ),
+    Resemblance: Suite(
+        key=("content_digest", "other_digest"),
+        ranges={"similarity": (0, 1.0001)},
+        rows={
+            "digests are SHA-256": f"{sha256('content_digest')} AND {sha256('other_digest')}",
+            "a text does not repeat itself": "content_digest <> other_digest",
+        },
+    ),
     BankEntry: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),
     BankChange: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),
     BankSnapshot: Suite(
@@ -225,7 +234,8 @@ SUITES: dict[type[Row], Suite] = {
             ),
             "a rejection or eviction has a reason": "kind NOT IN ('rejected', 'evict') OR reason IS NOT NULL",
             "only a rejected duplicate repeats an entry": (
-                "repeats IS NULL OR (kind = 'rejected' AND reason IN ('duplicate', 'unchanged') AND repeats <> '')"
+                "repeats IS NULL OR (kind = 'rejected' AND repeats <> ''"
+                " AND reason IN ('duplicate', 'near_duplicate', 'unchanged'))"
             ),
             "what is imported, added, updated or merged has a new text": (
                 "kind NOT IN ('import', 'add', 'update', 'merge')"

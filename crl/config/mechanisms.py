@@ -145,11 +145,13 @@ class BankConfig(Model):
     capacity: int = Field(20_000, ge=1, description="Entries a task family.")
     eviction: Literal["fifo", "least_useful"] = Field("fifo", description="What goes when the family is full.")
     # Left out of the digest at its default: experiments frozen before it existed keep theirs.
-    duplicates: Literal["reject", "keep"] = Field(
+    duplicates: Literal["reject", "keep", "near"] = Field(
         "reject",
         exclude_if=lambda value: value == "reject",
-        description="An added text that the family holds already: refused, or kept as an entry of its own.",
+        description="A new text that the family holds already: refused, or kept as an entry of its own; near also "
+        "refuses one that resembles an entry (appendix C.2).",
     )
+    similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
 
 
 class ActorObjective(Model):

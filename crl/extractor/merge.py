@@ -5,9 +5,10 @@ carried into the next step, at its head, with the next entries behind it. At mos
 merge takes two), so every step reads new entries. A malformed output, or a prompt that does not fit, leaves its chunk
 as it is. Entries an output does not mention are kept.
 
-Every output is a distillation of its own, and an entry it wrote is credited to it alone. The operations, applied in the
-order of the rows, give the bank the merge worked on; a merge may name an entry that an earlier step made. Families
-advance side by side: one step of each is one batch.
+Every output is a distillation of its own, and an entry it wrote is credited to it alone. Its operations are applied
+before the next step, by the rules of consolidation, which the caller knows: a merge into what another entry says
+already, for one, leaves its parents as they are. A merge may name an entry that an earlier step made. Families advance
+side by side: one step of each is one batch.
 
 A family may also come in groups, of entries that resemble each other (`merge.candidates: near_duplicates`). Each group
 is walked through like a family, one after the other; nothing is carried from one into the next, and entries of no group
@@ -18,8 +19,7 @@ The bank handed in is the one after this round's distilled operations, before ev
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from crl.config import Method
@@ -40,6 +40,9 @@ from crl.extractor.parse import ParsedOutput, example_texts, parse_output
 from crl.extractor.prompts import merge_messages
 from crl.protocols import Policy
 from crl.records import BankEntry, Operation
+
+Applied = Callable[[Sequence[Operation]], Set[str]]
+"""Applies operations to the bank that is merged; ids of those that were not rejected."""
 
 
 @dataclass
@@ -83,8 +86,6 @@ class _Family:
     texts: dict[str, str]
     """Text by entry id, of the entries still there."""
     episodes: dict[str, list[str]]
-    elsewhere: Set[str]
-    """Digests of texts that entries of the family hold which are not shown."""
     step: int = 0
 
 
@@ -101,7 +102,7 @@ def run_merge(
     groups: Mapping[str, Sequence[Sequence[BankEntry]]],
     texts: Mapping[str, str],
     *,
-    elsewhere: Mapping[str, Set[str]] | None = None,
+    applied: Applied,
     method: Method,
     seed_of: SeedOf,
     weights_digest: str,
@@ -110,7 +111,7 @@ def run_merge(
     """Merge what each family's groups hold; rows in the order their operations apply.
 
     `groups` are by family, the families in the order of their names, entries from the oldest; `texts` is by content
-    digest. `elsewhere` gives, by family, the digests of texts that entries in no group hold.
+    digest. `applied` applies the operations of a step to the bank and says which were not rejected.
     """
     role = method.extractor
     origin = Origin(round, "merge", weights_digest, method.distill.format, role.sampling.temperature)
@@ -124,7 +125,6 @@ def run_merge(
                 SlidingChunks([[entry.entry_id for entry in group] for group in listed], method.merge.chunk),
                 {entry.entry_id: texts[entry.content_digest] for entry in shown_ever},
                 {entry.entry_id: entry.episode_ids for entry in shown_ever},
-                (elsewhere or {}).get(name, frozenset()),
             )
         )
     results: list[Distilled] = []
@@ -135,7 +135,7 @@ def run_merge(
         prompts = [_prompt(policy, family, shown, method, room, round) for family, shown in steps]
         outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
         for (family, shown), output in zip(steps, outputs, strict=True):
-            results.append(_apply(family, shown, output, origin, method))
+            results.append(_apply(family, shown, output, origin, method, applied))
 
 
 def _prompt(policy: Policy, family: _Family, shown: Sequence[str], method: Method, room: int, round: int) -> Prompt:
@@ -147,7 +147,9 @@ def _prompt(policy: Policy, family: _Family, shown: Sequence[str], method: Metho
     return Prompt(distillation_id, messages, token_ids if len(token_ids) <= room else None)
 
 
-def _apply(family: _Family, shown: Sequence[str], output: Output, origin: Origin, method: Method) -> Distilled:
+def _apply(
+    family: _Family, shown: Sequence[str], output: Output, origin: Origin, method: Method, applied: Applied
+) -> Distilled:
     if output.sampled is None:
         parsed = not_sampled(origin)
     else:
@@ -162,8 +164,8 @@ def _apply(family: _Family, shown: Sequence[str], output: Output, origin: Origin
             examples=example_texts(method.prompts.merge, method.distill.format, "merge"),
         )
     operations = _operations(family, shown, output.prompt.distillation_id, parsed, origin)
-    twins = method.bank.duplicates == "keep"
-    made = [_follow(family, operation, twins=twins) for operation in operations]
+    done = applied(operations)
+    made = [_follow(family, operation) for operation in operations if operation.operation_id in done]
     family.chunks.carry([entry_id for entry_id in made if entry_id is not None])
     distillation = distillation_row(output, origin, parsed, len(operations), family=family.name, source_entry_ids=shown)
     return Distilled(distillation, operations, generation_row(output, origin))
@@ -201,27 +203,15 @@ def _operations(
     return operations
 
 
-def _follow(family: _Family, operation: Operation, *, twins: bool) -> str | None:
-    """Do to the working copy what consolidation will do; the id of a newly merged entry.
-
-    Consolidation rejects a merge whose text another entry of the family already has, and its parents then stay; unless
-    the bank keeps `twins` (`bank.duplicates`).
-    """
+def _follow(family: _Family, operation: Operation) -> str | None:
+    """Do to the working copy what was done to the bank; the id of a newly merged entry."""
     entry_id = operation.entry_id or ""
     if operation.kind == "drop":
         del family.texts[entry_id]
     if operation.kind != "merge" or operation.text is None:
-        return None
-    others = (text for other, text in family.texts.items() if other not in operation.parents)
-    if not twins and (operation.text in others or _digest(operation.text) in family.elsewhere):
         return None
     for parent in operation.parents:
         del family.texts[parent]
     family.texts[entry_id] = operation.text
     family.episodes[entry_id] = operation.episode_ids
     return entry_id
-
-
-def _digest(text: str) -> str:
-    # A text that cannot be written as UTF-8 is in no bank; consolidation rejects it.
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +26,6 @@ class Candidates:
     """By family, in the order of names; groups by the age of their oldest entry, entries from the oldest."""
     texts: dict[str, str]
     """Texts of these entries, by content digest."""
-    elsewhere: Mapping[str, Set[str]]
-    """By family, the digests of texts that other entries hold."""
 
 
 def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
@@ -36,7 +33,7 @@ def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     bank = preview.snapshot
     if ctx.method.merge.candidates == "all":
         texts = _texts(ctx, bank.table, preview)
-        return Candidates(whole_families(bank.entries()), texts, {})
+        return Candidates(whole_families(bank.entries()), texts)
     root_N = _roots(ctx, bank, preview)
     counts_N = np.bincount(root_N, minlength=len(bank))
     shown_N = counts_N[root_N] > 1
@@ -48,12 +45,8 @@ def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     groups: dict[str, list[list[BankEntry]]] = {}
     for root in sorted(grouped):
         groups.setdefault(grouped[root][0].family, []).append(grouped[root])
-    left = bank.table.filter(pa.array(~shown_N))
-    elsewhere = {
-        name: frozenset(left["content_digest"].filter(pc.equal(left["family"], name)).to_pylist()) for name in groups
-    }
     texts = _texts(ctx, bank.table.take(pa.array(shown)), preview)
-    return Candidates({name: groups[name] for name in sorted(groups)}, texts, elsewhere)
+    return Candidates({name: groups[name] for name in sorted(groups)}, texts)
 
 
 def _texts(ctx: StageContext, entries: pa.Table, preview: Consolidated) -> dict[str, str]:

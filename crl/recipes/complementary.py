@@ -28,6 +28,7 @@ from crl.recipes import (
     warm_start,
 )
 from crl.recipes.asking import with_questions
+from crl.recipes.resembling import with_resemblances
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import (
     Approval,
@@ -223,6 +224,8 @@ def _in_warm_up_only(stage: Stage) -> Stage:
 
 def _switched(stage: Stage, method: Method) -> Stage:
     """The stage with what the method's switches let it read and write besides; as it is where they are off."""
+    if stage.name in ("distill", "merge") and method.bank.duplicates == "near":
+        stage = with_resemblances(stage, BANK)
     if stage.name == "collect" and method.self_distillation is not None:
         stage = dataclasses.replace(stage, writes=(*stage.writes, StrippedContext))
     if stage.name in ("collect", "evaluate") and method.rollout.search_and_ask is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.bank.consolidate import consolidate
+from crl.bank.consolidate import Consolidation
+from crl.bank.resemblance import Alike
+from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.merge import run_merge
@@ -12,8 +14,10 @@ from crl.extractor.outputs import Distilled
 from crl.recipes.bank_access import with_cuts
 from crl.recipes.candidates import merge_candidates
 from crl.recipes.context import StageContext
+from crl.recipes.proposal import rules_of
+from crl.recipes.resembling import Resembling
 from crl.recipes.weights import weights_of
-from crl.records import Distillation, Episode, Generation, Operation, Turn
+from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
 
 
 def distill(ctx: StageContext) -> None:
@@ -35,6 +39,10 @@ def distill(ctx: StageContext) -> None:
         malformed = sum(each.distillation.verdict == "malformed" for each in results)
         ctx.progress(len(results), len(items), malformed=malformed)
     _write(ctx, results)
+    if ctx.method.bank.duplicates == "near":
+        resembling = Resembling(ctx, ctx.bank(-1))
+        resembling.find([operation for each in results for operation in each.operations])
+        ctx.write(Resemblance, resembling.rows)
 
 
 def merge_due(method: Method, round_number: int) -> bool:
@@ -43,29 +51,45 @@ def merge_due(method: Method, round_number: int) -> bool:
 
 
 def merge(ctx: StageContext) -> None:
-    """Slide over the bank as it is with this round's distilled operations applied, before eviction."""
-    preview = consolidate(
-        ctx.bank(-1),
-        ctx.rows(Operation, "distill"),
-        [],
-        ctx.method.bank,
-        round=ctx.round,
-        max_characters=ctx.method.distill.max_characters,
-        evict=False,
-    )
-    candidates = merge_candidates(ctx, preview)
+    """Slide over the bank as it is with this round's distilled operations applied, before eviction.
+
+    What each step asks for is applied at once, by the rules that will apply it in the round's consolidation: the next
+    step shows the bank that comes of it.
+    """
+    bank, distilled = ctx.bank(-1), ctx.rows(Operation, "distill")
+    resembling = _resembling(ctx, bank)
+    if resembling is not None:
+        resembling.know(distilled, ctx.rows(Resemblance, "distill"))
+    alike = Alike() if resembling is None else resembling.alike
+    consolidation = Consolidation(bank, rules_of(ctx.method), alike, round=ctx.round)
+    consolidation.apply(distilled)
+    candidates = merge_candidates(ctx, consolidation.result())
+
+    def applied(operations: Sequence[Operation]) -> set[str]:
+        if resembling is not None:
+            resembling.find(operations)
+        events = consolidation.apply(operations)
+        return {event.operation_id for event in events if event.kind != "rejected" and event.operation_id is not None}
+
     weights = weights_of(ctx, "extractor", -1)
     results = run_merge(
         ctx.services.policy("extractor", weights),
         candidates.groups,
         candidates.texts,
-        elsewhere=candidates.elsewhere,
+        applied=applied,
         method=ctx.method,
         seed_of=lambda distillation_id: ctx.seed(distillation_id),
         weights_digest=weights.weights_digest,
         round=ctx.round,
     )
     _write(ctx, results)
+    if resembling is not None:
+        ctx.write(Resemblance, resembling.rows)
+
+
+def _resembling(ctx: StageContext, bank: Snapshot) -> Resembling | None:
+    """Finds what new texts resemble, where near-duplicates are refused."""
+    return Resembling(ctx, bank) if ctx.method.bank.duplicates == "near" else None
 
 
 def _write(ctx: StageContext, results: Sequence[Distilled]) -> None:

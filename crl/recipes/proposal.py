@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from crl.bank.consolidate import Consolidated, consolidate
+from crl.bank.consolidate import Consolidated, Rules, consolidate
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.recipes.resembling import recorded_resemblances
 from crl.recipes.stage import RowsOf
-from crl.records import EntryScore, Operation
+from crl.records import EntryScore, Operation, Resemblance
 
 CHANGING = frozenset({"add", "update", "merge", "drop"})
 """Kinds of operations that ask for a change of the bank; `keep` and `return` ask for none."""
@@ -29,6 +30,7 @@ class Proposal:
     operations: list[Operation]
     """Distilled operations first, then those of the merge, which were made for the bank with the former applied."""
     scores: list[EntryScore]
+    resemblances: list[Resemblance]
 
     @property
     def changing(self) -> list[str]:
@@ -41,11 +43,16 @@ class Proposal:
             self.previous,
             self.operations,
             self.scores,
-            self.method.bank,
+            rules_of(self.method),
             round=self.round,
-            max_characters=self.method.distill.max_characters,
             refused=refused,
+            resemblances=self.resemblances,
         )
+
+
+def rules_of(method: Method) -> Rules:
+    """What decides about operations in a method."""
+    return Rules(method.bank, method.distill.max_characters, resemblance_anywhere=method.retrieval.scope == "bank")
 
 
 def changing(operations: Iterable[Operation]) -> list[str]:
@@ -62,4 +69,5 @@ def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[
     """Gather the rows of a round; `bank` gives the bank so many rounds back."""
     # The operations first: of a round that has not come so far, that is what there is to say.
     operations = operations_of(rows)
-    return Proposal(method, round_number, bank(-1), operations, rows(EntryScore, "credit", -1))
+    alike = recorded_resemblances(method, rows)
+    return Proposal(method, round_number, bank(-1), operations, rows(EntryScore, "credit", -1), alike)

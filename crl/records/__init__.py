@@ -15,6 +15,7 @@ from crl.records.bank import (
     Distillation,
     ImportedEntry,
     Operation,
+    Resemblance,
 )
 from crl.records.base import Row, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.judging import Judgement, SuccessRate
@@ -43,6 +44,7 @@ from crl.records.play import (
 
 ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, Distillation, Operation,
+    Resemblance,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
     Sample, Weights, Metric, Evaluation, Judgement, SuccessRate, UseReward, EntryUsefulness,
 )  # fmt: skip
@@ -51,7 +53,8 @@ ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type
 __all__ = [
     "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot",
     "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation",
-    "Generation", "ImportedEntry", "Judgement", "Metric", "Operation", "Question", "Retrieval", "RetrievalCount", "Row",
-    "Sample", "StrippedContext", "SuccessRate", "Task", "Turn", "UseReward", "Weights", "rows_of", "rows_with",
+    "Generation", "ImportedEntry", "Judgement", "Metric", "Operation", "Question", "Resemblance", "Retrieval",
+    "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate", "Task", "Turn", "UseReward", "Weights",
+    "rows_of", "rows_with",
     "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

@@ -48,6 +48,16 @@ class Operation(Row):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resemblance(Row):
+    """Two texts whose embeddings resemble each other: one that the round wants to hold, and one that it may repeat."""
+
+    table: ClassVar[str] = "resemblances"
+    content_digest: A[str, "SHA-256 of the text of an operation of this stage"]
+    other_digest: A[str, "SHA-256 of a text of the bank before the round, or of another operation of the round"]
+    similarity: A[float, "cosine of the two, at least bank.similarity"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BankEntry(Row):
     """One entry of a bank snapshot. The text lies in a content-addressed segment."""
 
@@ -115,7 +125,7 @@ class BankEvent(Row):
     after_digest: A[str | None, "text after"]
     parents: A[list[str], "entries merged into it"]
     reason: A[str | None, "why it was rejected or evicted"]
-    repeats: A[str | None, "of a rejected duplicate: the entry that holds the text already (the oldest one); else null"]
+    repeats: A[str | None, "of a rejected duplicate: the entry that holds the text, or resembles it most; else null"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ def _chosen(
         place = (names[entry["family"]], entry["content_digest"])
         if len(entry["text"]) > method.distill.max_characters:
             left_out[entry["entry_id"]] = "text_too_long"
-        elif place in held and method.bank.duplicates == "reject":
+        elif place in held and method.bank.duplicates != "keep":
             left_out[entry["entry_id"]] = "duplicate"
         else:
             held.add(place)

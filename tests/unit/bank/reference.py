@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from crl.bank.consolidate import Rejection
+from crl.bank.refusals import Rejection
 from crl.bank.segments import text_digest
 from crl.config import BankConfig
 from crl.records import BankEntry, BankEvent, EntryScore, Operation
@@ -36,21 +36,25 @@ def reference(
     max_characters: int,
     evict: bool = True,
     refused: Mapping[str, str] | None = None,
+    alike: Mapping[tuple[str, str], float] | None = None,
+    anywhere: bool = False,
 ) -> Reference:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
     `scores` are read by `least_useful` only; entries without a row count as unused. `evict` False previews the bank
     that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
-    operation id: these operations change nothing, whatever they ask for. Raises ValueError for a previous entry without
-    a segment.
+    operation id: these operations change nothing, whatever they ask for. `alike` holds the cosine of texts that
+    resemble each other, by their digests, both ways round; `anywhere`: entries of other families count too. Raises
+    ValueError for a previous entry without a segment.
     """
     previous, reasons = list(previous), dict(refused or {})
+    near = dict(alike or {}) if config.duplicates == "near" else {}
     if reasons:
-        shown = _Bank(previous, round, max_characters, config.duplicates)
+        shown = _Bank(previous, round, max_characters, config.duplicates, near, anywhere)
         for operation in operations:
             shown.apply(operation)
         reasons = {**shown.rejections(), **reasons}
-    bank = _Bank(previous, round, max_characters, config.duplicates)
+    bank = _Bank(previous, round, max_characters, config.duplicates, near, anywhere)
     for operation in operations:
         bank.apply(operation, reasons.get(operation.operation_id))
     if evict:
@@ -61,7 +65,16 @@ def reference(
 class _Bank:
     """The snapshot while a round's operations are applied."""
 
-    def __init__(self, previous: Iterable[BankEntry], round: int, max_characters: int, duplicates: str) -> None:
+    def __init__(
+        self,
+        previous: Iterable[BankEntry],
+        round: int,
+        max_characters: int,
+        duplicates: str,
+        near: Mapping[tuple[str, str], float],
+        anywhere: bool,
+    ) -> None:
+        self._near, self._anywhere = near, anywhere
         self._round, self._max_characters, self._twins = round, max_characters, duplicates == "keep"
         listed = sorted(previous, key=lambda entry: (entry.order, entry.entry_id))
         for entry in listed:
@@ -93,11 +106,12 @@ class _Bank:
         if rejection is not None:
             known = self._entries.get(operation.entry_id or "")
             digest = None if known is None else known.content_digest
-            repeats = self._repeated(operation) if rejection in ("duplicate", "unchanged") else None
+            repeats = self._repeated(operation) if rejection in ("duplicate", "near_duplicate", "unchanged") else None
             self._event("rejected", operation, digest, digest, reason=rejection, repeats=repeats)
 
     def _repeated(self, operation: Operation) -> str | None:
-        """The entry that holds the text of a rejected operation: that which was to be updated, else the oldest."""
+        """The entry that says the text of a rejected operation: that which was to be updated, else the oldest that
+        holds it, else the one that resembles it most."""
         digest = text_digest(operation.text or "")
         holding = [
             entry
@@ -106,7 +120,20 @@ class _Bank:
             and (operation.kind != "merge" or entry.entry_id not in operation.parents)
         ]
         holding.sort(key=lambda entry: (entry.entry_id != operation.entry_id, entry.order))
-        return holding[0].entry_id if holding else None
+        return holding[0].entry_id if holding else self._resembled(operation)
+
+    def _resembled(self, operation: Operation) -> str | None:
+        """The entry that resembles the text most, the oldest of equals; those that it replaces do not count."""
+        digest = text_digest(operation.text or "")
+        replaced = operation.parents if operation.kind == "merge" else [operation.entry_id]
+        found = [
+            (-self._near[digest, entry.content_digest], entry.order, entry.entry_id)
+            for entry in self._entries.values()
+            if (digest, entry.content_digest) in self._near
+            and entry.entry_id not in replaced
+            and (self._anywhere or entry.family == operation.family)
+        ]
+        return min(found)[2] if found else None
 
     def rejections(self) -> dict[str, str]:
         """Reason by id of the operations that were rejected so far."""
@@ -153,6 +180,8 @@ class _Bank:
             return Rejection.entry_exists if entry_id else Rejection.unknown_entry
         if not self._twins and self._holders.get((operation.family, digest)):
             return Rejection.duplicate
+        if self._resembled(operation) is not None:
+            return Rejection.near_duplicate
         self._create(operation, entry_id, digest, operation.episode_ids, [])
         self._event("add", operation, None, digest)
         return None
@@ -168,6 +197,8 @@ class _Bank:
             return Rejection.unchanged
         if not self._twins and self._holders.get((operation.family, digest)):
             return Rejection.duplicate
+        if self._resembled(operation) is not None:
+            return Rejection.near_duplicate
         self._remove(entry)
         segment, embedding_file = self._files.get(digest, ("", ""))
         self._put(
@@ -204,6 +235,8 @@ class _Bank:
             return Rejection.other_family
         if not self._twins and self._holders.get((operation.family, digest), set()) - set(operation.parents):
             return Rejection.duplicate
+        if self._resembled(operation) is not None:
+            return Rejection.near_duplicate
         for parent in parents:
             self._remove(parent)
         episodes = _union(*(parent.episode_ids for parent in parents), operation.episode_ids)

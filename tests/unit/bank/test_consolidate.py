@@ -1,17 +1,19 @@
 """Consolidation: every rule once, then properties over generated rounds, the plain way to do it beside them."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.bank.changes import Change
-from crl.bank.consolidate import consolidate
+from crl.bank.consolidate import Consolidation, Rules, consolidate
+from crl.bank.resemblance import Alike
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from crl.records import BankEntry, EntryScore, Operation
+from crl.records import BankEntry, EntryScore, Operation, Resemblance
 from tests.unit.bank.reference import reference
 
 ROUND = 5
@@ -62,8 +64,8 @@ def operation(kind: str, entry_id: str | None = None, text: str | None = None, f
 
 def run(previous, operations, scores=(), evict=True, max_characters=50, **config):
     return consolidate(
-        Snapshot.of(ROUND - 1, previous), operations, scores, BankConfig(**config),
-        round=ROUND, max_characters=max_characters, evict=evict,
+        Snapshot.of(ROUND - 1, previous), operations, scores, Rules(BankConfig(**config), max_characters),
+        round=ROUND, evict=evict,
     )  # fmt: skip
 
 
@@ -268,6 +270,8 @@ def test_a_snapshot_whose_texts_were_never_placed_is_refused():
 
 
 NAMES = [f"x{number}" for number in range(8)]
+SAID = ["text x0", "text x1", "text x2", "fresh", "fresh 2", "fresh 3"]
+PAIRS = [(text_digest(a), text_digest(b)) for a, b in itertools.combinations(SAID, 2)]
 FAMILIES = ["room", "lake"]
 
 
@@ -275,7 +279,7 @@ FAMILIES = ["room", "lake"]
 def rounds(draw):
     families = {name: draw(st.sampled_from(FAMILIES)) for name in NAMES}
     held = draw(st.lists(st.sampled_from(NAMES), unique=True))
-    duplicates = draw(st.sampled_from(["reject", "reject", "keep"]))
+    duplicates = draw(st.sampled_from(["reject", "near", "keep"]))
     # Entries may hold one text only where the bank keeps them.
     said = {name: draw(st.sampled_from([name, "x0"])) if duplicates == "keep" else name for name in held}
     previous = [entry(name, f"text {said[name]}", order, families[name]) for order, name in enumerate(held)]
@@ -301,9 +305,23 @@ def test_columns_give_what_the_plain_way_gives(given_round, data):
     previous, operations, scores, options = given_round
     refused = {item.operation_id: "no" for item in operations if data.draw(st.booleans())}
     refused, evict = data.draw(st.sampled_from([refused, {}])), data.draw(st.sampled_from([True, True, False]))
-    rest = {"round": ROUND, "max_characters": 50, "evict": evict, "refused": refused}
-    result = consolidate(Snapshot.of(ROUND - 1, previous), operations, scores, BankConfig(**options), **rest)
-    plain = reference(previous, operations, scores, BankConfig(**options), **rest)
+    anywhere = data.draw(st.booleans())
+    pairs = data.draw(st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.9, 0.95, 1.0]), max_size=8))
+    alike = [Resemblance(content_digest=a, other_digest=b, similarity=value) for (a, b), value in pairs.items()]
+    both = pairs | {(b, a): value for (a, b), value in pairs.items()}
+    rest = {"round": ROUND, "evict": evict, "refused": refused}
+    rules = Rules(BankConfig(**options), 50, resemblance_anywhere=anywhere)
+    result = consolidate(Snapshot.of(ROUND - 1, previous), operations, scores, rules, resemblances=alike, **rest)
+    plain = reference(
+        previous, operations, scores, rules.bank, max_characters=50, alike=both, anywhere=anywhere, **rest
+    )
+    # In two pieces it comes to the same.
+    pieces = Consolidation(Snapshot.of(ROUND - 1, previous), rules, Alike(alike), round=ROUND)
+    cut = data.draw(st.integers(0, len(operations)))
+    if not refused:
+        told = [event for part in (operations[:cut], operations[cut:]) for event in pieces.apply(part)]
+        assert told == [event for event in result.events if event.kind != "evict"]
+        assert evict or pieces.result().changes == result.changes
     assert held(result) == plain.entries and result.size == len(plain.entries)
     assert result.events == plain.events and result.new_texts == plain.new_texts
     # The changes are all there is: no entry that is as it was, each once, rows before and after as the banks hold them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.consolidate import consolidate
+from crl.bank.consolidate import Rules, consolidate
 from crl.bank.replay import replay
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -16,7 +16,7 @@ WHY = "rejected by Ada: not true"
 
 def apply(previous, operations, refused=(), scores=(), **config):
     return consolidate(
-        Snapshot.of(ROUND - 1, previous), operations, scores, BankConfig(**config), round=ROUND, max_characters=50,
+        Snapshot.of(ROUND - 1, previous), operations, scores, Rules(BankConfig(**config), 50), round=ROUND,
         refused=dict.fromkeys((item.operation_id for item in refused), WHY),
     )  # fmt: skip
 
@@ -89,6 +89,6 @@ def test_refusing_some_applies_no_operation_that_was_not_applied_without(given_r
 def test_refusing_nothing_changes_nothing(given_round):
     previous, operations, scores, options = given_round
     before = Snapshot.of(ROUND - 1, previous)
-    plain = consolidate(before, operations, scores, BankConfig(**options), round=ROUND, max_characters=50)
+    plain = consolidate(before, operations, scores, Rules(BankConfig(**options), 50), round=ROUND)
     result = apply(previous, operations, (), scores, **options)
     assert (result.changes, result.events, result.new_texts) == (plain.changes, plain.events, plain.new_texts)

@@ -153,7 +153,10 @@ def distill() -> dict[type[Row], list[Row]]:
         )
     ]  # fmt: skip
     generations = [_generation(f"x{i}", "extractor", "distill", "distill") for i in range(2)]
-    return {r.Distillation: distillations, r.Operation: operations, r.Generation: generations}
+    alike = [r.Resemblance(content_digest=SHA, other_digest="0" * 64, similarity=0.97)]
+    return {
+        r.Distillation: distillations, r.Operation: operations, r.Generation: generations, r.Resemblance: alike,
+    }  # fmt: skip
 
 
 def consolidate() -> dict[type[Row], list[Row]]:

@@ -148,6 +148,15 @@ def seed_of(name):
     return np.random.SeedSequence(list(name.encode()))
 
 
+def applied(consolidation):
+    """What a merge does to the bank step by step: ids of the operations that were not rejected."""
+
+    def apply(operations):
+        return {event.operation_id for event in consolidation.apply(operations) if event.kind != "rejected"}
+
+    return apply
+
+
 class Kit:
     """The makers above, for tests."""
 
@@ -158,6 +167,7 @@ class Kit:
     entry = staticmethod(make_entry)
     placed = staticmethod(placed)
     seed_of = staticmethod(seed_of)
+    applied = staticmethod(applied)
 
 
 @pytest.fixture(scope="session")

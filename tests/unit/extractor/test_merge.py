@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.consolidate import consolidate
+from crl.bank.consolidate import Consolidation, Rules, consolidate
+from crl.bank.resemblance import Alike
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.extractor.merge import SlidingChunks, run_merge, whole_families
+
+RULES = Rules(BankConfig(), 60)
 
 
 def bank_of(kit, families):
@@ -26,23 +29,23 @@ def bank_of(kit, families):
 
 def merge(kit, answer, families, chunk=3, **options):
     entries, texts = bank_of(kit, families)
-    return merge_groups(kit, answer, entries, whole_families(entries), texts, {}, chunk, **options)
+    return merge_groups(kit, answer, entries, whole_families(entries), texts, chunk, **options)
 
 
-def merge_groups(kit, answer, entries, groups, texts, elsewhere, chunk=3, **options):
-    policy = kit.policy(answer)
+def merge_groups(kit, answer, entries, groups, texts, chunk=3, config=RULES.bank, **options):
+    policy, rules = kit.policy(answer), Rules(config, 60)
     results = run_merge(
         policy,
         groups,
         texts,
-        elsewhere=elsewhere,
+        applied=kit.applied(Consolidation(Snapshot.of(5, entries), rules, Alike(), round=6)),
         method=kit.method(chunk=chunk, **options),
         seed_of=kit.seed_of,
         weights_digest="w",
         round=6,
     )
     operations = [row for result in results for row in result.operations]
-    after = consolidate(Snapshot.of(5, entries), operations, [], BankConfig(), round=6, max_characters=60)
+    after = consolidate(Snapshot.of(5, entries), operations, [], rules, round=6)
     return policy, results, after
 
 
@@ -125,8 +128,7 @@ def test_groups_are_walked_one_after_the_other_and_nothing_is_carried_across(kit
     entries, texts = bank_of(kit, {"room": ["a", "b", "c", "d", "e", "f", "g", "h"]})
     groups = {"room": [[entries[n] for n in (0, 2, 3, 5)], [entries[n] for n in (1, 6)]]}
     answers = iter(["MERGE 1,2: ac\nKEEP 3", "MERGE 1,2: acf", "MERGE 1,2: e"])
-    elsewhere = {"room": {entries[n].content_digest for n in (4, 7)}}
-    _, results, after = merge_groups(kit, lambda *_: next(answers), entries, groups, texts, elsewhere)
+    _, results, after = merge_groups(kit, lambda *_: next(answers), entries, groups, texts)
     assert [shown(result) for result in results] == [["a", "c", "d"], ["ac", "f"], ["b", "g"]]
     assert [result.distillation.distillation_id for result in results] == [f"m-r6-room-{step}" for step in range(3)]
     # The last one asks for the text of an entry that was never shown: its parents stay.
@@ -136,10 +138,9 @@ def test_groups_are_walked_one_after_the_other_and_nothing_is_carried_across(kit
 
 def test_a_text_that_is_held_elsewhere_is_not_carried(kit):
     entries, texts = bank_of(kit, {"room": ["a", "b", "c", "d"]})
-    elsewhere = {"room": {entries[3].content_digest}}
     answers = iter(["MERGE 1,2: d", "KEEP 1"])
     groups = {"room": [entries[:3]]}
-    _, results, after = merge_groups(kit, lambda *_: next(answers), entries, groups, texts, elsewhere, chunk=2)
+    _, results, after = merge_groups(kit, lambda *_: next(answers), entries, groups, texts, chunk=2)
     assert [shown(result) for result in results] == [["a", "b"]] and len(held(after)) == 4
 
 
@@ -181,7 +182,7 @@ def test_consolidation_repeats_the_merge(kit, seed, chunk, sizes):
     for result in results:
         texts_now = {entry.entry_id: texts[entry.content_digest] for entry in entries}
         assert shown(result) == [texts_now[entry_id] for entry_id in result.distillation.source_entry_ids]
-        step = consolidate(Snapshot.of(5, entries), result.operations, [], BankConfig(), round=6, max_characters=60)
+        step = consolidate(Snapshot.of(5, entries), result.operations, [], RULES, round=6)
         texts |= {text_digest(row.text): row.text for row in result.operations if row.text}
         entries = kit.placed(held(step))
     assert [entry.entry_id for entry in entries] == [entry.entry_id for entry in held(after)]
@@ -206,13 +207,9 @@ def test_a_merge_into_a_text_that_another_entry_holds_goes_by_the_bank(kit, dupl
     entries, texts = bank_of(kit, {"room": ["a", "b", "d", "e"]})
     config = BankConfig(duplicates=duplicates)
     answers = iter(["MERGE 1,2: d", "MERGE 1,2: de" if duplicates == "keep" else "KEEP 1"])
-    results = run_merge(
-        kit.policy(lambda *_: next(answers)), whole_families(entries), texts,
-        method=kit.method(chunk=3).model_copy(update={"bank": config}), seed_of=kit.seed_of, weights_digest="w",
-        round=6,
-    )  # fmt: skip
-    operations = [row for result in results for row in result.operations]
-    after = consolidate(Snapshot.of(5, entries), operations, [], config, round=6, max_characters=60)
+    _, results, after = merge_groups(
+        kit, lambda *_: next(answers), entries, whole_families(entries), texts, config=config
+    )
     reasons = [event.reason for event in after.events if event.kind == "rejected"]
     if duplicates == "reject":
         assert [shown(result) for result in results] == [["a", "b", "d"]] and reasons == ["duplicate"]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.consolidate import consolidate
+from crl.bank.consolidate import Consolidation, Rules, consolidate
 from crl.bank.replay import replay
+from crl.bank.resemblance import Alike
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.extractor.distill import DistillItem, distill_wave
@@ -175,14 +176,19 @@ def test_ten_thousand_outputs(kit, form):
             episode = kit.episode(1000 * round_number + number, guide=guide, family=family)
             items.append(DistillItem(episode, ()))
         policy = kit.policy(lambda *_: writer.output(form))
+        options.pop("applied", None)
         distilled = distill_wave(policy, items, round=round_number, **options)
         operations = [row for result in distilled for row in result.operations]
-        preview = consolidate(bank, operations, [], config, round=round_number, max_characters=60, evict=False)
+        working = Consolidation(bank, Rules(config, 60), Alike(), round=round_number)
+        working.apply(operations)
+        preview = working.result()
+        options["applied"] = kit.applied(working)
         policy = kit.policy(lambda *_: writer.output(form, merge=True))
         known = texts | preview.new_texts
         merged = run_merge(policy, whole_families(preview.snapshot.entries()), known, round=round_number, **options)
         operations += [row for result in merged for row in result.operations]
-        after = consolidate(bank, operations, [], config, round=round_number, max_characters=60)
+        after = consolidate(bank, operations, [], Rules(config, 60), round=round_number)
+        assert working.result().events == [event for event in after.events if event.kind != "evict"]
 
         results = [*distilled, *merged]
         outputs, merges = outputs + len(distilled), merges + len(merged)

@@ -25,6 +25,7 @@ from crl.records import (
     Evaluation,
     Generation,
     Operation,
+    Resemblance,
     Retrieval,
     RetrievalCount,
     Row,
@@ -113,10 +114,11 @@ class ScriptedRun:
         free: Sequence[bool] = (True, False),
         merges: Sequence[Ask] = (),
         evaluated: Sequence[tuple[str, bool]] = (),
+        near: Sequence[tuple[str, str]] = (),
         family: str = "lake",
     ) -> list[str]:
-        """One round: games guided by (entry, won), free games, then what the extractor asks. Returns the ids of the
-        entries that `asks` and `merges` create or change, in order."""
+        """One round: games guided by (entry, won), free games, then what the extractor asks; `near` are texts that
+        resemble each other. Returns the ids of the entries that `asks` and `merges` create or change, in order."""
         number = self.newest + 1
         bank = recorded_bank(self.run, self.recipe, number - 1)
         episodes, retrievals = [], []
@@ -153,7 +155,8 @@ class ScriptedRun:
         merged = self._outputs(number, "merge", merges, episodes)
         self._write(number, "plan", retrievals, list(self._counts.values()))
         self._write(number, "collect", episodes)
-        self._write(number, "distill", *distilled)
+        alike = [Resemblance(content_digest=sha(a), other_digest=sha(b), similarity=0.97) for a, b in near]
+        self._write(number, "distill", *distilled, alike)
         self._write(number, "merge", *merged)
         self._stage(number, "consolidate")
         self._stage(number, "credit")

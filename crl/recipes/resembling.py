@@ -1,0 +1,108 @@
+"""What new texts resemble, found while they are written: stages `distill` and `merge`, if near-duplicates are refused.
+
+The embedder is at hand there; whoever applies the operations later reads the rows (`crl/bank/resemblance.py`). Texts
+are compared in the scope that retrieval searches: a note of another family is no twin unless it could be found instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crl.bank.resemblance import Alike, resemblances
+from crl.bank.segments import load_embeddings, text_digest
+from crl.bank.snapshot import Snapshot
+from crl.config import Method
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Read, RowsOf, Stage
+from crl.records import Operation, Resemblance, rows_with
+
+
+def with_resemblances(stage: Stage, bank: Read) -> Stage:
+    """`distill` or `merge` where near-duplicates are refused: it compares with the bank of the round before."""
+    reads = stage.reads if bank in stage.reads else (*stage.reads, bank)
+    return dataclasses.replace(stage, reads=reads, writes=(*stage.writes, Resemblance))
+
+
+def recorded_resemblances(method: Method, rows: RowsOf) -> list[Resemblance]:
+    """What the round's texts resemble, as its stages wrote it; nothing where near-duplicates are not refused."""
+    return rows(Resemblance, "distill") + rows(Resemblance, "merge") if method.bank.duplicates == "near" else []
+
+
+class Resembling:
+    """Compares new texts with a bank and with each other; remembers what it found."""
+
+    def __init__(self, ctx: StageContext, bank: Snapshot) -> None:
+        self.alike = Alike()
+        self.rows: list[Resemblance] = []
+        self._ctx, self._bank = ctx, bank
+        self._per_family = ctx.method.retrieval.scope == "family"
+        self._embedder = ctx.services.embedder()
+        self._of_bank = cache(self._read)
+        self._new: dict[str | None, dict[str, NDArray[np.float32]]] = {}
+        """Vectors of the new texts so far, by scope and digest."""
+
+    def know(self, operations: Sequence[Operation], rows: Iterable[Resemblance]) -> None:
+        """Texts of an earlier stage of the round, and what that stage found about them."""
+        self.alike.add(rows)
+        for scope, texts in self._texts(operations).items():
+            self._add(scope, texts)
+
+    def find(self, operations: Sequence[Operation]) -> None:
+        """Compare the texts of operations with the bank, with all texts before them and with each other."""
+        for scope, texts in self._texts(operations).items():
+            digests, vectors_MD = list(texts), self._add(scope, texts)
+            held, vectors_ND = self._of_bank(scope)
+            new = self._new[scope]
+            found = resemblances(digests, vectors_MD, held, vectors_ND, self._threshold) if held else []
+            found += resemblances(digests, vectors_MD, list(new), np.stack(list(new.values())), self._threshold)
+            self._remember(found)
+
+    @property
+    def _threshold(self) -> float:
+        return self._ctx.method.bank.similarity
+
+    def _remember(self, found: Iterable[Resemblance]) -> None:
+        """Keep each pair once, whichever way round and in however many families it was found."""
+        fresh = []
+        for row in found:
+            if row.other_digest not in self.alike.of(row.content_digest):
+                fresh.append(row)
+                self.alike.add([row])
+        self.rows += fresh
+
+    def _texts(self, operations: Iterable[Operation]) -> dict[str | None, dict[str, str]]:
+        """Texts that may come into the bank, by scope and digest."""
+        found: dict[str | None, dict[str, str]] = {}
+        for operation in operations:
+            text = operation.text
+            if operation.kind in ("add", "update", "merge") and text and text.strip() and _writable(text):
+                scope = operation.family if self._per_family else None
+                found.setdefault(scope, {})[text_digest(text)] = text
+        return found
+
+    def _add(self, scope: str | None, texts: dict[str, str]) -> NDArray[np.float32]:
+        """Vectors [M, D] of texts, which are remembered."""
+        vectors_MD = self._embedder.embed(list(texts.values()))
+        self._new.setdefault(scope, {}).update(zip(texts, vectors_MD, strict=True))
+        return vectors_MD
+
+    def _read(self, scope: str | None) -> tuple[list[str], NDArray[np.float32]]:
+        """Digests and vectors of a scope's texts in the bank, each text once."""
+        table = self._bank.table if scope is None else rows_with(self._bank.table, "family", [scope])
+        digests = table["content_digest"].to_pylist()
+        once = sorted({digest: row for row, digest in enumerate(digests)}.values())
+        return [digests[row] for row in once], load_embeddings(self._ctx.run_path, table.take(once))
+
+
+def _writable(text: str) -> bool:
+    """Whether the text can be written as UTF-8: a lone surrogate cannot, and is refused for it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

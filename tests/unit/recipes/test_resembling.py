@@ -1,0 +1,158 @@
+"""Where near-duplicates are refused: what the stages that write operations find, and what becomes of it in the bank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from crl.bank.segments import text_digest
+from crl.errors import RecordDamaged
+from crl.policies.embedders import LexicalEmbedder
+from crl.recipes import recipe_of
+from crl.recipes.audit import problems_of
+from crl.recipes.banks import recorded_bank
+from crl.recipes.context import StageContext
+from crl.recipes.proposal import proposal_of
+from crl.recipes.resembling import Resembling, with_resemblances
+from crl.recipes.stage import Read
+from crl.records import BankEvent, Distillation, Generation, Operation, Resemblance, rows_of, schema_of, table_of
+from tests.unit.extractor.conftest import ScriptedPolicy
+from tests.unit.recipes.test_candidates import HOLE, ICE, add
+from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
+
+NEAR = {"method__bank__duplicates": "near", "method__bank__similarity": 0.9, "method__merge__chunk": 3}
+
+
+class Extractor(Services):
+    def __init__(self, *answers: str) -> None:
+        super().__init__()
+        left = iter(answers)
+        self.scripted = ScriptedPolicy(lambda prompt, generator: next(left))
+
+    def policy(self, role: str, weights: Any) -> Any:
+        return self.scripted
+
+
+class NextRound:
+    """Reads a run, and the tables of one more round as they come."""
+
+    def __init__(self, run: ScriptedRun) -> None:
+        self.path, self._run, self._number = run.path, run.run, run.newest + 1
+        self.tables: dict[tuple[str, type], Any] = {}
+
+    def read(self, round_number: int, stage: str, row_type: type) -> Any:
+        if round_number < self._number:
+            return self._run.read(round_number, stage, row_type)
+        return self.tables.get((stage, row_type), schema_of(row_type).empty_table())
+
+
+def context(run: ScriptedRun, reader: NextRound, stage: str, services: Any) -> StageContext:
+    class Writer:
+        directory = run.path
+
+        def write(self, row_type: type, table: Any) -> None:
+            reader.tables[stage, row_type] = table
+
+        def share(self, relative: str, content: bytes) -> None:
+            raise AssertionError("no texts are written here")
+
+    number = run.newest + 1
+    return StageContext(
+        method=run.method, recipe=run.recipe, stage=run.recipe.stage(run.method, number, stage), round_number=number,
+        reader=reader, writer=Writer(), services=services, progress=lambda figures: None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    with ScriptedRun(tmp_path, experiment(**NEAR)) as scripted:
+        scripted.initialise()
+        scripted.play(Ask("add", HOLE), Ask("add", ICE), Ask("add", "swim", family="pond"))
+        yield scripted
+
+
+def pairs(rows: Any) -> set[tuple[str, str]]:
+    return {(row.content_digest, row.other_digest) for row in rows}
+
+
+def found(run: ScriptedRun, *operations: Operation, **changes: Any) -> set[tuple[str, str]]:
+    if changes:
+        retrieval = run.method.retrieval.model_copy(update=changes)
+        run.method = run.method.model_copy(update={"retrieval": retrieval})
+    ctx = context(run, NextRound(run), "distill", Services())
+    resembling = Resembling(ctx, recorded_bank(run.run, run.recipe, run.newest))
+    resembling.find(operations)
+    vectors = LexicalEmbedder().embed([HOLE, f"{HOLE} too"])
+    assert all(row.similarity >= 0.9 for row in resembling.rows) and vectors[0] @ vectors[1] > 0.9
+    return pairs(resembling.rows)
+
+
+def test_new_texts_are_compared_with_the_bank_and_with_each_other(run):
+    operations = [add(2, 0, f"{HOLE} too"), add(2, 1, "unlike all"), add(2, 2, f"{HOLE} also"), add(2, 3, "\ud800")]
+    digests = {text: text_digest(text) for text in (HOLE, f"{HOLE} too", f"{HOLE} also")}
+    both = sorted([digests[f"{HOLE} too"], digests[f"{HOLE} also"]])
+    assert found(run, *operations) == {
+        (digests[f"{HOLE} too"], digests[HOLE]), (digests[f"{HOLE} also"], digests[HOLE]), (both[0], both[1]),
+    }  # fmt: skip
+
+
+def test_the_scope_is_that_of_retrieval(run):
+    elsewhere = add(2, 0, f"{HOLE} too", family="pond")
+    assert found(run, elsewhere) == set()
+    assert found(run, elsewhere, scope="bank") == {(text_digest(f"{HOLE} too"), text_digest(HOLE))}
+
+
+def test_a_round_is_consolidated_from_its_rows_alone(run):
+    """Distilled texts, then a merge that goes by the same rules; nothing of it asks the embedder again."""
+    reader = NextRound(run)
+    distilled = [add(2, 0, f"{HOLE} too"), add(2, 1, "keep calm"), add(2, 2, "keep calm and", family="pond")]
+    reader.tables["distill", Operation] = table_of(Operation, distilled)
+    resembling = Resembling(context(run, reader, "distill", Services()), recorded_bank(run.run, run.recipe, 1))
+    resembling.find(distilled)
+    reader.tables["distill", Resemblance] = table_of(Resemblance, resembling.rows)
+    # The lake holds HOLE, ICE and `keep calm`; of what is merged, the first resembles HOLE, which is not replaced.
+    services = Extractor("MERGE 2,3: " + HOLE + " now", "MERGE 1,2: swim and keep calm")
+    ctx = context(run, reader, "merge", services)
+    ctx.stage.run(ctx)
+    merges = rows_of(Operation, reader.tables["merge", Operation])
+    shown = [row.prompt for row in rows_of(Generation, reader.tables["merge", Generation])]
+    assert len(rows_of(Distillation, reader.tables["merge", Distillation])) == 2 and f"1. {HOLE}\n2. {ICE}" in shown[0]
+    assert pairs(rows_of(Resemblance, reader.tables["merge", Resemblance])) == {
+        (text_digest(f"{HOLE} now"), text_digest(HOLE)), (text_digest(f"{HOLE} now"), text_digest(f"{HOLE} too")),
+    }  # fmt: skip
+
+    def rows(row_type: type, stage: str, offset: int = 0) -> list[Any]:
+        return rows_of(row_type, reader.read(2 + offset, stage, row_type)) if stage != "credit" else []
+
+    bank = recorded_bank(run.run, run.recipe, 1)
+    applied = proposal_of(run.method, 2, rows, lambda offset: bank).applied()
+    hole = bank.taken(bank.rows_of(bank.table["entry_id"].to_pylist()))[0].entry_id
+    assert [(event.kind, event.reason, event.repeats) for event in applied.events] == [
+        ("rejected", "near_duplicate", hole), ("add", None, None), ("add", None, None),
+        ("rejected", "near_duplicate", hole), ("merge", None, None),
+    ]  # fmt: skip
+    assert [row.family for row in merges] == ["lake", "pond"]
+
+
+def test_only_stages_of_such_a_method_read_and_write_it(run):
+    stages = {stage.name: stage for stage in run.recipe.stages}
+    assert all(Resemblance in stages[name].writes for name in ("distill", "merge"))
+    assert Read("consolidate", -1) in stages["distill"].reads
+    plain = recipe_of(experiment().method)
+    assert all(Resemblance not in stage.writes for stage in plain.stages)
+    assert with_resemblances(stages["merge"], Read("consolidate", -1)).reads == stages["merge"].reads
+
+
+def test_a_run_with_near_duplicates_verifies_and_its_bank_can_be_made_again(run):
+    near = {"near": [(f"{HOLE} too", HOLE)]}
+    first, second = run.play(Ask("add", f"{HOLE} too"), Ask("add", "keep calm"), **near)
+    events = rows_of(BankEvent, run.run.read(2, "consolidate", BankEvent))
+    assert [(event.entry_id, event.reason) for event in events] == [(first, "near_duplicate"), (second, None)]
+    assert problems_of(run.run, run.recipe) == []
+    (run.path / "rounds/0002/consolidate/bank_changes.parquet").unlink()
+    held = recorded_bank(run.run, run.recipe, 2)
+    assert second in held.table["entry_id"].to_pylist() and first not in held.table["entry_id"].to_pylist()
+    (run.path / "rounds/0002/distill/resemblances.parquet").write_bytes(b"nothing")
+    with pytest.raises(RecordDamaged):
+        recorded_bank(run.run, run.recipe, 2)
