@@ -127,7 +127,12 @@ class MergeConfig(Model):
     """Periodic sliding merge."""
 
     every: int = Field(5, ge=0, description="Merge after this many rounds; 0 never.")
-    chunk: int = Field(5, ge=2, le=64, description="Entries shown at once.")
+    chunk: int = Field(5, ge=2, le=64, description="Entries shown at once; with carry: all, new ones.")
+    scope: Literal["family", "bank"] = Field("family", description="Each task family on its own, or the whole bank.")
+    carry: Literal["half", "all"] = Field(
+        "half",
+        description="Into the next chunk: what was newly merged; or, as the paper, all that a change left of a chunk.",
+    )
     # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
     candidates: Literal["all", "near_duplicates"] = Field(
         "all",

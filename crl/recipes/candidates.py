@@ -1,4 +1,7 @@
-"""What the merge stage shows the extractor: the whole bank, or the entries that resemble another of their family."""
+"""What the merge stage shows the extractor: all entries, or those that resemble another of the same scope.
+
+The scope is a task family, or the whole bank (`merge.scope`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from crl.bank.consolidate import Consolidated
 from crl.bank.duplicates import groups as duplicate_groups
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
-from crl.extractor.merge import whole_families
+from crl.extractor.merge import WHOLE_BANK, whole_bank, whole_families
 from crl.recipes.context import StageContext
 from crl.records import BankEntry
 
@@ -23,7 +26,7 @@ class Candidates:
     """Entries to be merged."""
 
     groups: dict[str, list[list[BankEntry]]]
-    """By family, in the order of names; groups by the age of their oldest entry, entries from the oldest."""
+    """By family, in the order of names, or in one walk; groups by the age of their oldest entry, entries likewise."""
     texts: dict[str, str]
     """Texts of these entries, by content digest."""
 
@@ -32,8 +35,8 @@ def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     """The candidates among the entries of a bank whose new texts are not stored yet."""
     bank = preview.snapshot
     if ctx.method.merge.candidates == "all":
-        texts = _texts(ctx, bank.table, preview)
-        return Candidates(whole_families(bank.entries()), texts)
+        walks = whole_bank if ctx.method.merge.scope == "bank" else whole_families
+        return Candidates(walks(bank.entries()), _texts(ctx, bank.table, preview))
     root_N = _roots(ctx, bank, preview)
     counts_N = np.bincount(root_N, minlength=len(bank))
     shown_N = counts_N[root_N] > 1
@@ -44,7 +47,8 @@ def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     # Rows stand by age, so a group's root is its oldest entry.
     groups: dict[str, list[list[BankEntry]]] = {}
     for root in sorted(grouped):
-        groups.setdefault(grouped[root][0].family, []).append(grouped[root])
+        walk = WHOLE_BANK if ctx.method.merge.scope == "bank" else grouped[root][0].family
+        groups.setdefault(walk, []).append(grouped[root])
     texts = _texts(ctx, bank.table.take(pa.array(shown)), preview)
     return Candidates({name: groups[name] for name in sorted(groups)}, texts)
 
@@ -54,8 +58,10 @@ def _texts(ctx: StageContext, entries: pa.Table, preview: Consolidated) -> dict[
 
 
 def _roots(ctx: StageContext, bank: Snapshot, preview: Consolidated) -> NDArray[np.int64]:
-    """The oldest row [N] of the group every row is in: rows of a family that resemble each other, over others too."""
+    """The oldest row [N] of the group every row is in: rows of a scope that resemble each other, over others too."""
     vectors_ND = _vectors(ctx, bank.table, preview)
+    if ctx.method.merge.scope == "bank":
+        return duplicate_groups(vectors_ND, ctx.method.merge.similarity)
     root_N = np.arange(len(bank), dtype=np.int64)
     families = bank.table["family"].combine_chunks().dictionary_encode()
     codes_N = families.indices.to_numpy()

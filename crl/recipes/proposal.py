@@ -52,7 +52,12 @@ class Proposal:
 
 def rules_of(method: Method) -> Rules:
     """What decides about operations in a method."""
-    return Rules(method.bank, method.distill.max_characters, resemblance_anywhere=method.retrieval.scope == "bank")
+    return Rules(
+        method.bank,
+        method.distill.max_characters,
+        resemblance_anywhere=method.retrieval.scope == "bank",
+        merges_across=method.merge.scope == "bank",
+    )
 
 
 def changing(operations: Iterable[Operation]) -> list[str]:

@@ -59,13 +59,13 @@ class ScriptedPolicy:
         return self.sessions[-1]
 
 
-def make_method(form="lines", chunk=3, context=100_000, **distill):
+def make_method(form="lines", chunk=3, context=100_000, merge=None, **distill):
     return Method.model_validate(
         {
             "families": [{"name": "room", "environment": {"kind": "minihack"}}],
             "extractor": {"context": context, "sampling": {"max_new_tokens": 10}},
             "distill": {"format": form, "max_characters": 60} | distill,
-            "merge": {"chunk": chunk},
+            "merge": {"chunk": chunk, **(merge or {})},
             "prompts": {
                 "actor": {"system": "s", "first": "{observation}"},
                 "distill": {

@@ -1,5 +1,6 @@
 """The sliding merge: what is shown when, whose output an entry is, and that consolidation repeats it exactly."""
 
+import dataclasses
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from crl.bank.resemblance import Alike
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from crl.extractor.merge import SlidingChunks, run_merge, whole_families
+from crl.extractor.merge import SlidingChunks, run_merge, whole_bank, whole_families
 
 RULES = Rules(BankConfig(), 60)
 
@@ -32,8 +33,8 @@ def merge(kit, answer, families, chunk=3, **options):
     return merge_groups(kit, answer, entries, whole_families(entries), texts, chunk, **options)
 
 
-def merge_groups(kit, answer, entries, groups, texts, chunk=3, config=RULES.bank, **options):
-    policy, rules = kit.policy(answer), Rules(config, 60)
+def merge_groups(kit, answer, entries, groups, texts, chunk=3, config=RULES.bank, across=False, **options):
+    policy, rules = kit.policy(answer), Rules(config, 60, merges_across=across)
     results = run_merge(
         policy,
         groups,
@@ -216,3 +217,87 @@ def test_a_merge_into_a_text_that_another_entry_holds_goes_by_the_bank(kit, dupl
     else:
         assert [shown(result) for result in results] == [["a", "b", "d"], ["d", "e"]] and reasons == []
         assert [entry.content_digest for entry in held(after)] == [text_digest("d"), text_digest("de")]
+
+
+def merge_whole_bank(kit, answers, families, order=None, **options):
+    entries, texts = bank_of(kit, families)
+    if order is not None:  # the age of the entries, by id
+        entries = [dataclasses.replace(entry, order=order.index(entry.entry_id)) for entry in entries]
+    left = iter(answers)
+    groups = whole_bank(entries)
+    assert list(groups) == (["bank"] if entries else [])
+    return merge_groups(
+        kit, lambda *_: next(left), entries, groups, texts, across=True, merge={"scope": "bank", **options}
+    )
+
+
+def test_the_whole_bank_is_one_walk_by_age(kit):
+    order = ["lake-f", "room-a", "lake-g", "room-b", "pond-h"]
+    families = {"room": ["a", "b"], "lake": ["f", "g"], "pond": ["h"]}
+    policy, results, after = merge_whole_bank(kit, ["MERGE 1,3: fg", "DROP 3"], families, order)
+    assert [len(session.prompts) for session in policy.sessions] == [1, 1]
+    assert [shown(result) for result in results] == [["f", "a", "g"], ["fg", "b", "h"]]
+    assert [result.distillation.distillation_id for result in results] == ["m-r6-bank-0", "m-r6-bank-1"]
+    assert "lake, room:" in results[0].generation.prompt and "lake, room, pond:" in results[1].generation.prompt
+    assert [event.kind for event in after.events] == ["merge", "drop"]
+    assert [(event.entry_id, event.family) for event in after.events] == [
+        ("x-m-r6-bank-0-o0", "lake"), ("pond-h", "pond"),
+    ]  # fmt: skip
+    assert merge_whole_bank(kit, [], {})[1] == []
+
+
+def test_a_merged_entry_is_of_the_family_that_most_of_its_parents_are_of(kit):
+    families = {"room": ["a", "b"], "lake": ["f"]}
+    _, results, after = merge_whole_bank(kit, ["MERGE 1,2,3: all"], families, ["lake-f", "room-a", "room-b"])
+    (entry,) = held(after)
+    assert (entry.family, results[0].operations[0].family, results[0].distillation.family) == ("room",) * 3
+    assert entry.parents == ["lake-f", "room-a", "room-b"]
+    # Of one each, that of the one that was shown first.
+    for order, family in ((["lake-f", "room-a"], "lake"), (["room-a", "lake-f"], "room")):
+        _, _, after = merge_whole_bank(kit, ["MERGE 2,1: both"], {"room": ["a"], "lake": ["f"]}, order)
+        assert held(after)[0].family == family and held(after)[0].parents == order[::-1]
+
+
+def test_a_merge_across_families_is_rejected_where_each_is_merged_on_its_own(kit):
+    entries, texts = bank_of(kit, {"room": ["a"], "lake": ["f"]})
+    groups = {"room": [entries]}  # as no such method groups them
+    _, _, after = merge_groups(kit, lambda *_: "MERGE 1,2: both", entries, groups, texts)
+    assert [event.reason for event in after.events] == ["other_family"] and len(held(after)) == 2
+
+
+def test_all_that_a_change_left_is_carried_beside_a_whole_chunk(kit):
+    left = iter(["MERGE 1,2: ab\nKEEP 3", "DROP 5", "KEEP 1", "MERGE 1,2: jk"])
+    _, results, _ = merge(kit, lambda *_: next(left), {"room": list("abcdefghijk")}, merge={"carry": "all"})
+    assert [shown(result) for result in results] == [
+        ["a", "b", "c"],
+        ["c", "ab", "d", "e", "f"],
+        ["c", "ab", "d", "e", "g", "h", "i"],
+        ["j", "k"],
+    ]
+
+
+def test_a_step_that_changes_nothing_is_done_with_its_entries(kit):
+    left = iter(["KEEP 1,2,3", "nonsense", "MERGE 1,2: gh"])
+    _, results, _ = merge(kit, lambda *_: next(left), {"room": list("abcdefgh")}, merge={"carry": "all"})
+    assert [shown(result) for result in results] == [["a", "b", "c"], ["d", "e", "f"], ["g", "h"]]
+
+
+def test_a_prompt_that_grew_too_long_is_passed_over_and_the_walk_goes_on(kit):
+    texts = [letter * 20 for letter in "abcdefghi"]
+    left = iter(["DROP 1", "KEEP 1", "KEEP 1"])
+    _, results, after = merge(kit, lambda *_: next(left), {"room": texts}, merge={"carry": "all"}, context=115)
+    reasons = [result.distillation.reason_code for result in results]
+    assert [len(result.distillation.source_entry_ids) for result in results] == [3, 5, 3]
+    assert reasons == ["ok", "prompt_too_long", "ok"] and len(held(after)) == 8
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(2, 6), st.data())
+def test_with_everything_carried_every_entry_is_read_once_and_the_walk_ends(count, chunk, data):
+    plan, read = SlidingChunks([[f"x{n}" for n in range(count)]], chunk, beside=True), []
+    while (step := plan.take()) is not None:
+        new = [name for name in step if name not in read]
+        assert 1 <= len(new) <= chunk and len(step) >= 2
+        read += new
+        plan.carry(data.draw(st.lists(st.sampled_from(step), unique=True)))
+    assert read == [f"x{n}" for n in range(count)][: len(read)] and count - len(read) <= 1

@@ -101,6 +101,23 @@ def test_only_entries_that_resemble_another_of_their_family_are_shown(run):
     assert [row.kind for row in tables[Operation]] == ["merge", "merge"]
 
 
+def test_groups_of_the_whole_bank_go_across_families(run):
+    run.method = run.method.model_copy(update={"merge": run.method.merge.model_copy(update={"scope": "bank"})})
+    tables = merged(run, [])
+    shown = [re.findall(r"^\d+\. (.*)$", row.prompt, re.MULTILINE) for row in tables[Generation]]
+    assert shown == [[ICE, f"{ICE} now"], [HOLE, f"{HOLE} too"]]
+    assert [row.distillation_id for row in tables[Distillation]] == ["m-r2-bank-0", "m-r2-bank-1"]
+    # One of each family, and the first that was shown is of the lake.
+    assert [(row.kind, row.family) for row in tables[Operation]] == [("merge", "lake")] * 2
+
+
+def test_the_whole_bank_is_walked_through_where_all_are_candidates(run):
+    merge = run.method.merge.model_copy(update={"scope": "bank", "candidates": "all", "chunk": 5})
+    run.method = run.method.model_copy(update={"merge": merge})
+    (row,) = merged(run, [])[Distillation]
+    assert len(row.source_entry_ids) == 5 and row.family == "lake"
+
+
 def test_how_alike_is_a_matter_of_the_method(run):
     run.method = run.method.model_copy(update={"merge": run.method.merge.model_copy(update={"similarity": 0.999})})
     assert merged(run, [])[Distillation] == []
@@ -108,7 +125,7 @@ def test_how_alike_is_a_matter_of_the_method(run):
 
 def test_what_is_left_at_its_default_is_not_in_the_frozen_method():
     loaded = load_experiment(ROOT / "conf/tiny.yaml").method
-    assert loaded.merge.model_dump() == {"every": 2, "chunk": 3}
+    assert loaded.merge.model_dump() == {"every": 2, "chunk": 3, "scope": "family", "carry": "half"}
     assert loaded.merge.model_copy(update={"similarity": 0.8}).model_dump()["similarity"] == 0.8
 
 
