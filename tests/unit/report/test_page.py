@@ -83,8 +83,8 @@ class Page(HTMLParser):
         return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
 
 
-def share(good: int, count: int, *, bounded: bool = False) -> str:
-    return f"{good}/{count} {Rate(good, count).percent}" + (f" [{Rate(good, count).span}]" if bounded else "")
+def share(good: int, count: int) -> str:
+    return f"{good}/{count} {Rate(good, count).percent} [{Rate(good, count).span}]"
 
 
 def test_numbers_equal_those_of_sql(finished: Path) -> None:
@@ -101,10 +101,10 @@ def test_numbers_equal_those_of_sql(finished: Path) -> None:
     free = one(
         "SELECT count_if(success), count(*) FROM episodes WHERE stage = 'collect' AND NOT guided AND round = $round"
     )
-    assert cells[1:3] == [share(*guided) if guided[1] else "–", share(*free)]
+    assert cells[1:3] == [f"{won}/{games}" if games else "–" for won, games in (guided, free)]
     for cell, arm in ((cells[3], "with_bank"), (cells[4], "without_bank")):
         sql = f"SELECT count_if(success), count(*) FROM evaluations WHERE round = $round AND arm = '{arm}'"
-        assert cell == (share(*one(sql), bounded=True) if one(sql)[1] else "–")
+        assert cell == (share(*one(sql)) if one(sql)[1] else "–")
     for cell, name in ((cells[5], "turns_valid"), (cells[6], "turns_cut")):
         figure = one(f"SELECT value FROM metrics WHERE stage = 'health' AND name = '{name}' AND round = $round")[0]
         assert cell == f"{100 * figure:.3g} %"

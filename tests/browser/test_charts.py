@@ -1,0 +1,97 @@
+"""Charts in headless Chromium: every word of a chart lies inside it, and none on another, whatever the names are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, picture
+from tests.browser.opened import Opened
+
+LONG = "self-distillation of guided wins that beat the mean of the free games of their group"
+"""As long as the title of an arm may well be."""
+
+FAULTS = """() => [...document.querySelectorAll('svg')].flatMap((svg) => {
+  const box = svg.viewBox.baseVal, found = [];
+  const texts = [...svg.querySelectorAll('text')].filter((each) => each.textContent.trim());
+  const boxes = texts.map((each) => each.getBBox());
+  boxes.forEach((one, place) => {
+    const name = texts[place].textContent;
+    if (one.x < box.x - 0.5 || one.y < box.y - 0.5 || one.x + one.width > box.x + box.width + 0.5
+        || one.y + one.height > box.y + box.height + 0.5) found.push(`cut off: ${name}`);
+    boxes.slice(place + 1).forEach((other, after) => {
+      const across = Math.min(one.x + one.width, other.x + other.width) - Math.max(one.x, other.x);
+      const along = Math.min(one.y + one.height, other.y + other.height) - Math.max(one.y, other.y);
+      if (across > 0.5 && along > 3.5) found.push(`${name} lies on ${texts[place + after + 1].textContent}`);
+    });
+  });
+  return found;
+})"""
+"""Texts that leave their chart, or lie on each other; lines of text may touch by what fonts leave above and below."""
+
+
+def points(*values: float) -> list[Point]:
+    return [Point(number, value, str(number), f"{value:g}") for number, value in enumerate(values)]
+
+
+def awkward() -> list[Chart]:
+    """Long names, many names, large numbers, many rounds, names beneath bars."""
+    many = [Line(f"arm {number} of the study", number, points(0.1 * number, 0.5)) for number in range(8)]
+    late = [Point(number, 0.5, str(number), "0.5") for number in range(0, 12000, 1000)]
+    kinds = [(name, place) for place, name in enumerate(("add", "update", "merge", "drop", "return", "keep",
+                                                         "rejected", "malformed"))]  # fmt: skip
+    classes = ("0 %", "1–39 %", "40–60 %", "61–99 %", "100 %")
+    return [
+        line_chart("success with bank", [Line(LONG, 0, points(0.1, 0.2)), Line(LONG, 1, points(0.1, 0.2))], share=True,
+                   top=1.0),
+        line_chart("success on held-out seeds", many, share=True, top=1.0),
+        line_chart(f"a title that says a lot: {LONG}", [Line("one", 0, points(1, 2))]),
+        line_chart("tokens", [Line("read", 0, points(1_234_567, 9_876_543))]),
+        line_chart("entries", [Line("entries", 0, points(3, 1_000_000))], count=True),
+        line_chart("small", [Line("loss", 0, points(0.000012, 0.000034))]),
+        line_chart("late", [Line("success", 0, late)], share=True),
+        bar_chart("what became of operations", kinds, [Bar(1, [1_000_000.0] * 8, "1")]),
+        bar_chart("entries by the share of their episodes won", [("entries", 2)],
+                  [Bar(place, [3.0], name) for place, name in enumerate(classes)], axis="won", named=True),
+    ]  # fmt: skip
+
+
+def test_no_word_of_a_report_is_cut_off_or_covered(show: Callable[..., Opened], finished: Path) -> None:
+    page = show(finished)
+    assert page.page.locator("svg").count() > 15
+    assert page.page.evaluate(FAULTS) == []
+
+
+@pytest.mark.parametrize("place", range(len(awkward())), ids=[chart.title[:20] for chart in awkward()])
+def test_no_word_of_an_awkward_chart_is_cut_off_or_covered(browser: Any, place: int) -> None:
+    page = browser.new_page()
+    page.set_content(f"<style>text {{ font: 12px 'DejaVu Sans', sans-serif }}</style>{awkward()[place].svg}")
+    assert page.evaluate(FAULTS) == []
+    page.close()
+
+
+def test_no_word_of_a_picture_that_stands_alone_is_cut_off(browser: Any) -> None:
+    page = browser.new_page()
+    lines = [Line(LONG, 0, points(0.1, 0.2)), Line("free", 1, points(0.1, 0.2)), Line("random policy", 4, points(0, 0))]
+    page.set_content(picture("success in training", lines, top=1.0, share=True))
+    assert page.evaluate(FAULTS) == []
+    page.close()
+
+
+def test_a_line_is_seen_where_another_lies_on_it(browser: Any) -> None:
+    """Two lines with the same values: each has pixels of its own colour."""
+    page = browser.new_page()
+    same = points(0.5, 0.5, 0.5, 0.5)
+    page.set_content(picture("success", [Line("guided", 0, same), Line("free", 1, same)], top=1.0, share=True))
+    drawn = page.evaluate(
+        """() => [...document.querySelectorAll('polyline')].map((line) => {
+          const style = getComputedStyle(line);
+          return [style.strokeDasharray, style.stroke];
+        })"""
+    )
+    assert len({dash for dash, _ in drawn}) == 2 and len({stroke for _, stroke in drawn}) == 2
+    assert drawn[0][0] == "none", "the lower one is whole, the upper one has gaps"
+    page.close()
