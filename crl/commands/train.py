@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from crl.errors import ApprovalPending, BadInput
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime
     from crl.engine.driver import Driver
+    from crl.report.summary import RoundSummary
     from crl.run.directory import RunDirectory
 
 _ROUNDS = 3
@@ -162,16 +163,12 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     for line in notes(summaries):
         out.print(line, soft_wrap=True)
     write_catalog(path)
-    total = sum(sum(each.seconds.values()) for each in summaries)
-    where = shown(path)
-    out.print(f"{live.ran} stages ran now; the whole run has taken {seconds_text(total)}")
     write_report(path)
-    out.print(
-        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb, report.html",
-        soft_wrap=True,
-    )
+    where = shown(path)
+    for line in ending(where, live.ran, summaries):
+        out.print(line, soft_wrap=True)
     out.print("next:")
-    entry = _an_entry(path)
+    entry = an_entry(path)
     steps = [(again, "further rounds"), (f"crl bank show {where}", "what was learned")]
     if entry is not None:
         steps.append((f"crl bank why {where} {entry}", "where one experience comes from and what became of it"))
@@ -182,7 +179,16 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
         out.print(f"  # {purpose}\n  {command}", soft_wrap=True)
 
 
-def _an_entry(path: Path) -> str | None:
+def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]:
+    """How much ran, how long the run has taken, and where it lies."""
+    total = sum(sum(each.seconds.values()) for each in summaries)
+    return [
+        f"{ran} stages ran now; the whole run has taken {seconds_text(total)}",
+        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb, report.html",
+    ]
+
+
+def an_entry(path: Path) -> str | None:
     """An entry worth looking at: the one that was used most."""
     from crl.report.bank import Sort, snapshot
 

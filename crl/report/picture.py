@@ -1,10 +1,9 @@
-"""The round tables of a run as an SVG picture: `python -m crl.report.picture RUN > docs/quickstart.svg`."""
+"""The round tables of a run as an SVG picture. That of the README is made by `crl/commands/readme.py`."""
 
 from __future__ import annotations
 
 import io
 import re
-import sys
 from pathlib import Path
 
 from crl.report.round_tables import round_tables
@@ -25,7 +24,3 @@ def picture(run_path: Path) -> str:
     svg = console.export_svg(title=f"crl train {run_path.name}", unique_id="crl")
     # Rich asks a web server for its font; a picture in the documentation asks nobody.
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-
-
-if __name__ == "__main__":
-    print(picture(Path(sys.argv[1])))

@@ -110,7 +110,7 @@ def _source(episode: SourceEpisode) -> str:
 def _writing(branch: Tree, writing: Writing, full: bool) -> None:
     weights = "" if writing.weights_digest is None else f", weights {writing.weights_digest[:12]}"
     facts = [] if writing.updates is None else [f"{writing.updates} update{_s(writing.updates)}"]
-    facts += ["pruned since: retention deleted it"] if writing.pruned else []
+    facts += ["pruned since"] if writing.pruned else []
     told = f" ({', '.join(facts)})" if facts else ""
     writer = branch.add(
         plain(
