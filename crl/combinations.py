@@ -76,6 +76,13 @@ def _problems(method: Method) -> Iterator[BadInput]:
             yield _never_guided(where, "recipe baseline keeps no bank, so no episode is guided", "another recipe")
         elif shares == {0}:
             yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
+    if method.actor_critic is not None and method.retrieval.top_k > 1:
+        yield BadInput(
+            f"the actor judges one experience an episode (eq. 8), and top_k is {method.retrieval.top_k}",
+            expected="top_k 1, or no actor_critic",
+            where="method.retrieval.top_k",
+            next_step="set it to 1, or leave actor_critic out",
+        )
     if method.actor_critic is not None and method.prompts.critic is None:
         yield _without_prompt("critic", "the actor is to judge experiences", "method.prompts.critic")
     if rollout.search_and_ask is not None and method.prompts.ask is None:

@@ -1,6 +1,6 @@
 """Retrieval with diversification: eq. 6, s(m) = s_rank(m) − λ·ln(1 + c(m)) − 1[recent(m)].
 
-The N·K nearest entries (K = 1) are candidates; the eligible one with the largest s guides the episode. Counters start
+The N·K nearest entries are candidates; the K eligible ones with the largest s guide the episode. Counters start
 from the rows of the round before and advance in the order of the calls, so planning in episode order makes a round
 reproducible; they are never stored in entries. Evaluation moves none, and takes the nearest unless it is asked to
 diversify as well.
@@ -105,7 +105,7 @@ class BankRetriever:
     ) -> list[list[Retrieval]]:
         """All candidates of each episode (its id and family), the nearest first, with every term of eq. 6.
 
-        At most one of an episode is `chosen`: none where none is eligible. No row comes back where the scope is empty.
+        At most K of an episode are `chosen`: none where none is eligible. No row comes back where the scope is empty.
         All are searched at once and then re-ranked in their order: counters advance from one to the next as if they
         came one by one. `advance` False (evaluation) leaves the counters as they are.
         """
@@ -165,15 +165,13 @@ class BankRetriever:
             for rank, (row, cosine) in enumerate(zip(nearest[0].tolist(), nearest[1].tolist(), strict=True))
         ]
         eligible = [place for place, row in enumerate(candidates) if row.similarity >= self._config.threshold]
-        if not eligible:
-            return candidates
-        # max keeps the first of equals: the better rank.
-        best = max(eligible, key=lambda place: candidates[place].score)
-        if advance:
-            counter = self._counters.setdefault(int(nearest[0][best]), _Counter())
-            counter.count += 1
-            counter.last_round = self._round
-        candidates[best] = dataclasses.replace(candidates[best], chosen=True)
+        # A stable sort keeps equals in their order: the better rank first.
+        for best in sorted(eligible, key=lambda place: -candidates[place].score)[: self._config.top_k]:
+            if advance:
+                counter = self._counters.setdefault(int(nearest[0][best]), _Counter())
+                counter.count += 1
+                counter.last_round = self._round
+            candidates[best] = dataclasses.replace(candidates[best], chosen=True)
         return candidates
 
     def _candidate(

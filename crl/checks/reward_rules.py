@@ -29,7 +29,7 @@ REWARD_SUITES: dict[type[Row], Suite] = {
         rows={"ids are not empty": "family <> ''", "successes are at most the episodes": "successes <= episodes"},
     ),
     UseReward: Suite(
-        key=("episode_id",),
+        key=("episode_id", "entry_id"),
         sets={"basis": ("outcome", "guided_minus_free", "usefulness", "none")},
         ranges={"usefulness": (-1, 1)},
         rows={
@@ -69,18 +69,18 @@ REWARD_CROSS_RULES: tuple[CrossRule, ...] = (
     CrossRule(
         "a use with an outcome is credited with it",
         ("use_rewards", "credits"),
-        "SELECT u.row, u.episode_id AS id FROM use_rewards u LEFT JOIN credits c USING (episode_id) "
+        "SELECT u.row, u.episode_id AS id FROM use_rewards u LEFT JOIN credits c USING (episode_id, entry_id) "
         "WHERE u.outcome IS DISTINCT FROM c.outcome OR (u.outcome IS NOT NULL AND u.generation_id <> c.generation_id)",
     ),
     CrossRule(
         "every credited use has its reward",
         ("credits", "use_rewards"),
-        "SELECT c.row, c.episode_id AS id FROM credits c ANTI JOIN use_rewards u USING (episode_id)",
+        "SELECT c.row, c.episode_id AS id FROM credits c ANTI JOIN use_rewards u USING (episode_id, entry_id)",
     ),
     CrossRule(
         "a reward by guided minus free is that of the credit",
         ("use_rewards", "credits"),
-        "SELECT u.row, u.episode_id AS id FROM use_rewards u JOIN credits c USING (episode_id) "
+        "SELECT u.row, u.episode_id AS id FROM use_rewards u JOIN credits c USING (episode_id, entry_id) "
         "WHERE u.basis = 'guided_minus_free' "
         "AND NOT coalesce(abs(u.reward - coalesce(u.critic_score, 0) - c.guided_minus_free) < 1e-9, false)",
     ),

@@ -88,8 +88,8 @@ SUITES: dict[type[Row], Suite] = {
             "count is not negative": "count >= 0",
             "the bank is not newer than the round": "bank_round <= round",
             "ranks of an episode differ": unique("episode_id", "rank"),
-            "at most one candidate of an episode is chosen": (
-                "NOT chosen OR sum(chosen::INT) OVER (PARTITION BY episode_id) = 1"
+            "at most 16 candidates of an episode are chosen": (  # the largest top_k
+                "sum(chosen::INT) OVER (PARTITION BY episode_id) <= 16"
             ),
         },
     ),
@@ -110,6 +110,13 @@ SUITES: dict[type[Row], Suite] = {
             "an episode has its own token record": unique("generation_id"),
             "guided means that an experience was shown": "guided = (entry_id IS NOT NULL) AND "
             + together("entry_id", "content_digest", "experience"),
+            "the first of the experiences is the one that is named": (
+                "entry_id IS NOT DISTINCT FROM entry_ids[1] AND content_digest IS NOT DISTINCT FROM content_digests[1]"
+            ),
+            "every experience has its version and its text, and is shown once": (
+                "len(entry_ids) = len(content_digests) AND len(entry_ids) = len(experiences)"
+                " AND len(list_distinct(entry_ids)) = len(entry_ids)"
+            ),
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
@@ -276,7 +283,7 @@ SUITES: dict[type[Row], Suite] = {
         },
     ),
     Credit: Suite(
-        key=("episode_id",),
+        key=("episode_id", "entry_id"),
         ranges={"free_mean": (-1, 1)},
         rows={
             "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
@@ -347,6 +354,7 @@ SUITES: dict[type[Row], Suite] = {
         rows={
             "ids are not empty": "evaluation_id <> '' AND family <> ''",
             "guided means that an experience was shown": "guided = (entry_id IS NOT NULL)",
+            "the first of the experiences is the one that is named": "entry_id IS NOT DISTINCT FROM entry_ids[1]",
             "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",

@@ -78,7 +78,7 @@ class RetrievalConfig(Model):
     )
     per: Literal["episode", "group"] = Field("episode", description="One retrieval a guided episode, or a group.")
     scope: Literal["family", "bank"] = Field("family", description="Search the task family or the whole bank.")
-    top_k: Literal[1] = Field(1, description="K of eq. 6: experiences an episode (the method uses one).")
+    top_k: int = Field(1, ge=1, le=16, description="K of eq. 6: experiences an episode.")
     candidates: int = Field(16, ge=1, le=4096, description="N of eq. 6: candidates are N times K.")
     diversify: bool = Field(True, description="Re-rank by eq. 6; off takes the nearest.")
     count_weight: float = Field(0.4, ge=0, description="λ of eq. 6.")

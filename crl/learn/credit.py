@@ -1,7 +1,8 @@
 """Credit: which extractor output earned what. Pure functions over rows; numpy is not even needed.
 
 The score of a text belongs to the output that wrote the version used (`Retrieval.generation_id`), so an updated or
-merged entry pays the output that last wrote it. Episodes that an environment broke (`stop_reason` error) say nothing
+merged entry pays the output that last wrote it. Of several experiences that guided an episode (top_k) each is used, and
+each earns the whole outcome. Episodes that an environment broke (`stop_reason` error) say nothing
 about an experience: they earn no credit and are no twins; :func:`credit_metrics` counts them.
 """
 
@@ -42,33 +43,45 @@ def free_means(episodes: Iterable[Episode]) -> dict[str, float]:
     return {episode_id: means[key] for episode_id, key in keys.items() if key in means}
 
 
+def shown_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieval]]:
+    """The chosen retrievals of each guided episode, in the order shown: by score, the better rank first of equals."""
+    found: dict[str, list[Retrieval]] = defaultdict(list)
+    for row in retrievals:
+        if row.chosen:
+            found[row.episode_id].append(row)
+    return {name: sorted(rows, key=lambda row: (-row.score, row.rank)) for name, rows in found.items()}
+
+
 def credits_of(
     episodes: Sequence[Episode], retrievals: Iterable[Retrieval], judgements: Iterable[Judgement] = ()
 ) -> list[Credit]:
-    """One credit a usable guided episode, in the order of `episodes`.
+    """One credit an experience of a usable guided episode, in the order of `episodes` and as they were shown.
 
-    `retrievals` are the rows of the round's plan: the chosen one of an episode says which output wrote the text. What
+    `retrievals` are the rows of the round's plan: the chosen ones of an episode say which output wrote each text. What
     the actor made of a text (`judgements`) is credited to that output too. Raises RecordDamaged where a guided episode
-    has no chosen retrieval, or one of another entry or version, and where an episode was played otherwise than judged.
+    has no chosen retrieval, or those of other entries or versions, and where an episode was played otherwise than
+    judged.
     """
     _check_played_as_judged(episodes, judgements)
-    chosen = {row.episode_id: row for row in retrievals if row.chosen}
+    chosen = shown_by_episode(retrievals)
     twins = free_means(episodes)
     credits = []
     for episode in episodes:
         if not (episode.guided and usable(episode)):
             continue
-        row = chosen.get(episode.episode_id)
-        if row is None or (row.entry_id, row.content_digest) != (episode.entry_id, episode.content_digest):
+        rows = chosen.get(episode.episode_id, [])
+        shown = list(zip(episode.entry_ids, episode.content_digests, strict=True))
+        if not rows or [(row.entry_id, row.content_digest) for row in rows] != shown:
+            played = ", ".join(f"{name} ({digest})" for name, digest in shown)
+            found = ", ".join(f"{row.entry_id} ({row.content_digest})" for row in rows) or "nothing"
             raise RecordDamaged(
-                f"guided episode {episode.episode_id} was shown {episode.entry_id} ({episode.content_digest}), its "
-                f"retrieval chose {(row.entry_id, row.content_digest) if row else 'nothing'}",
-                expected="the chosen retrieval of the round's plan",
+                f"guided episode {episode.episode_id} was shown {played}, its retrieval chose {found}",
+                expected="the chosen retrievals of the round's plan",
                 where=f"round {episode.round}",
                 next_step="run `crl verify` on the run",
             )
         earned, free_mean = outcome(episode), twins.get(episode.episode_id)
-        credits.append(
+        credits += [
             Credit(
                 round=episode.round,
                 episode_id=episode.episode_id,
@@ -79,7 +92,8 @@ def credits_of(
                 free_mean=free_mean,
                 guided_minus_free=None if free_mean is None else earned - free_mean,
             )
-        )
+            for row in rows
+        ]
     return credits
 
 

@@ -15,12 +15,12 @@ With the actor-critic a use earns s_c + r (eq. 8); what was rejected has no outc
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
-from crl.learn.credit import ALARM_SHARE
+from crl.learn.credit import ALARM_SHARE, shown_by_episode
 from crl.records import Credit, EntryUsefulness, Episode, Judgement, Metric, Retrieval, UseReward
 
 VERDICTS = ("accept", "refine", "reject", "malformed")
@@ -40,21 +40,22 @@ def use_rewards(
     after the round before; it stays empty unless `config.credit` is `running_usefulness`. Raises RecordDamaged for a
     rejected experience without a retrieval.
     """
-    credited = {credit.episode_id: credit for credit in credits}
-    chosen = {row.episode_id: row for row in retrievals if row.chosen}
+    credited: dict[str, list[Credit]] = defaultdict(list)
+    for credit in credits:
+        credited[credit.episode_id].append(credit)
+    chosen = shown_by_episode(retrievals)
     judged = {row.episode_id: row for row in judgements}
     usefulness = {row.entry_id: row for row in previous}
     rewards = []
     for episode in episodes:
         judgement = judged.get(episode.episode_id)
-        credit = credited.get(episode.episode_id)
-        if credit is not None:
+        for credit in credited.get(episode.episode_id, []):
             if config.credit == "running_usefulness":
                 before = usefulness.get(credit.entry_id)
                 usefulness[credit.entry_id] = _used_again(before, credit, config.usefulness_decay)
             rewards.append(_earned(credit, judgement, usefulness.get(credit.entry_id), config))
-        elif judgement is not None and judgement.verdict == "reject":
-            rewards.append(_rejected(judgement, chosen.get(episode.episode_id)))
+        if episode.episode_id not in credited and judgement is not None and judgement.verdict == "reject":
+            rewards.append(_rejected(judgement, next(iter(chosen.get(episode.episode_id, [])), None)))
     return rewards, [usefulness[entry_id] for entry_id in sorted(usefulness)]
 
 

@@ -17,6 +17,7 @@ from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
+from crl.learn.credit import shown_by_episode
 from crl.protocols import Advice, Advisor, Inquiry
 from crl.recipes.bank_access import open_retriever, texts_of
 from crl.recipes.context import StageContext
@@ -72,7 +73,8 @@ class _BankAdvisor:
         with ctx.timed("retrieval", len(asked)):
             vectors_QD = embedder.embed_queries([each.question for each in inquiries])
             rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)
-        found = [next((row for row in candidates if row.chosen), None) for candidates in rows]
+        top = shown_by_episode(row for candidates in rows for row in candidates)
+        found = [top[each.episode_id][0] if each.episode_id in top else None for each in inquiries]
         texts = texts_of(ctx, self._bank, {row.content_digest for row in found if row is not None})
         known = [(each, row) for each, row in zip(inquiries, found, strict=True) if row is not None]
         policy = ctx.services.policy("extractor", self._weights)

@@ -65,11 +65,6 @@ def retrieve_all(
     return [row for task in tasks for row in shared_with(of_group[task.group], task.episode_id)]
 
 
-def chosen_by_episode(retrievals: Sequence[Retrieval]) -> dict[str, Retrieval]:
-    """The chosen retrieval of each guided episode."""
-    return {row.episode_id: row for row in retrievals if row.chosen}
-
-
 def texts_of(ctx: StageContext, bank: Snapshot, digests: Set[str]) -> dict[str, str]:
     """Texts by content digest, of those entries whose digest is asked for."""
     return load_texts(ctx.run_path, rows_with(bank.table, "content_digest", digests))

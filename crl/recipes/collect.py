@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from crl.learn.credit import shown_by_episode
 from crl.recipes.asking import advisor_of
-from crl.recipes.bank_access import chosen_by_episode, texts_of
+from crl.recipes.bank_access import texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.judge import as_judged, verdicts_of
 from crl.recipes.waves import play, slots_of
@@ -22,8 +23,8 @@ def collect_part(ctx: StageContext, part: int) -> None:
     """Play one wave with the actor of the round before."""
     tasks = _waves(ctx)[part]
     wanted = {task.episode_id for task in tasks}
-    chosen = chosen_by_episode([row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted])
-    digests = {row.content_digest for row in chosen.values()}
+    chosen = shown_by_episode(row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted)
+    digests = {row.content_digest for rows in chosen.values() for row in rows}
     bank = ctx.bank(-1)
     texts = texts_of(ctx, bank, digests)
     weights = weights_of(ctx, "actor", -1)

@@ -13,9 +13,10 @@ import numpy as np
 
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.learn.credit import shown_by_episode
 from crl.protocols import Step, StopReason
 from crl.recipes.asking import advisor_of
-from crl.recipes.bank_access import chosen_by_episode, open_retriever, retrieve_all, texts_of
+from crl.recipes.bank_access import open_retriever, retrieve_all, texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.judge import judged_in_evaluation
 from crl.recipes.plan import task_of
@@ -70,8 +71,8 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
         counts = ctx.rows(RetrievalCount, "plan")
         retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round, training=False)
         retrievals = retrieve_all(ctx, retriever, tasks, advance=False)
-    chosen = chosen_by_episode(retrievals)
-    texts = texts_of(ctx, bank, {row.content_digest for row in chosen.values()})
+    chosen = shown_by_episode(retrievals)
+    texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
     sampling = ctx.method.actor.sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
     policy = ctx.services.policy("actor", weights)
     slots = slots_of(tasks, chosen, texts)
@@ -208,6 +209,7 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
         environment_seed=episode.environment_seed,
         guided=episode.guided,
         entry_id=episode.entry_id,
+        entry_ids=episode.entry_ids,
         success=episode.success,
         reward=episode.reward,
         turns=episode.turns,

@@ -105,7 +105,7 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
 
     distilled, merged = (_written(ctx, stage, judged) for stage in OUTPUTS)
     written = [*distilled, *merged]
-    used = [judged(each.family, each.experience) for each in episodes if each.experience is not None]
+    used = [judged(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank().table
     held = _held(ctx, bank, judges, judged)
     return {

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from crl.learn.credit import usable
+from crl.learn.credit import shown_by_episode, usable
 from crl.protocols import Policy
-from crl.recipes.bank_access import chosen_by_episode, texts_of
+from crl.recipes.bank_access import texts_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Read, Stage
 from crl.recipes.weights import weights_of
@@ -87,7 +87,7 @@ def judged_in_evaluation(
     ctx: StageContext,
     policy: Policy,
     slots: Sequence[EpisodeSlot],
-    chosen: Mapping[str, Retrieval],
+    chosen: Mapping[str, Sequence[Retrieval]],
     *,
     seed_of: Callable[[str], np.random.SeedSequence],
     weights_digest: str,
@@ -99,7 +99,7 @@ def judged_in_evaluation(
     judged = critic.judge(
         policy,
         [
-            _proposed(slot.task, chosen[slot.task.episode_id], slot.experience, rates)
+            _proposed(slot.task, chosen[slot.task.episode_id][0], slot.experience, rates)
             for slot in slots
             if slot.experience is not None
         ],
@@ -113,10 +113,10 @@ def judged_in_evaluation(
 
 
 def _chosen(ctx: StageContext) -> list[tuple[Task, Retrieval]]:
-    """The planned episodes with a chosen retrieval, in planned order."""
-    chosen = chosen_by_episode(ctx.rows(Retrieval, "plan"))
+    """The planned episodes with their chosen retrieval (`top_k` is 1 where the actor judges), in planned order."""
+    chosen = shown_by_episode(ctx.rows(Retrieval, "plan"))
     tasks = ctx.rows(Task, "plan")
-    return [(task, chosen[task.episode_id]) for task in tasks if task.episode_id in chosen]
+    return [(task, chosen[task.episode_id][0]) for task in tasks if task.episode_id in chosen]
 
 
 def _width(ctx: StageContext) -> int:

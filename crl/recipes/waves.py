@@ -11,25 +11,25 @@ from crl.protocols import Advisor, Environment, Policy
 from crl.recipes.context import StageContext
 from crl.records import Retrieval, Task
 from crl.rollout.environments import MixedEnvironment
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 
 
-def slots_of(tasks: Sequence[Task], chosen: Mapping[str, Retrieval], texts: Mapping[str, str]) -> list[EpisodeSlot]:
-    """Tasks with the experience that guides each, if one was chosen. `texts` maps content digest to text."""
+def slots_of(
+    tasks: Sequence[Task], chosen: Mapping[str, Sequence[Retrieval]], texts: Mapping[str, str]
+) -> list[EpisodeSlot]:
+    """Tasks with the experiences that guide each, if some were chosen. `texts` maps content digest to text."""
     slots = []
     for task in tasks:
-        row = chosen.get(task.episode_id)
-        if row is None:
-            slots.append(EpisodeSlot(task=task))
+        guides = [
+            Guide(row.entry_id, row.content_digest, texts[row.content_digest])
+            for row in chosen.get(task.episode_id, [])
+        ]
+        if not guides:
+            slots.append(EpisodeSlot(task))
         else:
-            slots.append(
-                EpisodeSlot(
-                    task=task,
-                    entry_id=row.entry_id,
-                    content_digest=row.content_digest,
-                    experience=texts[row.content_digest],
-                )
-            )
+            first, *others = guides
+            slots.append(EpisodeSlot(task, first.entry_id, first.content_digest, first.experience, tuple(others)))
     return slots
 
 

@@ -44,7 +44,7 @@ class Retrieval(Row):
     count: A[int, "c of eq. 6: retrievals of the entry before this one"]
     recent: A[bool, "whether the entry was retrieved inside the recency window"]
     score: A[float, "s of eq. 6"]
-    chosen: A[bool, "whether this candidate guides the episode"]
+    chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score stands first"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,14 @@ class Episode(Row):
     member: A[int, "index inside the group"]
     environment_seed: A[int, "seed of the environment"]
     guided: A[bool, "whether an experience stood in the prompt"]
-    entry_id: A[str | None, "entry that guided the episode"]
+    entry_id: A[str | None, "entry that guided the episode; of several (top_k) the first"]
     content_digest: A[str | None, "version of that entry"]
-    experience: A[str | None, "text of that entry as shown"]
+    experience: A[str | None, "what was shown: the text of that entry, or of several entries, numbered"]
+    entry_ids: A[list[str], "every entry that guided the episode, in the order shown; none for a free episode"] = (
+        dataclasses.field(default_factory=list)
+    )
+    content_digests: A[list[str], "versions of these entries"] = dataclasses.field(default_factory=list)
+    experiences: A[list[str], "texts of these entries as shown"] = dataclasses.field(default_factory=list)
     goal: A[str, "what the environment asked for"]
     success: A[bool, "binary outcome"]
     reward: A[float, "outcome reward of the environment"]
@@ -82,6 +87,13 @@ class Episode(Row):
     stop_reason: A[str, "success, failure, turn_limit, context_limit or error"]
     error: A[str | None, "reason code where the environment broke"]
     generation_id: A[str, "token record of the episode"]
+
+    def __post_init__(self) -> None:
+        """A row of one experience may leave the lists out."""
+        if self.entry_id is not None and not self.entry_ids:
+            object.__setattr__(self, "entry_ids", [self.entry_id])
+            object.__setattr__(self, "content_digests", [self.content_digest])
+            object.__setattr__(self, "experiences", [self.experience])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +190,8 @@ class Evaluation(Row):
     family: A[str, "task family"]
     environment_seed: A[int, "held-out seed"]
     guided: A[bool, "whether an experience was found"]
-    entry_id: A[str | None, "entry shown"]
+    entry_id: A[str | None, "entry shown; of several (top_k) the first"]
+    entry_ids: A[list[str], "every entry shown, in that order"] = dataclasses.field(default_factory=list)
     success: A[bool, "binary outcome"]
     reward: A[float, "outcome reward"]
     turns: A[int, "turns played"]
@@ -187,3 +200,8 @@ class Evaluation(Row):
     tokens_sampled: A[int, "tokens the actor wrote; 0 of a random policy"]
     stop_reason: A[str, "as in episodes"]
     actions: A[list[str], "actions taken; an invalid one is the empty string"]
+
+    def __post_init__(self) -> None:
+        """A row of one experience may leave the list out."""
+        if self.entry_id is not None and not self.entry_ids:
+            object.__setattr__(self, "entry_ids", [self.entry_id])

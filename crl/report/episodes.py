@@ -63,7 +63,7 @@ WHERE retrieval.chosen
 """
 _CREDITS = """
 SELECT episode_id, outcome, free_mean, guided_minus_free
-FROM credits WHERE episode_id IN (SELECT episode_id FROM chosen)
+FROM credits JOIN chosen USING (episode_id, entry_id)
 """
 _DISTILLATIONS = """
 SELECT episode_id, distillation_id, verdict, reason_code, generation.output
@@ -201,7 +201,8 @@ def _guide(
     """The experience in the prompt, how it was found and what it earned; None for a free episode."""
     if not episode["guided"]:
         return None
-    found = {"entry": episode["entry_id"], "text": texts.place(episode["experience"])}
+    # How it was found and what it earned is told of the first of several.
+    found = {"entry": ", ".join(episode["entry_ids"]), "text": texts.place(episode["experience"])}
     return found | (dict(retrievals[0]) if retrievals else {}) | (dict(credits[0]) if credits else {})
 
 

@@ -44,8 +44,8 @@ uses AS (               -- guided episodes, by the text that guided them and the
         credit.outcome, credit.free_mean, credit.guided_minus_free
     FROM retrievals AS retrieval
     JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id AND episode.guided
-        AND episode.entry_id = retrieval.entry_id
-    LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id
+        AND list_contains(episode.entry_ids, retrieval.entry_id)
+    LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id AND credit.entry_id = retrieval.entry_id
     WHERE retrieval.chosen
 )
 SELECT

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from crl.errors import RecordDamaged
-from crl.records import Row
+from crl.records import Row, schema_of
 from crl.run.directory import round_numbers
 
 
@@ -60,7 +60,8 @@ class Tables:
         """Rows as dictionaries of `columns`, in the order of rounds.
 
         Args:
-            among: values that a column may have, by column; no row is read where a column may have none.
+            among: values that a column may have, by column; of a list, values of which it must hold one. No row is read
+                where a column may have none.
             where: a condition in SQL.
             rounds: the rounds to look at; None for all.
 
@@ -75,7 +76,10 @@ class Tables:
         for name, listed in values.items():
             # A relation and not a list of constants: there may be as many as a bank has entries.
             self._connection.register(f"among_{name}", pa.table({"value": pa.array(listed, pa.string())}))
-            conditions.append(f'"{name}" IN (SELECT value FROM among_{name})')
+            if pa.types.is_list(schema_of(row_type).field(name).type):
+                conditions.append(f'list_has_any("{name}", (SELECT list(value) FROM among_{name}))')
+            else:
+                conditions.append(f'"{name}" IN (SELECT value FROM among_{name})')
         selected = ", ".join(f'"{name}"' for name in columns)
         sql = f"SELECT {selected} FROM read_parquet($files) WHERE {' AND '.join(conditions)}"
         try:

@@ -262,33 +262,35 @@ class _Facts:
 
     def _read_uses(self, tables: Tables, family: set[str]) -> None:
         """Games and held-out games by the entry that guided them, in order."""
-        columns = ["episode_id", "entry_id", "round", "content_digest", "success"]
-        played = tables.select(Episode, columns, among={"entry_id": family}, where="guided")
+        columns = ["episode_id", "round", "success", "entry_ids", "content_digests"]
+        played = tables.select(Episode, columns, among={"entry_ids": family}, where="guided")
         rounds = {row["round"] for row in played}
         episodes = {"episode_id": [row["episode_id"] for row in played]}
-        columns = ["episode_id", "bank_round", "similarity"]
-        chosen = _by_episode(tables.select(Retrieval, columns, among=episodes, where="chosen", rounds=rounds))
-        columns = ["episode_id", "outcome", "free_mean", "guided_minus_free"]
-        credits = _by_episode(tables.select(Credit, columns, among=episodes, rounds=rounds))
+        columns = ["episode_id", "entry_id", "bank_round", "similarity"]
+        chosen = _by_use(tables.select(Retrieval, columns, among=episodes, where="chosen", rounds=rounds))
+        columns = ["episode_id", "entry_id", "outcome", "free_mean", "guided_minus_free"]
+        credits = _by_use(tables.select(Credit, columns, among=episodes, rounds=rounds))
         self._uses: dict[str, list[tuple[int, str, Use]]] = defaultdict(list)
         for row in sorted(played, key=lambda row: (row["round"], row["episode_id"])):
-            retrieval, credit = chosen.get(row["episode_id"], {}), credits.get(row["episode_id"], {})
-            use = Use(
-                episode_id=row["episode_id"],
-                round=row["round"],
-                success=row["success"],
-                similarity=retrieval.get("similarity"),
-                outcome=credit.get("outcome"),
-                free_mean=credit.get("free_mean"),
-                guided_minus_free=credit.get("guided_minus_free"),
-            )
-            bank_round = retrieval.get("bank_round", row["round"] - 1)
-            self._uses[row["entry_id"]].append((bank_round, row["content_digest"], use))
+            for entry_id, digest in zip(row["entry_ids"], row["content_digests"], strict=True):
+                place = (row["episode_id"], entry_id)
+                retrieval, credit = chosen.get(place, {}), credits.get(place, {})
+                use = Use(
+                    episode_id=row["episode_id"],
+                    round=row["round"],
+                    success=row["success"],
+                    similarity=retrieval.get("similarity"),
+                    outcome=credit.get("outcome"),
+                    free_mean=credit.get("free_mean"),
+                    guided_minus_free=credit.get("guided_minus_free"),
+                )
+                self._uses[entry_id].append((retrieval.get("bank_round", row["round"] - 1), digest, use))
         self._evaluations: dict[str, list[EvaluationUse]] = defaultdict(list)
-        columns = ["evaluation_id", "entry_id", "round", "success"]
-        evaluated = tables.select(Evaluation, columns, among={"entry_id": family}, where="guided")
+        columns = ["evaluation_id", "entry_ids", "round", "success"]
+        evaluated = tables.select(Evaluation, columns, among={"entry_ids": family}, where="guided")
         for row in sorted(evaluated, key=lambda row: (row["round"], row["evaluation_id"])):
-            self._evaluations[row["entry_id"]].append(EvaluationUse(row["evaluation_id"], row["round"], row["success"]))
+            for entry_id in row["entry_ids"]:
+                self._evaluations[entry_id].append(EvaluationUse(row["evaluation_id"], row["round"], row["success"]))
 
 
 def _with_ancestors(entry_ids: Iterable[str], merges: Rows) -> set[str]:
@@ -338,8 +340,8 @@ def _moment(event: Mapping[str, Any]) -> Moment:
     return event["round"], int(index[1]) if index else 0
 
 
-def _by_episode(rows: Rows) -> dict[str, dict[str, Any]]:
-    return {row["episode_id"]: row for row in rows}
+def _by_use(rows: Rows) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["episode_id"], row["entry_id"]): row for row in rows}
 
 
 def _unknown(run_path: Path, entry_id: str, until: int | None) -> BadInput:

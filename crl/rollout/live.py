@@ -12,6 +12,15 @@ from crl.records import Generation, Question, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
+class Guide:
+    """One experience that guides an episode."""
+
+    entry_id: str
+    content_digest: str
+    experience: str
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeSlot:
     """A planned episode with what guides it. Without an `experience` it is free, whatever its slot was planned as."""
 
@@ -19,6 +28,16 @@ class EpisodeSlot:
     entry_id: str | None = None
     content_digest: str | None = None
     experience: str | None = None
+    others: tuple[Guide, ...] = ()
+    """Experiences beside that first one (top_k), in the order shown."""
+
+    @property
+    def shown(self) -> str | None:
+        """What the actor reads: the experience, or several of them, numbered."""
+        if self.experience is None or not self.others:
+            return self.experience
+        texts = [self.experience, *(other.experience for other in self.others)]
+        return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
 
 
 @dataclass

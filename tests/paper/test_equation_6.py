@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
+from crl.learn.credit import shown_by_episode
 from crl.records import BankEntry, RetrievalCount
 
 
@@ -45,24 +46,28 @@ def expected_plan(vectors, queries, counts, config, round_number):
     plan = []
     for query in queries:
         cosine = [math.fsum(float(a) * float(b) for a, b in zip(row, query, strict=True)) for row in vectors]
-        nearest = sorted(range(len(vectors)), key=lambda number: (-cosine[number], number))[: config.candidates]
+        wanted = config.candidates * config.top_k
+        nearest = sorted(range(len(vectors)), key=lambda number: (-cosine[number], number))[:wanted]
         rows = []
         for rank, number in enumerate(nearest):
-            s_rank = -rank if config.rank_score == "negative_rank" else 1 - rank / config.candidates
+            s_rank = -rank if config.rank_score == "negative_rank" else 1 - rank / wanted
             recent = number in last and last[number] > round_number - config.recent_rounds
             s = s_rank
             if config.diversify:
                 s = s_rank - config.count_weight * math.log(1 + count[number]) - (1 if recent else 0)
             rows.append((number, cosine[number], s_rank, count[number], recent, s))
         able = [row for row in rows if row[1] >= config.threshold]
-        chosen = None
-        for row in able:
-            if chosen is None or row[5] > chosen[5]:
-                chosen = row
-        if chosen is not None:
-            count[chosen[0]] += 1
-            last[chosen[0]] = round_number
-        plan.append((rows, None if chosen is None else chosen[0]))
+        chosen = []
+        while able and len(chosen) < config.top_k:  # greedily, the best of those that are left; the nearer of equals
+            best = able[0]
+            for row in able:
+                if row[5] > best[5]:
+                    best = row
+            able.remove(best)
+            chosen.append(best[0])
+            count[best[0]] += 1
+            last[best[0]] = round_number
+        plan.append((rows, chosen))
     return plan
 
 
@@ -77,10 +82,11 @@ def expected_plan(vectors, queries, counts, config, round_number):
     recent_rounds=st.integers(0, 3),
     threshold=st.sampled_from([-1.0, 0.0, 0.4]),
     diversify=st.booleans(),
+    top_k=st.sampled_from([1, 1, 2, 3, 16]),
     counts=st.dictionaries(st.integers(0, 29), st.tuples(st.integers(1, 9), st.integers(1, 6)), max_size=10),
 )
 def test_every_term_and_choice(
-    seed, size, queries, candidates, rank_score, count_weight, recent_rounds, threshold, diversify, counts
+    seed, size, queries, candidates, rank_score, count_weight, recent_rounds, threshold, diversify, top_k, counts
 ):
     vectors, asked = unit(seed, size), unit(seed + 1, queries)
     counts = {number: value for number, value in counts.items() if number < size}
@@ -91,6 +97,7 @@ def test_every_term_and_choice(
         recent_rounds=recent_rounds,
         threshold=threshold,
         diversify=diversify,
+        top_k=top_k,
     )
     rows_of_counts = [RetrievalCount(entry_id=f"x{n}", count=c, last_round=r) for n, (c, r) in counts.items()]
     bank = Snapshot.of(5, [entry(number) for number in range(size)])
@@ -103,7 +110,9 @@ def test_every_term_and_choice(
             assert got.similarity == pytest.approx(cosine, rel=1e-9, abs=1e-12)
             assert (got.rank_score, got.count, got.recent) == (s_rank, c, recent)
             assert got.score == pytest.approx(s, rel=1e-12, abs=1e-12)
-        assert [row.entry_id for row in found if row.chosen] == ([] if chosen is None else [f"x{chosen}"])
+        assert [row.entry_id for row in found if row.chosen] == [f"x{row[0]}" for row in rows if row[0] in chosen]
+        shown = shown_by_episode(found)
+        assert [row.entry_id for row in shown.get(found[0].episode_id, [])] == [f"x{number}" for number in chosen]
 
 
 def test_a_worked_example():

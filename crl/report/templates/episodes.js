@@ -131,7 +131,7 @@
     if (known(found.guided_minus_free)) pairs.push(["difference", signed(found.guided_minus_free, 2)]);
     const search = element("button", "Episodes with this entry", "link");
     search.type = "button";
-    search.addEventListener("click", () => seek(found.entry));
+    search.addEventListener("click", () => seek(found.entry.split(", ")[0]));  // of several, the first
     return [element("blockquote", text(found.text), "text"), facts(pairs), search];
   }
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.credit import ALARM_SHARE, credit_metrics, credits_of, entry_scores, free_means, output_health
+from crl.learn.rewards import use_rewards
 from crl.records import Distillation, Episode, Retrieval
 
 
@@ -56,6 +58,35 @@ def test_a_guided_episode_earns_its_outcome_and_is_compared_with_its_free_twins(
     assert [row.free_mean for row in credits] == [-0.5, -0.5, None]
     assert [row.guided_minus_free for row in credits] == [1.5, -0.5, None]
     assert {row.generation_id for row in credits} == {"x-1"}
+
+
+def test_each_of_several_experiences_is_used_and_earns_the_whole_outcome() -> None:
+    several = {"entry_ids": ["e1", "e2"], "content_digests": ["d1", "d2"], "experiences": ["x", "y"]}
+    guided = [episode(0, member, guided=True, success=member == 0, **several) for member in range(2)]
+    free = episode(0, 2, guided=False, success=False)
+    rows = []
+    for each in guided:  # as they are recorded, by rank; shown by score
+        rows.append(retrieval(each, rank=0, score=-2.0, entry_id="e2", content_digest="d2", generation_id="x-2"))
+        rows.append(retrieval(each, rank=1, score=-1.0))
+    credits = credits_of([*guided, free], rows)
+    assert [(row.episode_id, row.entry_id, row.generation_id, row.outcome) for row in credits] == [
+        ("g0m0", "e1", "x-1", 1.0), ("g0m0", "e2", "x-2", 1.0),
+        ("g0m1", "e1", "x-1", -1.0), ("g0m1", "e2", "x-2", -1.0),
+    ]  # fmt: skip
+    assert {row.guided_minus_free for row in credits} == {2.0, 0.0}
+    assert [(row.entry_id, row.uses) for row in entry_scores([], credits)] == [("e1", 2), ("e2", 2)]
+    rewards, _ = use_rewards([*guided, free], credits, rows, [], [], ExtractorObjective())
+    assert [(row.episode_id, row.entry_id, row.reward) for row in rewards] == [
+        (row.episode_id, row.entry_id, row.outcome) for row in credits
+    ]
+    running = ExtractorObjective(credit="running_usefulness", usefulness_decay=0.5)
+    rewards, usefulness = use_rewards([*guided, free], credits, rows, [], [], running)
+    assert [row.uses for row in usefulness] == [2, 2] and rewards[2].reward == pytest.approx(-1 / 3)
+    # Shown in another order, or without one of them, the episode is not the one that was planned.
+    for wrong in ({"entry_ids": ["e2", "e1"], "content_digests": ["d2", "d1"]}, {"entry_ids": ["e1"],
+                  "content_digests": ["d1"]}):  # fmt: skip
+        with pytest.raises(RecordDamaged, match="g0m0"):
+            credits_of([dataclasses.replace(guided[0], **wrong)], rows)
 
 
 def test_candidates_that_were_not_chosen_earn_nothing() -> None:

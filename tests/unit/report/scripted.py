@@ -110,42 +110,47 @@ class ScriptedRun:
     def play(
         self,
         *asks: Ask,
-        guided: Sequence[tuple[str, bool]] = (),
+        guided: Sequence[tuple[str | tuple[str, ...], bool]] = (),
         free: Sequence[bool] = (True, False),
         merges: Sequence[Ask] = (),
-        evaluated: Sequence[tuple[str, bool]] = (),
+        evaluated: Sequence[tuple[str | tuple[str, ...], bool]] = (),
         near: Sequence[tuple[str, str]] = (),
         family: str = "lake",
     ) -> list[str]:
-        """One round: games guided by (entry, won), free games, then what the extractor asks; `near` are texts that
-        resemble each other. Returns the ids of the entries that `asks` and `merges` create or change, in order."""
+        """One round: games guided by (entry or entries, won), free games, then what the extractor asks; `near` are
+        texts that resemble each other. Returns the ids of the entries that `asks` and `merges` create or change, in
+        order."""
         number = self.newest + 1
         bank = recorded_bank(self.run, self.recipe, number - 1)
         episodes, retrievals = [], []
-        for member, (entry_id, won) in enumerate([*guided, *((None, each) for each in free)]):
-            row = None if entry_id is None else bank.row_of(entry_id)
-            entry = None if row is None else bank.entry(row)
-            assert (entry is None) == (entry_id is None), f"{entry_id} is not in the bank of round {number - 1}"
+        for member, (named, won) in enumerate([*guided, *(((), each) for each in free)]):
+            names = [named] if isinstance(named, str) else list(named)
+            rows = bank.rows_of(names)
+            assert None not in rows, f"{names} are not all in the bank of round {number - 1}"
+            entries = bank.taken([row for row in rows if row is not None])
+            first = entries[0] if entries else None
             episode_id = f"r{number:04d}-{family}-g0000-m{member:03d}"
             episodes.append(
                 Episode(
                     episode_id=episode_id, round=number, family=family, group=0, member=member, environment_seed=number,
-                    guided=entry is not None, entry_id=entry_id, content_digest=entry and entry.content_digest,
-                    experience="as the bank has it" if entry else None, goal="reach the goal", success=won,
+                    guided=bool(entries), entry_id=first and first.entry_id,
+                    content_digest=first and first.content_digest, experience="as the bank has it" if entries else None,
+                    entry_ids=names, content_digests=[entry.content_digest for entry in entries],
+                    experiences=["as the bank has it"] * len(entries), goal="reach the goal", success=won,
                     reward=float(won), turns=3, invalid_actions=0, tokens_read=30, tokens_sampled=6,
                     stop_reason="success" if won else "turn_limit",
                     error=None, generation_id=f"a-{episode_id}",
                 )
             )  # fmt: skip
-            if entry is not None:
+            for rank, entry in enumerate(entries):
                 earlier = self._counts.get(entry.entry_id)
                 count = earlier.count if earlier else 0
                 retrievals.append(
                     Retrieval(
                         episode_id=episode_id, round=number, bank_round=number - 1, family=family,
                         entry_id=entry.entry_id, content_digest=entry.content_digest,
-                        generation_id=entry.generation_id, rank=0, similarity=0.5, rank_score=1.0, count=count,
-                        recent=False, score=1.0, chosen=True,
+                        generation_id=entry.generation_id, rank=rank, similarity=0.5 - rank / 8, rank_score=1.0 - rank,
+                        count=count, recent=False, score=1.0 - rank, chosen=True,
                     )
                 )  # fmt: skip
                 self._counts[entry.entry_id] = RetrievalCount(
@@ -208,12 +213,14 @@ class ScriptedRun:
             weights_digest=sha(f"{role} {number}") if number else sha(sha("tiny")),
         )  # fmt: skip
 
-    def _evaluation(self, number: int, index: int, shown: tuple[str, bool]) -> Evaluation:
-        entry_id, won = shown
+    def _evaluation(self, number: int, index: int, shown: tuple[str | tuple[str, ...], bool]) -> Evaluation:
+        named, won = shown
+        names = [named] if isinstance(named, str) else list(named)
         return Evaluation(
             evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, arm="with_bank", family="lake",
-            environment_seed=index, guided=True, entry_id=entry_id, success=won, reward=float(won), turns=1,
-            invalid_actions=0, tokens_read=10, tokens_sampled=2, stop_reason="success" if won else "turn_limit",
+            environment_seed=index, guided=True, entry_id=names[0], entry_ids=names, success=won,
+            reward=float(won), turns=1, invalid_actions=0, tokens_read=10, tokens_sampled=2,
+            stop_reason="success" if won else "turn_limit",
             actions=["left"],
         )  # fmt: skip
 

@@ -304,3 +304,21 @@ def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -
     assert query(path, "SELECT round, embedder_cut FROM bank ORDER BY ALL")[1] == [
         (1, False), (1, True), (2, False), (2, False), (3, True),
     ]  # fmt: skip
+
+
+def test_each_of_several_experiences_of_an_episode_has_its_use(tmp_path: Path) -> None:
+    with ScriptedRun(tmp_path) as run:
+        run.initialise()
+        first, second = run.play(Ask("add", "one"), Ask("add", "two"))
+        run.play(guided=[((first, second), True), (second, False)], evaluated=[((second, first), True)])
+        path = run.path
+    uses = {name: why(path, name).versions[0].uses for name in (first, second)}
+    assert [(use.success, use.outcome, use.similarity) for use in uses[first]] == [(True, 1.0, 0.5)]
+    assert [(use.success, use.similarity) for use in uses[second]] == [(True, 0.375), (False, 0.5)]
+    assert all(len(why(path, name).versions[0].evaluations) == 1 for name in (first, second))
+    sql = "SELECT used_in, outcome, used_similarity FROM lineage WHERE entry_id = $e ORDER BY ALL"
+    assert [(name, len(query(path, sql, {"e": name})[1])) for name in (first, second)] == [(first, 1), (second, 2)]
+    assert query(path, sql, {"e": second})[1][0][1:] == (1.0, 0.375)
+    assert [(each.uses, each.retrieved) for each in snapshot(path, 2).entries] == [(1, 1), (2, 2)]
+    shown = query(path, "SELECT entry_id, unnest(entry_ids) FROM episodes WHERE guided ORDER BY ALL")[1]
+    assert shown == sorted([(first, first), (first, second), (second, second)])

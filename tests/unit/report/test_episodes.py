@@ -154,8 +154,8 @@ def test_hostile_episodes_are_data(tmp_path: Path) -> None:
     run = tmp_path / "run"
     played = [
         dataclasses.replace(
-            episode(1, number, guided=True, success=False), goal=text, experience=text, entry_id=text, family=text,
-            stop_reason=text,
+            episode(1, number, guided=True, success=False), goal=text, experience=text, entry_id=text, entry_ids=[text],
+            family=text, stop_reason=text,
         )
         for number, text in enumerate(HOSTILE)
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from crl.envs import make_environment
 from crl.errors import BadInput, PromptTooLong, StageFailed
 from crl.records import Episode, Generation, Turn, rows_of, table_of
 from crl.rollout.environments import MixedEnvironment
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, waves_of
 from crl.rollout.prompts import actor_messages, following_text
 from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, actor_prompt, method, task
@@ -105,6 +106,23 @@ def test_record_is_what_went_through_the_session(seeds, outputs, guided):
         (Turn, [turn for each in played for turn in each.turns]),
     ):
         assert len(rows_of(row_type, table_of(row_type, rows))) == len(rows)
+
+
+def test_several_experiences_are_one_numbered_text_and_all_of_them_are_recorded():
+    others = (Guide("e2", "d2", "not {goal}"), Guide("e3", "d3", "wait"))
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+    several, one, none = play(policy, Corridor(), [
+        EpisodeSlot(task(0, 2), "e1", "d1", "go right", others),
+        EpisodeSlot(task(1, 2), "e1", "d1", "go right"),
+        EpisodeSlot(task(2, 2)),
+    ])  # fmt: skip
+    shown = "1. go right\n2. not {goal}\n3. wait"
+    assert several.episode.experience == shown and f"Advice: {shown}\n" in several.generation.prompt
+    assert several.episode.entry_ids == ["e1", "e2", "e3"] and several.episode.content_digests == ["d1", "d2", "d3"]
+    assert several.episode.experiences == ["go right", "not {goal}", "wait"]
+    assert (several.episode.entry_id, several.episode.content_digest) == ("e1", "d1")
+    assert one.episode.experience == "go right" and one.episode.entry_ids == ["e1"], "one stands without a number"
+    assert none.episode.entry_ids == none.episode.experiences == [] and not none.episode.guided
 
 
 def test_rows_finish_at_different_times_with_their_reason():
