@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.launch import Gate, command_line, describe_exit
+from crl.engine.output import EngineOutput, OnLine
 from crl.errors import EngineDied, StageTimedOut, from_payload
 
 _TICK_SECONDS = 0.2
 _START_SECONDS = 180.0
 _STOP_SECONDS = 5.0
-_LINES_KEPT = 60
-_LINE_LENGTH = 2000
+_LAST_LINES_SECONDS = 10.0
+"""For lines that are under way when a job is done or a process has died; on an idle machine they take no time."""
 
 OnMessage = Callable[[dict[str, Any]], None]
-OnLine = Callable[[str], None]
 
 
 class Cancelled(BaseException):
@@ -56,8 +54,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
         self._pids: list[int] = []
-        self._reader: threading.Thread | None = None
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._output: EngineOutput | None = None
         self._cancelled = threading.Event()
 
     @property
@@ -124,8 +121,8 @@ class Engine:
             connection.close()
         if self._process is not None:
             self._process.wait()
-            if self._reader is not None:
-                self._reader.join(timeout=1.0)
+            if self._output is not None:
+                self._output.join(1.0)
         self._process, self._connections, self._pids = None, [], []
 
     # -- starting --------------------------------------------------------------------------------------------------
@@ -134,7 +131,6 @@ class Engine:
         if self.running:
             return
         self.kill()
-        self._lines.clear()
         with Gate() as gate:
             self._process = subprocess.Popen(
                 command_line(self.world_size),
@@ -145,8 +141,8 @@ class Engine:
                 # Its own session: Ctrl-C in a terminal reaches only us, and the whole group can be ended at once.
                 start_new_session=True,
             )
-            self._reader = threading.Thread(target=self._read_lines, args=(self._process,), daemon=True)
-            self._reader.start()
+            assert self._process.stdout is not None
+            self._output = EngineOutput(self._process.stdout, self._on_line)
             started = time.monotonic()
             ranks: dict[int, tuple[Connection, int]] = {}
             while len(ranks) < self.world_size:
@@ -159,17 +155,6 @@ class Engine:
                     ranks[hello["rank"]] = (connection, hello["pid"])
             self._connections = [ranks[rank][0] for rank in sorted(ranks)]
             self._pids = [ranks[rank][1] for rank in sorted(ranks)]
-
-    def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with process.stdout as stream:
-            for content in stream:
-                for text in re.split(r"[\r\n]+", content.decode(errors="replace")):
-                    if text.strip():
-                        self._lines.append(text[:_LINE_LENGTH])
-                        if self._on_line is not None:
-                            with contextlib.suppress(Exception):  # whoever watches must not stop the reading
-                                self._on_line(text[:_LINE_LENGTH])
 
     # -- one job ---------------------------------------------------------------------------------------------------
 
@@ -189,6 +174,7 @@ class Engine:
                 if kind == "error":
                     raise self._rebuilt(message)
                 if kind == "result" and rank == 0:
+                    self._hear_out(message)
                     result: dict[str, Any] = message["result"]
                     return result
                 if kind == "begun":
@@ -237,14 +223,19 @@ class Engine:
         if not self.running:
             raise self._died(job)
 
+    def _hear_out(self, message: dict[str, Any]) -> EngineOutput:
+        """Wait for the lines that were written before this message, the last one of a job."""
+        assert self._output is not None
+        self._output.wait_for(message["jobs"], _LAST_LINES_SECONDS)
+        return self._output
+
     def _rebuilt(self, message: dict[str, Any]) -> BaseException:
         error = from_payload(message["error"])
+        output = self._hear_out(message)
         if message["traceback"]:
             error.add_note(message["traceback"])
             for line in message["traceback"].splitlines():
-                self._lines.append(line)
-                if self._on_line is not None:
-                    self._on_line(line)
+                output.tell(line)
         # One rank that failed leaves the others waiting for it in a collective call: only a new start helps.
         error.engine_survives = not message["fatal"] and self.world_size == 1  # type: ignore[attr-defined]
         return error
@@ -256,14 +247,14 @@ class Engine:
         code: int | None = None
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=3.0)
-            if self._reader is not None:
-                self._reader.join(timeout=1.0)
+                code = process.wait(timeout=_LAST_LINES_SECONDS)
+            if self._output is not None:
+                self._output.join(1.0)
         return EngineDied(f"the engine process {describe_exit(code)}", **self._context(job, killed=code))
 
     def _context(self, job: Job, killed: int | None = None) -> dict[str, str]:
         """`where` and `next_step` of an EngineDied: the last lines of the log say more than the exit code."""
-        last = list(self._lines)[-5:]
+        last = self._output.last(5) if self._output is not None else []
         where = f"round {job.round}, stage {job.stage}"
         if last:
             where += "; last lines of its log:\n  " + "\n  ".join(last)

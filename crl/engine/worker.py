@@ -22,6 +22,7 @@ from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stag
 from crl.engine.failures import failure_of
 from crl.engine.jobs import Job, JobKind, decode, encode, load_recipe
 from crl.engine.launch import connect
+from crl.engine.output import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
 from crl.run.directory import RunDirectory
@@ -72,6 +73,7 @@ class Worker:
         self._link, self._rank, self._world_size = link, rank, world_size
         self._opened: dict[str, tuple[RunDirectory, EngineServices]] = {}
         self._last_progress = 0.0
+        self._jobs = 0
 
     def serve(self) -> None:
         """Answer jobs until told to stop."""
@@ -87,16 +89,20 @@ class Worker:
 
     def _answer(self, job: Job) -> None:
         where = f"round {job.round}, stage {job.stage}" + ("" if job.part is None else f", part {job.part}")
+        answer: dict[str, Any]
         try:
-            result = self._execute(job)
+            answer = {"type": "result", "result": self._execute(job)}
         except BaseException as error:
             # Also SystemExit: a library that exits must not take the engine down without a word.
             failure = failure_of(error, where)
-            self._link.send(
-                type="error", error=failure.error.payload(), traceback=failure.traceback, fatal=failure.fatal
-            )
-        else:
-            self._link.send(type="result", result=result)
+            answer = {
+                "type": "error", "error": failure.error.payload(), "traceback": failure.traceback,
+                "fatal": failure.fatal,
+            }  # fmt: skip
+        if self._rank == 0:  # whose lines alone are waited for: the output of all ranks is one
+            self._jobs += 1
+            mark_end(self._jobs)
+        self._link.send(jobs=self._jobs, **answer)
 
     def _execute(self, job: Job) -> dict[str, Any]:
         if job.kind is JobKind.release:

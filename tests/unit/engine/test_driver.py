@@ -215,7 +215,6 @@ def test_progress_and_output_reach_whoever_watches(tmp_path, seen):
     unwatch = watch(seen.append)
     with make_driver(tmp_path, {"draw": ["say", ""]}) as driver:
         driver.run_rounds(1)
-        wait_for(lambda: len(of(LogLine, seen)) >= 3)
     unwatch()
     drawn = [event for event in of(Progress, seen) if event.stage == "draw"]
     assert (drawn[-1].done, drawn[-1].total) == (5, 5) and drawn[-1].figures == {"drawn": 5, "rate": 2.5}
@@ -225,6 +224,23 @@ def test_progress_and_output_reach_whoever_watches(tmp_path, seen):
         "next line",
         "an error line",
     ]
+
+
+def test_what_an_engine_wrote_in_a_stage_is_told_before_the_stage_is_done(tmp_path, seen):
+    """However slowly the lines are read, as on a busy machine: they belong to the stage, and to its part."""
+
+    def slow(event: Event) -> None:
+        if isinstance(event, LogLine):
+            time.sleep(0.3)
+
+    with make_driver(tmp_path, {"draw": ["say", ""]}) as driver:
+        driver.subscribe(slow)
+        driver.subscribe(seen.append)
+        driver.run_rounds(1)
+    told = [event for event in seen if isinstance(event, LogLine | StageDone)]
+    done = next(index for index, event in enumerate(told) if isinstance(event, StageDone) and event.stage == "draw")
+    said = [event for event in told[:done] if isinstance(event, LogLine) and event.stage == "draw"]
+    assert [event.text for event in said] == ["a line", "next line", "an error line"]
 
 
 def test_a_broken_subscriber_does_not_stop_a_run(tmp_path):
