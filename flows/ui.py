@@ -30,7 +30,8 @@ from flows.setup import POOL, ROOT, TIDY
 
 PORT = 4200
 
-_HEALTHY_SECONDS = 120.0
+_HEALTHY_SECONDS = 600.0
+"""A server that ends is noticed at once: this is for machines on which much else runs."""
 _TICK_SECONDS = 0.5
 _WORKER_PATIENCE_SECONDS = 8.0
 _SERVER_PATIENCE_SECONDS = 8.0
@@ -87,7 +88,9 @@ class Desk:
         guard()  # before anything is started: whatever is started inherits its mark
         self.environment = {**os.environ, **self._settings()}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._ask)
+            # Ignored where it was started by nohup or in the background of a script: then it is not meant for us.
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._ask)
         logs = prefect_home() / "crl-ui"
         logs.mkdir(parents=True, exist_ok=True)
         try:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import psutil
 from crl.config import Experiment
 from crl.run import experiment_file
 from crl.run.directory import RunDirectory
-from tests.processes import command_line, environ, free_port, kill, reap, wait_until
+from tests.processes import PATIENCE_SECONDS, command_line, environ, free_port, kill, reap, wait_until
 from tests.tiny_run import ROOT, cut_back, environment
 
 MARK = "CRL_TEST_MARK"
@@ -33,13 +32,8 @@ POOL = "crl"
 LIVING = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 """Types of states that a run must leave in the end."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-PATIENCE_SECONDS = 400.0
-"""For one step of a flow run: other tests share the processors."""
 CRASHED_SECONDS = 120.0
 """A dead flow run is known as such within this time."""
-_TRIES = 8
-ANSWER_SECONDS = 180.0
-"""For one answer: a writer of the server's SQLite waits up to a minute for another before it gives up."""
 
 Run = dict[str, Any]
 
@@ -75,7 +69,7 @@ class Operation:
             MARK: self.mark,
             **(extra or {}),
         }
-        self._http = httpx.Client(base_url=f"{self.url}/api", timeout=ANSWER_SECONDS)
+        self._http = httpx.Client(base_url=f"{self.url}/api", timeout=PATIENCE_SECONDS)
         self._server: subprocess.Popen[bytes] | None = None
         self._worker: subprocess.Popen[bytes] | None = None
 
@@ -85,7 +79,7 @@ class Operation:
         """Start it, and wait until it answers."""
         arguments = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self._server = self._start("server", [sys.executable, "-m", "prefect", *arguments])
-        wait_until(self.server_answers, "the server answers", PATIENCE_SECONDS)
+        wait_until(self.server_answers, "the server answers")
 
     def server_answers(self) -> bool:
         """Whether the server is up."""
@@ -311,11 +305,11 @@ class Operation:
         assert process is not None, f"no {role} was started"
         process.terminate()
         try:
-            process.wait(30.0)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise AssertionError(f"the {role} did not end within 30 s of SIGTERM") from None
+            raise AssertionError(f"the {role} did not end after SIGTERM") from None
 
     def _get(self, path: str) -> Run:
         found: Run = self._ask("GET", path).json()
@@ -326,11 +320,7 @@ class Operation:
 
     def _ask(self, method: str, path: str, body: Run | None = None) -> httpx.Response:
         """One request; like Prefect's own client it asks again where the database was busy (503)."""
-        for attempt in range(1, _TRIES + 1):
-            answer = self._http.request(method, path, json=body)
-            if answer.status_code != 503 or attempt == _TRIES:
-                break
-            time.sleep(0.5 * attempt)
+        answer = ask_patiently(self._http, method, path, body)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:1000]}"
         return answer
 
@@ -339,6 +329,18 @@ class Operation:
         while page := self._post(path, {"sort": sort, "limit": 200, "offset": len(found)}):
             found += page
         return found
+
+
+def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
+    """One request to a Prefect server, asked again while its database is busy (503)."""
+    answers: list[httpx.Response] = []
+
+    def answered() -> bool:
+        answers[:] = [http.request(method, path, json=body)]
+        return answers[0].status_code != 503
+
+    wait_until(answered, lambda: f"{method} {path} is answered: {answers[0].text[:1000]}", every=0.5)
+    return answers[0]
 
 
 @contextlib.contextmanager

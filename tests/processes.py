@@ -1,15 +1,65 @@
-"""Small helpers about processes and ports, for tests that start and kill real ones."""
+"""Small helpers about processes, ports and time, for tests that start and kill real ones.
+
+Two kinds of time limit are told apart. Most only keep a broken test from hanging: they are :data:`PATIENCE_SECONDS`,
+and nothing passes or fails by them. Few are the point of a test, or a limit of the product that is reached in it: they
+are given for a machine that runs `make test` alone, and are longer on a busier one (:func:`scaled`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+PATIENCE_SECONDS = 900.0
+"""Longest wait for what has to come."""
+USUAL_CROWD = 2.0
+"""Processes that want a processor, for each processor, while `make test` runs alone."""
+
+
+def crowd() -> float:
+    """How many processes want a processor, for each processor there is: now or in the last minute, whatever is more."""
+    wanting = psutil.getloadavg()[0]
+    with contextlib.suppress(OSError):  # Linux only
+        wanting = max(wanting, float(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))
+    return wanting / len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0] * (os.cpu_count() or 1))
+
+
+def scaled(seconds: float) -> float:
+    """A time limit for this machine as busy as it is, given what it is where `make test` runs alone."""
+    return seconds * max(1.0, crowd() / USUAL_CROWD)
+
+
+@contextlib.contextmanager
+def as_in_a_terminal() -> Iterator[None]:
+    """Processes started inside hear Ctrl-C, even where this one was started in the background of a script."""
+    with _interruption(signal.default_int_handler):
+        yield
+
+
+@contextlib.contextmanager
+def as_in_the_background() -> Iterator[None]:
+    """Processes started inside do not hear Ctrl-C, as a shell without job control starts `command &`."""
+    with _interruption(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _interruption(action: Any) -> Iterator[None]:
+    # A handler is no child's business, but a signal that is ignored here is ignored there.
+    before = signal.signal(signal.SIGINT, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def free_port() -> int:
@@ -19,13 +69,22 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float, every: float = 0.1) -> None:
-    """Poll; fails with `what` when it takes too long."""
-    deadline = time.monotonic() + seconds
+def wait_until(
+    condition: Callable[[], Any],
+    what: str | Callable[[], str],
+    seconds: float = PATIENCE_SECONDS,
+    every: float = 0.1,
+) -> None:
+    """Poll; fails with `what` when it takes longer than `seconds`, scaled to how busy the machine is meanwhile."""
+    began = seen = time.monotonic()
+    left = seconds
     while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:.0f} s until {what() if callable(what) else what}")
         time.sleep(every)
+        now = time.monotonic()
+        left, seen = left - (now - seen) / scaled(1.0), now
+        if left < 0 and not condition():
+            said = what() if callable(what) else what
+            raise AssertionError(f"waited {now - began:.0f} s (for {seconds:.0f} s without other load) until {said}")
 
 
 def environ(process: psutil.Process) -> dict[str, str]:
@@ -51,11 +110,11 @@ def kill(processes: Iterable[psutil.Process]) -> None:
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, timeout=10.0)
+    psutil.wait_procs(found, timeout=PATIENCE_SECONDS)
 
 
 def reap(process: subprocess.Popen[bytes] | None) -> None:
     """Wait for a killed child, so that it stays no zombie."""
     if process is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10.0)
+            process.wait(PATIENCE_SECONDS)

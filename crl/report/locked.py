@@ -10,8 +10,9 @@ of the Python program, no temporary file; none of this can be switched back on.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import duckdb
@@ -31,6 +32,7 @@ TABLE_FUNCTIONS = frozenset(
 )  # fmt: skip
 """What may stand in FROM with brackets: none reads a file or changes anything."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_INTERRUPT_SECONDS = 0.05
 _EFFECTS = frozenset({"nextval", "currval", "setval", "write_log", "sleep_ms", "getenv", "getvariable"})
 
 
@@ -78,13 +80,24 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], R]) -> R:
     """What `work` does on the connection, in a thread of its own: Ctrl-C then ends a query in the middle."""
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(work)
+    outcome: Future[R] = Future()
+
+    def run() -> None:
         try:
-            return running.result()
-        except KeyboardInterrupt:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="query", daemon=True)
+    try:
+        thread.start()
+        return outcome.result()
+    except KeyboardInterrupt:
+        # Again and again: DuckDB forgets an interruption that comes between two queries, or before the first.
+        while thread.is_alive():
             connection.interrupt()
-            raise
+            thread.join(_INTERRUPT_SECONDS)
+        raise
 
 
 def bad_sql(sql: str, error: duckdb.Error) -> BadInput:

@@ -18,15 +18,10 @@ from playwright.sync_api import Browser
 from crl.report.page import write_report
 from tests.browser.opened import Opened
 from tests.browser.screen import HEIGHT, WIDTH, Screen
-from tests.operate import PATIENCE_SECONDS, Operation
+from tests.operate import Operation
 from tests.processes import free_port, wait_until
 
 READY = re.compile(r"^Ready after (\d+) s\.$", re.MULTILINE)
-
-
-def slack() -> float:
-    """By how much a time limit grows on processors that others use as well; 1 on an idle machine."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Desk(Operation):
@@ -41,7 +36,7 @@ class Desk(Operation):
         """Start it, and wait until it says that it is ready."""
         ports = ["--port", str(self.port), "--pages-port", str(self.pages_port)]
         self._server = self._start("server", [sys.executable, "-u", "-m", "flows.ui", *ports])
-        wait_until(lambda: self._ready() or self._server_ended(), lambda: f"ready: {self.said()}", PATIENCE_SECONDS)
+        wait_until(lambda: self._ready() or self._server_ended(), lambda: f"ready: {self.said()}")
         assert not self._server_ended(), self.said()
 
     def said(self) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
+from tests.processes import PATIENCE_SECONDS
+
 
 class Opened:
     """A page in a tab, and everything it asked for or complained about."""
@@ -14,7 +16,7 @@ class Opened:
         self.page, self.path = page, path
         self.asked: list[str] = []
         self.complaints: list[str] = []
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_SECONDS * 1000)
         page.on("request", lambda request: self.asked.append(request.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))

@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 from PIL import Image
 from playwright.sync_api import Locator, Page, Request, Response, expect
 
-from tests.processes import wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
 
 LOOPBACK = ("127.0.0.1", "localhost", "")
 """Hosts that a page may ask; a `data:` or `blob:` address has none."""
-PATIENCE_SECONDS = 60.0
 LARGEST_PICTURE = 150_000
 """Bytes of a screenshot: they lie in the repository."""
 WIDTH, HEIGHT = 1280, 860
@@ -42,6 +41,7 @@ class Screen:
         page.on("pageerror", lambda error: self.errors.append(f"{page.url}: {error}"))
         page.on("response", self._answered)
         page.set_default_timeout(PATIENCE_SECONDS * 1000)
+        expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
     def _remember(self, request: Request) -> None:
         self.asked.append(request.url)
@@ -109,12 +109,12 @@ class Screen:
 
         A server on SQLite that is busy may answer 503 and ask to try again, which a person does.
         """
-        for attempt in range(5):
+        while True:
             with self.page.expect_response(lambda answer: answer.url.endswith("/create_flow_run")) as made:
                 self.page.get_by_role("button", name="Submit").click()
             if made.value.status != BUSY:
                 break
-            self.page.wait_for_timeout(1000 * (attempt + 1))
+            self.page.wait_for_timeout(1000)
         assert made.value.status == 201, f"{made.value.status}: {made.value.text()}"
         return str(made.value.json()["id"])
 
@@ -127,7 +127,7 @@ class Screen:
         badge.wait_for()
         return badge.inner_text()
 
-    def wait_for(self, run_id: str, *states: str, seconds: float) -> str:
+    def wait_for(self, run_id: str, *states: str) -> str:
         """Look at the run's page until it shows one of the states."""
         seen: list[str] = []
 
@@ -135,7 +135,7 @@ class Screen:
             seen.append(self.state(run_id))
             return seen[-1] in states
 
-        wait_until(reached, lambda: f"the run is {states}; it is {seen[-1]}: {self.text()[-3000:]}", seconds, every=1.0)
+        wait_until(reached, lambda: f"the run is {states}; it is {seen[-1]}: {self.text()[-3000:]}", every=1.0)
         return seen[-1]
 
     def click_menu(self, run_id: str, entry: str) -> Locator:
@@ -154,7 +154,7 @@ class Screen:
     def shows(self, *texts: str) -> None:
         """The page shows these texts, at once or soon."""
         for text in texts:
-            expect(self.page.get_by_text(text).first).to_be_visible(timeout=PATIENCE_SECONDS * 1000)
+            expect(self.page.get_by_text(text).first).to_be_visible()
 
     def broken_pictures(self) -> list[str]:
         """Pictures of the page that the browser could not draw."""

@@ -17,19 +17,17 @@ from playwright.sync_api import expect
 
 from crl.records import Approval
 from crl.run.directory import RunDirectory
-from tests.browser.conftest import Desk, slack
+from tests.browser.conftest import Desk
 from tests.browser.screen import Screen
 from tests.faults.segments import SAID, Fault, Segment, Way
-from tests.operate import PATIENCE_SECONDS, as_parameter, copy_run
-from tests.processes import wait_until
+from tests.operate import as_parameter, copy_run
+from tests.processes import PATIENCE_SECONDS, scaled, wait_until
 from tests.tiny_run import ROUNDS, digests, experiment
 
 pytestmark = pytest.mark.slow
 
 CANCEL_SECONDS = 10.0
 """After Cancel no child process lives any longer than that."""
-SCHEDULE_SECONDS = 240.0
-"""A schedule of every minute has trained a round within this time."""
 PERSON = "Ada Lovelace"
 
 
@@ -50,7 +48,7 @@ def test_the_retry_button_continues_at_the_failed_stage(
         screen.shoot(f"failed-{fault.value}", 1240)
 
         screen.click_menu(segment.run_id, "Retry").get_by_role("button", name="Retry", exact=True).click()
-        screen.wait_for(segment.run_id, "Completed", seconds=PATIENCE_SECONDS)
+        screen.wait_for(segment.run_id, "Completed")
         segment.arrive()
         screen.open_run(segment.run_id, "Subflow Runs")
         screen.shows(f"round {ROUNDS}")
@@ -66,19 +64,17 @@ def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, d
         button = dialog.get_by_role("button", name="Cancel Flow Run")
         began = time.monotonic()
         button.click()
-        wait_until(
-            lambda: not desk.flow_processes(segment.run_id), "no process of the flow run lives", 6 * CANCEL_SECONDS
-        )
+        wait_until(lambda: not desk.flow_processes(segment.run_id), "no process of the flow run lives")
         took = time.monotonic() - began
-        assert took <= CANCEL_SECONDS * slack(), f"processes lived {took:.1f} s after Cancel"
-        assert screen.wait_for(segment.run_id, "Cancelled", "Failed", "Crashed", seconds=60.0) == "Cancelled"
+        assert took <= scaled(CANCEL_SECONDS), f"processes lived {took:.1f} s after Cancel"
+        assert screen.wait_for(segment.run_id, "Cancelled", "Failed", "Crashed") == "Cancelled"
         segment.look()
 
         screen.open_form("resume")
         screen.fill("run_path", segment.name)
         screen.shoot("resume", 560)
         resumed = screen.submit()
-        assert screen.wait_for(resumed, "Completed", "Failed", "Crashed", seconds=PATIENCE_SECONDS) == "Completed"
+        assert screen.wait_for(resumed, "Completed", "Failed", "Crashed") == "Completed"
         assert digests(segment.path) == digests(finished)
 
 
@@ -100,7 +96,7 @@ def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: Des
             dialog.get_by_role("switch").first.click()
         person.fill(PERSON)
         dialog.get_by_role("button", name="Resume", exact=True).click()
-    assert screen.wait_for(run_id, "Completed", "Failed", "Crashed", seconds=PATIENCE_SECONDS) == "Completed"
+    assert screen.wait_for(run_id, "Completed", "Failed", "Crashed") == "Completed"
 
     decided = [RunDirectory.open(path).read(number, "approve", Approval).to_pylist()[0] for number in (1, 2)]
     assert [each["decision"] for each in decided] == ["approved", "rejected"]
@@ -120,7 +116,7 @@ def paused_round(screen: Screen, desk: Desk, run_id: str, number: int) -> str:
         found.append(str(link.get_attribute("href")).rpartition("/")[2])
         return screen.state(found[-1]) == "Paused"
 
-    wait_until(paused, f"round {number} is paused", PATIENCE_SECONDS, every=1.0)
+    wait_until(paused, f"round {number} is paused", every=1.0)
     return found[-1]
 
 
@@ -130,7 +126,7 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk
     screen.open_deployment("nightly")
     screen.shows("At 02:00 AM")
     screen.shoot("nightly", 560)
-    with httpx.Client(base_url=f"{desk.url}/api", timeout=60.0) as client:
+    with httpx.Client(base_url=f"{desk.url}/api", timeout=PATIENCE_SECONDS) as client:
         deployment = client.get("/deployments/name/train/nightly").raise_for_status().json()
         (schedule,) = deployment["schedules"]
         assert schedule["active"] is False
@@ -140,7 +136,7 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk
         parameters = {"parameters": {"experiment": as_parameter(experiment(name="scheduled")), "rounds": 1}}
         for where, body in ((path, parameters), (f"{path}/schedules/{schedule['id']}", every_minute)):
             # A server on SQLite that is busy answers 503 and means: again.
-            wait_until(partial(succeeds, client, where, body), f"PATCH {where} succeeds", PATIENCE_SECONDS, every=1.0)
+            wait_until(partial(succeeds, client, where, body), f"PATCH {where} succeeds", every=1.0)
 
     screen.open_deployment("nightly")
     switch = screen.page.get_by_role("switch").first
@@ -152,7 +148,6 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk
     wait_until(
         lambda: run.rounds()[-1] > ROUNDS and run.is_complete(ROUNDS + 1, "evaluate"),
         "the schedule has trained the next round",
-        SCHEDULE_SECONDS,
         every=1.0,
     )
     screen.open_deployment("nightly")

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,15 @@ from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.manifest import parse_key
 from tests.faults.looking import Identity, check_journal, check_kept
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import NAME, ROOT, command, digests, environment, train
 
 WORKER = "crl.engine.worker"
 MARK = "CRL_TEST_MARK"
-PATIENCE_SECONDS = 240.0
-"""For the next stage to start: other tests share the processors."""
 ORPHAN_SECONDS = 10.0
 """Until nothing of a killed run may live any more. On an idle machine it takes less than a second."""
 
 Place = tuple[int, str]
-
-
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS, every: float = 0.02) -> None:
-    """Poll; fails with `what` when it takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long until {what}"
-        time.sleep(every)
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
@@ -108,7 +99,7 @@ class KilledRun:
         if not self.alive:
             self.start()
         assert self._process is not None
-        assert self._process.wait(PATIENCE_SECONDS * 2) == 0, self._said()
+        assert self._process.wait(PATIENCE_SECONDS) == 0, self._said()
 
     def end(self) -> None:
         """After a failed test: nothing of it stays."""
@@ -157,7 +148,7 @@ class KilledRun:
         def writing() -> bool:
             return directory.exists() or not self.alive or parts.exists() or any(directory.parent.glob(temporary))
 
-        wait_until(begun, f"{key} started")
+        wait_until(begun, f"{key} started", every=0.02)
         if manner == "starting":
             time.sleep(self.random.uniform(0.0, 1.0))
         elif manner == "working":

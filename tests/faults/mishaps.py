@@ -25,7 +25,7 @@ RECIPE = "tests.faults.mishaps:recipe_of"
 VARIABLE = "CRL_MISHAP"
 EXCEPTION = "the test broke this stage"
 HALT = "the test stops here"
-_HELD_SECONDS = 600.0
+_HELD_SECONDS = 3600.0
 """A stage held for an outside fault gives up after this time, so that a broken test ends."""
 
 

@@ -19,12 +19,12 @@ from crl.run.verify import verify
 from tests.faults.disks import small_disk
 from tests.faults.looking import Identity, check_journal, check_kept, identities
 from tests.faults.mishaps import BALLAST, EXCEPTION, HALT, Mishap
-from tests.operate import CRASHED_SECONDS, ENDED, PATIENCE_SECONDS, Operation, as_parameter, copy_run
-from tests.processes import command_line, wait_until
+from tests.operate import CRASHED_SECONDS, ENDED, Operation, as_parameter, copy_run
+from tests.processes import command_line, scaled, wait_until
 from tests.tiny_run import ROUNDS, digests, experiment, leftovers
 
 HANG_LIMIT_SECONDS = 60.0
-"""Time limit of a stage where one hangs. Starting an engine counts: on a busy machine that takes half of it."""
+"""Time limit of a stage where one hangs, scaled. Starting an engine counts, which takes half of it."""
 ORPHAN_SECONDS = 60.0
 """Until nothing of a dead flow run may live any more; on an idle machine a second, with its last log lines."""
 
@@ -79,7 +79,6 @@ class Segment:
     step: int = 0
     run_id: str = ""
     run_ids: list[str] = field(default_factory=list)
-    died: float = 0.0
     _seen: dict[str, Identity] = field(default_factory=dict)
     _resumed: int = -1
 
@@ -123,7 +122,7 @@ class Segment:
             name=self.name,
             runtime__retries=self.retries,
             runtime__min_free_gigabytes=0,
-            runtime__stage_time_limit_seconds=HANG_LIMIT_SECONDS if self.fault is Fault.hang else 600,
+            runtime__stage_time_limit_seconds=scaled(HANG_LIMIT_SECONDS) if self.fault is Fault.hang else 3600,
         )
         self.run_id = self.operation.run(
             "train/train",
@@ -147,11 +146,7 @@ class Segment:
                 assert not early, f"{self.name}: {self.place} was not reached: {current['state_type']}: {said}"
             return False
 
-        wait_until(ready, lambda: f"{self.name} reached {self.place}", PATIENCE_SECONDS, every=0.25)
-
-    def die(self) -> None:
-        """Note that it is being broken now."""
-        self.died = time.monotonic()
+        wait_until(ready, lambda: f"{self.name} reached {self.place}", every=0.25)
 
     def wait_dead(self) -> None:
         """Until the server knows that the flow run ended, and why; no process of it lives."""
@@ -163,8 +158,7 @@ class Segment:
             assert ended["state_type"] == "FAILED", f"{self.name}: {ended['state_type']}: {said}"
             assert SAID[self.fault] in said, f"{self.name}: {said}"
         else:
-            left = max(CRASHED_SECONDS - (time.monotonic() - self.died), 1.0)
-            self.operation.wait_for(self.run_id, "CRASHED", "FAILED", seconds=left)
+            self.operation.wait_for(self.run_id, "CRASHED", "FAILED", seconds=CRASHED_SECONDS)
         self.no_orphans()
 
     def no_orphans(self) -> None:
@@ -232,8 +226,6 @@ class Segment:
 
 def break_from_outside(operation: Operation, fault: Fault, segments: list[Segment]) -> None:
     """Bring the fault about, for every segment at once where it is one of the whole machine."""
-    for segment in segments:
-        segment.die()
     match fault:
         case Fault.flow:
             for segment in segments:

@@ -62,7 +62,7 @@ def test_each_fault_once_and_the_run_goes_on(finished: Path, tmp_path: Path) -> 
         nothing_runs_for_ever(operated)
         taken = [each.name for each in segments.values() if operated.limit(each.name)["active_slots"]]
         assert not taken, f"the slots of {taken} are taken although nothing runs"
-        wait_until(lambda: not operated.flow_processes(), "no process of a flow lives", 60)
+        wait_until(lambda: not operated.flow_processes(), "no process of a flow lives")
 
 
 def _break(operated: Operation, segments: list[Segment]) -> None:

@@ -33,7 +33,7 @@ def train_until_asked(operated: Operation, name: str) -> tuple[str, Run]:
         paused[:] = [each for each in operated.children(started) if each["state_type"] == "PAUSED"]
         return bool(paused)
 
-    wait_until(asked, lambda: f"round 1 is paused\n{operated.logs(started)}", 180.0, every=0.5)
+    wait_until(asked, lambda: f"round 1 is paused\n{operated.logs(started)}", every=0.5)
     assert operated.flow_run(started)["state_name"] == "Awaiting approval"
     return started, paused[0]
 
@@ -41,7 +41,7 @@ def train_until_asked(operated: Operation, name: str) -> tuple[str, Run]:
 def test_a_server_that_restarts_does_not_end_the_wait(operated: Operation) -> None:
     started, paused = train_until_asked(operated, "restarted")
     operated.stop_server()
-    wait_until(lambda: operated.flow_processes(started), "the flow lives on", 1.0)
+    wait_until(lambda: operated.flow_processes(started), "the flow lives on", 5.0)
     operated.start_server()
     answer = operated._post(f"/flow_runs/{paused['id']}/resume", {"run_input": {"person": "Ada"}})
     assert answer["status"] == "ACCEPT"

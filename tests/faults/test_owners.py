@@ -15,10 +15,12 @@ import pytest
 from crl.run.journal import Journal
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.verify import verify
-from tests.faults.killing import wait_until, workers_of
+from tests.faults.killing import workers_of
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT, ROUNDS, command, crl, cut_back, digests, environment, leftovers, train
 
-LEASE_SECONDS = 60
+LEASE_SECONDS = 3600
+"""So long a sleeping owner on this machine is taken to be alive: longer than the test takes."""
 
 
 @pytest.fixture
@@ -60,7 +62,8 @@ def test_the_second_is_refused_and_a_replaced_one_changes_nothing(
 ) -> None:
     directory = copied / "rounds" / f"{ROUNDS:04d}"
     unfinished = f".parts-{stage}/0*" if stage == "collect" else f".tmp-{stage}-*"
-    wait_until(lambda: first.poll() is not None or any(directory.glob(unfinished)), f"{stage} was being written")
+    begun = lambda: first.poll() is not None or any(directory.glob(unfinished))  # noqa: E731
+    wait_until(begun, f"{stage} was being written", every=0.02)
     assert first.poll() is None, first.communicate()
 
     # Stopped in the middle of a stage, with its engine: as if the machine were asleep.
@@ -87,7 +90,7 @@ def test_the_second_is_refused_and_a_replaced_one_changes_nothing(
     # Awake again, the first finds itself replaced.
     engines[0].resume()
     first.send_signal(signal.SIGCONT)
-    _, said = first.communicate(timeout=120)
+    _, said = first.communicate(timeout=PATIENCE_SECONDS)
     assert first.returncode == 3, said
     assert re.search(r"attempt \d+ may not write: the lease (was taken over|with token \d+ was given back)", said), said
     assert "nothing was committed" in said

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
+from tests.processes import PATIENCE_SECONDS
 from tests.unit.engine.harness import RECIPE
 
 
@@ -18,7 +19,7 @@ def prefect_server() -> Iterator[None]:
     """A real server on a temporary database."""
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with prefect_test_harness(server_startup_timeout=int(PATIENCE_SECONDS)):
         yield
 
 

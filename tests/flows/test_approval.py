@@ -32,13 +32,12 @@ from crl.run.directory import RunDirectory
 from flows.approval import WAITING_NAME
 from flows.limits import limit_name
 from flows.train import train
-from tests.processes import wait_until
+from tests.processes import PATIENCE_SECONDS, scaled, wait_until
 from tests.tiny_run import ROOT
 from tests.unit.engine.approval_recipe import RECIPE, approved_experiment
 from tests.unit.engine.harness import digests
 
 pytestmark = pytest.mark.slow
-PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def paused_run(name: str, dead: Collection[UUID] = ()) -> FlowRun | None:
 
 
 def wait_paused(name: str, dead: Collection[UUID] = ()) -> FlowRun:
-    wait_until(lambda: paused_run(name, dead), f"{name} is paused", PATIENCE_SECONDS, every=0.3)
+    wait_until(lambda: paused_run(name, dead), f"{name} is paused", every=0.3)
     found = paused_run(name, dead)
     assert found is not None
     return found
@@ -152,7 +151,7 @@ def test_the_record_wins_over_an_answer_that_comes_later(path: Path, monkeypatch
     with person(act):
         train(approved_experiment(path.name), rounds=1)
     assert texts(path, 1) == []
-    wait_until(lambda: "the answer from the UI is not used: Ada rejected all" in logs(), "the log says so", 30.0)
+    wait_until(lambda: "the answer from the UI is not used: Ada rejected all" in logs(), "the log says so")
 
 
 def test_resumed_without_an_answer_it_pauses_again_and_patience_ends_as_a_wait(path: Path) -> None:
@@ -165,7 +164,7 @@ def test_resumed_without_an_answer_it_pauses_again_and_patience_ends_as_a_wait(p
     dead = paused_states()
 
     with person(act):
-        state = train(approved_experiment(path.name, approval_wait_seconds=20), rounds=1, return_state=True)
+        state = train(approved_experiment(path.name, approval_wait_seconds=scaled(20)), rounds=1, return_state=True)
     assert state.is_failed() and state.name == WAITING_NAME, "it offers Retry, and does not look like a failure"
     with pytest.raises(ApprovalPending, match="round 1 waits for a person"):
         state.result()

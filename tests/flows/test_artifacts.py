@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from crl.report.diff import bank_diff
 from crl.report.views import query
 from tasks.artifacts import KINDS, PAGES, artifact_key, publish_breach, publish_failure, publish_round
 from tasks.progress import shown_progress
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -146,19 +145,6 @@ def staged(work: Any) -> Any:
     return run()
 
 
-@contextmanager
-def waiting(seconds: float = 20.0):
-    """Gives a function that waits until something is so, and fails when it takes too long."""
-    deadline = time.monotonic() + seconds
-
-    def until(condition: Any) -> None:
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    yield until
-
-
 def test_a_long_stage_has_a_bar_that_ends_full(prefect_server, monkeypatch):
     monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.1)
     monkeypatch.setattr(tasks.progress, "EVERY_SECONDS", 0.1)
@@ -166,29 +152,31 @@ def test_a_long_stage_has_a_bar_that_ends_full(prefect_server, monkeypatch):
 
     def work(driver: Stages) -> None:
         run = get_run_context().task_run.id  # type: ignore[union-attr]
-        with waiting() as until:
-            driver.tell(Progress(2, "distill", 9, 10, 1.0))
-            driver.tell(Progress(2, "collect", 4, 16, 1.0, {"episodes": 4}))
-            until(lambda: bars(run))
-            seen.append(bars(run)[0])
-            driver.tell(Progress(2, "collect", 12, 16, 2.0, {"episodes": 12}))
-            until(lambda: bars(run)[0].data == 75.0)
+        driver.tell(Progress(2, "distill", 9, 10, 1.0))
+        driver.tell(Progress(2, "collect", 4, 16, 1.0, {"episodes": 4}))
+        wait_until(lambda: bars(run), "there is a bar")
+        seen.append(bars(run)[0])
+        driver.tell(Progress(2, "collect", 12, 16, 2.0, {"episodes": 12}))
+        wait_until(lambda: bars(run)[0].data == 75.0, "the bar moves")
         driver.tell(StageDone(2, "collect", "d", 3.0))
 
     run = staged(work)
     assert seen[0].data == 25.0 and "round 2, collect: 4 of 16" in seen[0].description
+    # A stage that is done waits for its last request for a moment only.
+    wait_until(lambda: bars(run)[0].data == 100.0, "the bar is full")
     assert [(bar.data, bar.description) for bar in bars(run)] == [(100.0, "round 2, collect: committed")]
 
 
 def test_a_short_stage_has_no_bar_and_a_failed_one_does_not_end_full(prefect_server, monkeypatch):
+    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 3600.0)
     assert bars(staged(lambda driver: driver.tell(Progress(2, "collect", 4, 16, 1.0)))) == []
     monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.0)
     monkeypatch.setattr(tasks.progress, "EVERY_SECONDS", 0.1)
 
     def work(driver: Stages) -> None:
         driver.tell(Progress(2, "collect", 4, 16, 1.0))
-        with waiting() as until:
-            until(lambda: bars(get_run_context().task_run.id))  # type: ignore[union-attr]
+        run = get_run_context().task_run.id  # type: ignore[union-attr]
+        wait_until(lambda: bars(run), "there is a bar")
 
     assert [bar.data for bar in bars(staged(work))] == [25.0]
 
@@ -199,11 +187,11 @@ def test_a_server_that_does_not_answer_costs_the_bar_only(prefect_server, monkey
 
     monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.0)
     monkeypatch.setattr(tasks.progress, "create_progress_artifact", broken)
-    with caplog.at_level("WARNING"), waiting() as until:
+    with caplog.at_level("WARNING"):
 
         def work(driver: Stages) -> None:
             driver.tell(Progress(2, "collect", 4, 16, 1.0))
-            until(lambda: "could not be shown" in caplog.text)
+            wait_until(lambda: "could not be shown" in caplog.text, "there is a warning")
 
         assert bars(staged(work)) == []
     assert "the progress of collect could not be shown: no server" in caplog.text

@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL
 
 from crl.errors import BadInput
 from flows.evaluate import ARTIFACT_KEY, Seeds, evaluate
-from tests.processes import command_line, wait_until
+from tests.processes import PATIENCE_SECONDS, command_line, wait_until
 from tests.tiny_run import ROOT, digests
 
 
@@ -52,8 +52,8 @@ def test_a_cancelled_evaluation_leaves_no_process(run_path: Path) -> None:
     code = f"from flows.evaluate import evaluate; evaluate({run_path.name!r})"
     with subprocess.Popen([sys.executable, "-c", code], env=variables, stderr=subprocess.DEVNULL) as process:
         this = psutil.Process(process.pid)
-        wait_until(lambda: any("crl" in command_line(each) for each in this.children()), "the evaluation runs", 120)
+        wait_until(lambda: any("crl" in command_line(each) for each in this.children()), "the evaluation runs")
         children = this.children(recursive=True)
         process.terminate()
-        assert process.wait(30) != 0
+        assert process.wait(PATIENCE_SECONDS) != 0
     wait_until(lambda: not any(each.is_running() for each in children), lambda: str(children), 20)

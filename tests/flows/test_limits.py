@@ -27,7 +27,7 @@ from crl.run.lease import Lease
 from flows import limits, waiting
 from flows.limits import ensure_limit, hold, limit_name
 from flows.train import train
-from tests.processes import wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT
 from tests.unit.engine.harness import RECIPE, digests, make_driver, make_experiment
 
@@ -163,7 +163,7 @@ def attempts(path: Path) -> list[tuple[str, int]]:
 def test_of_two_that_start_at_the_same_second_one_works(policy: str, tmp_path: Path) -> None:
     """Two processes on one new experiment; the journal shows one attempt after the other, never two at once."""
     both = [start_training(tmp_path, policy, {}) for _ in range(2)]
-    ended = [(process.communicate(timeout=300), process.returncode) for process in both]
+    ended = [(process.communicate(timeout=PATIENCE_SECONDS), process.returncode) for process in both]
     said = "\n".join(error[-1500:] for (_, error), _ in ended)
     codes = sorted(code for _, code in ended)
     seen = attempts(tmp_path / "fake")
@@ -186,21 +186,21 @@ def test_of_two_that_start_at_the_same_second_one_works(policy: str, tmp_path: P
 def test_a_run_that_waits_shows_it_and_goes_on_when_the_other_was_ended(tmp_path: Path) -> None:
     marker = tmp_path / "asleep"
     first = start_training(tmp_path, "wait", {"draw": ["sleep_once", str(marker)]})
-    wait_until(marker.exists, "the first one works", 180)
+    wait_until(marker.exists, "the first one works")
     second = start_training(tmp_path, "wait", {})
 
     def waits() -> list[Any]:
         with get_client(sync_client=True) as client:
             return [run for run in client.read_flow_runs(limit=200) if run.state_name == waiting.STATE_NAME]
 
-    wait_until(lambda: bool(waits()), "the second one waits", 180)
+    wait_until(lambda: bool(waits()), "the second one waits")
     (waiter,) = waits()
     assert waiter.name.startswith("fake: 2 rounds") and waiter.tags == ["fake"]
     assert "waiting for flow run 'fake: rounds 0–2', process" in waiter.state.message
     time.sleep(2 * waiting.POLL_SECONDS)
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=120)
-    out, error = second.communicate(timeout=300)
+    first.communicate(timeout=PATIENCE_SECONDS)
+    out, error = second.communicate(timeout=PATIENCE_SECONDS)
     assert second.returncode == 0, error[-3000:]
     # What the first one left is finished first: both asked for two rounds.
     assert json.loads(out.splitlines()[-1])["rounds"] == [1, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from crl.run.redo import set_aside
 from flows.limits import ensure_limit
 from flows.resume import resume
 from flows.train import train
+from tests.processes import wait_until
 from tests.unit.engine.harness import RECIPE, digests, make_driver, make_experiment
 
 pytestmark = [pytest.mark.slow]
@@ -59,16 +59,16 @@ def again(state: State[Any], **parameters: Any) -> State[Any]:
 def told(state: State[Any], *wanted: str) -> list[str]:
     """The log lines of a flow run, once all those wanted have arrived (they come in batches)."""
     identifier = UUID(str(state.state_details.flow_run_id))
-    deadline = time.monotonic() + 60
-    while True:
+    lines: list[str] = []
+
+    def missing() -> list[str]:
         with get_client(sync_client=True) as client:
             found = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [identifier]}}), limit=200)
-        lines = [line.message for line in found]
-        missing = [text for text in wanted if not any(text in line for line in lines)]
-        if not missing:
-            return lines
-        assert time.monotonic() < deadline, f"never said: {missing}; said: {lines}"
-        time.sleep(0.5)
+        lines[:] = [line.message for line in found]
+        return [text for text in wanted if not any(text in line for line in lines)]
+
+    wait_until(lambda: not missing(), lambda: f"{wanted} is said; said: {lines}", every=0.5)
+    return lines
 
 
 def test_a_stage_that_was_set_aside_runs_again_although_prefect_has_it_as_completed(

@@ -25,7 +25,7 @@ from flows.resume import resume
 from flows.train import train
 from tests import tiny_run
 from tests.faults.killing import MARK, marked
-from tests.processes import kill, wait_until
+from tests.processes import PATIENCE_SECONDS, kill, wait_until
 from tests.unit.engine.fake_recipe import PARTS
 from tests.unit.engine.harness import digests, leftovers, make_driver, make_experiment
 
@@ -79,7 +79,7 @@ def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(r
         assert runs["spread"].run_count == 1, "the stage itself did not fail"
         assert len(runs) == 4 + PARTS
         said = runs[f"spread 2 of {PARTS}"].id
-        wait_until(partial(said_in, said, "an error line"), "the part's log has the lines of its engine", 60.0)
+        wait_until(partial(said_in, said, "an error line"), "the part's log has the lines of its engine")
 
 
 @pytest.mark.parametrize("runner", [pytest.param("threads", marks=SLOW), PROCESSES, DASK])
@@ -130,9 +130,9 @@ def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(runner, 
         )
         assert process.poll() is None, (tmp_path / "output.txt").read_text()[-3000:]
         process.send_signal(number)
-        process_ends = ORPHAN_SECONDS
-        wait_until(lambda: not others(mark, process), "every process that the flow had started ended", process_ends)
-        process.wait(60)
+        ended = "every process that the flow had started ended"
+        wait_until(lambda: not others(mark, process), ended, ORPHAN_SECONDS)
+        process.wait(PATIENCE_SECONDS)
         if number == signal.SIGTERM:
             states = {name: run.state_name for name, run in tasks_of_round(1).items() if name.startswith("spread")}
             assert set(states.values()) == {"Crashed"} and len(states) == 1 + PARTS

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,25 @@ import psutil
 import pytest
 
 from flows.pages import Pages
-from tests.operate import FLOW_RUN, MARK, as_parameter
-from tests.processes import command_line, environ, free_port, kill, wait_until
+from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently
+from tests.processes import (
+    PATIENCE_SECONDS,
+    as_in_a_terminal,
+    as_in_the_background,
+    command_line,
+    environ,
+    free_port,
+    kill,
+    wait_until,
+)
 from tests.tiny_run import ROOT, environment
 from tests.unit.engine.harness import RECIPE, make_experiment
-
-PATIENCE_SECONDS = 240.0
-"""For what takes half a minute where nobody else computes."""
 
 
 class Ui:
     """A running `python -m flows.ui` on ports and a home of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, background: bool = False) -> None:
         self.folder = folder
         self.mark = secrets.token_hex(8)
         inherited = {
@@ -41,13 +46,13 @@ class Ui:
         self.port = self._two_ports()
         self.url = f"http://127.0.0.1:{self.port}"
         self.output = folder / "screen.txt"
-        with self.output.open("ab") as screen:
+        with self.output.open("ab") as screen, as_in_the_background() if background else as_in_a_terminal():
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.ui", "--port", str(self.port), *arguments],
                 cwd=ROOT, env={**inherited, **variables, MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=screen, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self.http = httpx.Client(base_url=f"{self.url}/api", timeout=60.0)
+        self.http = httpx.Client(base_url=f"{self.url}/api", timeout=PATIENCE_SECONDS)
 
     def _two_ports(self) -> int:
         while True:
@@ -61,7 +66,7 @@ class Ui:
 
     def wait_ready(self, times: int = 1) -> None:
         ended = lambda: self.process.poll() is not None  # noqa: E731
-        wait_until(lambda: self.screen().count("Ready after") == times or ended(), self.screen, PATIENCE_SECONDS)
+        wait_until(lambda: self.screen().count("Ready after") == times or ended(), self.screen)
         assert not ended(), self.screen()
 
     def processes(self, which: Callable[[psutil.Process], bool] = lambda process: True) -> list[psutil.Process]:
@@ -73,14 +78,15 @@ class Ui:
         return self.processes(lambda each: word in command_line(each) and FLOW_RUN not in environ(each))
 
     def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_SECONDS)
 
     def begin_training(self, marker: Path) -> str:
         """A training run that has got as far as to sleep in the first stage of round 1."""
         mishap = {"draw": ["sleep_once", str(marker)]}
         run = self.begin({"experiment": as_parameter(make_experiment()), "rounds": 1}, CRL_FAKE=json.dumps(mishap))
-        wait_until(marker.exists, "the stage is under way", PATIENCE_SECONDS)
+        wait_until(marker.exists, "the stage is under way")
         return run
 
     def begin(self, parameters: dict, **variables: str) -> str:
@@ -90,12 +96,7 @@ class Ui:
         return self.ask("POST", f"/deployments/{deployment}/create_flow_run", body)["id"]
 
     def ask(self, method: str, path: str, body: dict | None = None) -> Any:
-        """One request; like Prefect's own client it asks again where the database was busy."""
-        for attempt in range(5):
-            answer = self.http.request(method, path, json=body)
-            if answer.status_code != 503:
-                break
-            time.sleep(attempt + 1)
+        answer = ask_patiently(self.http, method, path, body)
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
@@ -116,8 +117,8 @@ class Ui:
 def start(tmp_path: Path) -> Iterator[Callable[..., Ui]]:
     started: list[Ui] = []
 
-    def begin(*arguments: str) -> Ui:
-        started.append(Ui(tmp_path, *arguments))
+    def begin(*arguments: str, **more: Any) -> Ui:
+        started.append(Ui(tmp_path, *arguments, **more))
         return started[-1]
 
     yield begin
@@ -130,12 +131,25 @@ def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
     ui.wait_ready()
     for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
         assert word in ui.screen()
-    assert httpx.get(ui.url, follow_redirects=True).status_code == 200
+    assert httpx.get(ui.url, follow_redirects=True, timeout=PATIENCE_SECONDS).status_code == 200
     pool = ui.ask("POST", "/work_pools/crl/workers/filter", {})
     assert [worker["status"] for worker in pool] == ["ONLINE"]
     assert ui.interrupt() == 0
     ui.nothing_is_left()
     assert "Traceback" not in ui.screen()
+
+
+@pytest.mark.slow
+def test_in_the_background_of_a_script_it_stays_until_it_is_told_to_go(start) -> None:
+    ui = start(background=True)
+    ui.wait_ready()
+    ui.process.send_signal(signal.SIGINT)
+    kill(ui.part("worker"))
+    wait_until(lambda: ui.part("worker"), ui.screen)
+    assert ui.process.poll() is None and "stopping" not in ui.screen(), "it went on to look after its worker"
+    ui.process.terminate()
+    assert ui.process.wait(PATIENCE_SECONDS) == 0 and "stopping" in ui.screen()
+    ui.nothing_is_left()
 
 
 def test_a_busy_port_is_named_with_a_way_out(start) -> None:
@@ -144,7 +158,7 @@ def test_a_busy_port_is_named_with_a_way_out(start) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         ui = start("--port", str(port))
-        assert ui.process.wait(60) == 2
+        assert ui.process.wait(PATIENCE_SECONDS) == 2
         assert f"port {port}" in ui.screen() and "make ui PORT=" in ui.screen() and "Traceback" not in ui.screen()
 
 
@@ -203,14 +217,14 @@ def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Pa
     ui.wait_ready()
     # The worker dies and is started again.
     kill(ui.part("worker"))
-    wait_until(lambda: ui.part("worker"), ui.screen, PATIENCE_SECONDS)
+    wait_until(lambda: ui.part("worker"), ui.screen)
     assert "the worker ended" in ui.screen()
 
     # The example notification, switched on: a run that fails is told of on the screen.
     named = {each["name"]: each["id"] for each in ui.ask("POST", "/automations/filter", {})}
     ui.ask("PATCH", f"/automations/{named['crl: tell of failures (example)']}", {"enabled": True})
     ui.begin({"experiment": "conf/nothing.yaml", "rounds": 1})
-    wait_until(lambda: "there is no file" in ui.screen(), ui.screen, PATIENCE_SECONDS)
+    wait_until(lambda: "there is no file" in ui.screen(), ui.screen)
 
     # Ctrl-C in the middle of a stage: training ends and says so.
     run = ui.begin_training(tmp_path / "first")
@@ -226,11 +240,11 @@ def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Pa
     assert {each["state_type"] for each in below} == {"COMPLETED", "CRASHED"}
     retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
     assert again.ask("POST", f"/flow_runs/{run}/set_state", retry)["status"] == "ACCEPT"
-    wait_until(lambda: again.state(run)["type"] == "COMPLETED", lambda: str(again.state(run)), PATIENCE_SECONDS)
+    wait_until(lambda: again.state(run)["type"] == "COMPLETED", lambda: str(again.state(run)))
 
     # The server dies: everything ends, and the screen has the end of its log.
     kill(again.part("server"))
-    assert again.process.wait(60) == 1
+    assert again.process.wait(PATIENCE_SECONDS) == 1
     assert "the server ended" in again.screen() and "server-" in again.screen()
     again.nothing_is_left()
 
@@ -245,5 +259,5 @@ def test_kill_9_leaves_nothing_and_the_run_is_found_dead(start, tmp_path: Path) 
     ui.nothing_is_left()
     again = start()
     again.wait_ready(2)
-    wait_until(lambda: again.state(run)["type"] == "CRASHED", lambda: str(again.state(run)), PATIENCE_SECONDS)
+    wait_until(lambda: again.state(run)["type"] == "CRASHED", lambda: str(again.state(run)))
     assert again.interrupt() == 0

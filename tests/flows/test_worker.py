@@ -91,7 +91,7 @@ def test_a_transient_failure_is_retried_and_a_permanent_one_is_not(
     def arrived() -> bool:
         return bool(tasks_of(operated, retried, "draw")) and bool(tasks_of(operated, failed, "draw"))
 
-    wait_until(arrived, "the events of the tasks have arrived", 60)
+    wait_until(arrived, "the events of the tasks have arrived")
     (task,) = tasks_of(operated, retried, "draw")
     assert task["run_count"] == 2
     (task,) = tasks_of(operated, failed, "draw")
@@ -107,7 +107,7 @@ def test_cancel_ends_the_engines_and_leaves_a_run_that_resumes(
         {"experiment": experiment("cancelled"), "rounds": 1},
         variables={"CRL_FAKE": json.dumps({"draw": ["sleep", str(marker)]})},
     )
-    wait_until(marker.exists, "the stage sleeps", 180)
+    wait_until(marker.exists, "the stage sleeps")
     assert operated.limit("cancelled")["active_slots"] == 1
     operated.cancel(run_id)
 
@@ -116,10 +116,10 @@ def test_cancel_ends_the_engines_and_leaves_a_run_that_resumes(
         return [process.pid for process in found if "crl.engine.worker" in command_line(process)]
 
     wait_until(lambda: not engines(), "its engines end", CANCEL_SECONDS)
-    wait_until(lambda: not operated.flow_processes(run_id), "Prefect's own process of the run ends too", 90)
+    wait_until(lambda: not operated.flow_processes(run_id), "Prefect's own process of the run ends too")
     assert operated.wait_for(run_id)["state_name"] == "Cancelled"
     assert lease_state(path) is None, "the lease was given back"
-    wait_until(lambda: operated.limit("cancelled")["active_slots"] == 0, "the slot is free", 90)
+    wait_until(lambda: operated.limit("cancelled")["active_slots"] == 0, "the slot is free")
     assert RunDirectory.open(path).complete_stages(1) == []
 
     operated.resume_without_server("cancelled")

@@ -1,7 +1,8 @@
 """Readers during publishing: "the latest bank", three ways, while rounds are published at full speed.
 
 Each reader checks size and digest against what the round recorded, that the retrievals of the next round were made from
-this very bank, and that every text is there. It opens nothing for writing, and the writer waits for no one.
+this very bank, and that every text is there. It opens nothing for writing, and the writer waits for no one: rounds are
+published until each reader has met several, and retrievals of the round that was being made.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from crl.records import BankEntry, BankSnapshot, Retrieval, rows_of, schema_of
 from crl.report.bank import banked_rounds
 from crl.report.views import CATALOG, connect, write_catalog
 from crl.run.directory import RunDirectory
+from tests.processes import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
+MOST_ROUNDS = 2000
 SIZE = Size(entries=30, changes=6, merges=1, capacity=12, groups=4, members=4, candidates=4, tokens=4, seeds=1)
 COLUMNS = ", ".join(f'"{name}"' for name in schema_of(BankEntry).names)
 # Every chosen entry of the next round is in the bank it was searched in, with the same text.
@@ -102,18 +105,21 @@ def by_sql(connection: Any, number: int) -> tuple[int, int]:
 WAYS = {"library": by_library, "views": by_views, "catalog": by_catalog}
 
 
-def read(run_path: Path, way: str, last: int) -> None:
-    """Read until the last round is seen; print what was seen as JSON."""
+def read(run_path: Path, way: str, notes: Path) -> None:
+    """Read until the file `<notes>.last` is there, and once more; after each reading write to `notes` what was seen."""
     rounds, joined = [], 0
-    while not rounds or rounds[-1] < last:
+    ends = False
+    while not ends:
+        ends = notes.with_suffix(".last").exists()
         number, found = WAYS[way](run_path)
         rounds.append(number)
         joined += found
-    print(
-        json.dumps(
-            {"reads": len(rounds), "rounds": len(set(rounds)), "joined": joined, "back": rounds != sorted(rounds)}
-        )
-    )
+        seen = {
+            "reads": len(rounds), "rounds": len(set(rounds)), "joined": joined, "back": rounds != sorted(rounds),
+            "last": number,
+        }  # fmt: skip
+        notes.with_suffix(".half").write_text(json.dumps(seen))
+        notes.with_suffix(".half").replace(notes)
 
 
 def opened_for_writing(pid: int, below: Path) -> list[str]:
@@ -131,6 +137,12 @@ def opened_for_writing(pid: int, below: Path) -> list[str]:
     return found
 
 
+def enough(note: Path) -> bool:
+    """Whether a reader has met rounds that were being published."""
+    seen = json.loads(note.read_text()) if note.exists() else {"rounds": 0, "joined": 0}
+    return seen["rounds"] > 2 and seen["joined"] > 0
+
+
 @pytest.mark.parametrize(
     ("rounds", "ways"),
     [
@@ -145,32 +157,35 @@ def test_readers_never_see_a_wrong_an_empty_or_a_torn_bank(tmp_path: Path, round
         write_catalog(made.path)
         known = {path.name for path in made.path.iterdir()}
         command = [sys.executable, "-m", "tests.record.test_readers", str(made.path)]
+        notes = [tmp_path / f"notes-{number}.json" for number in range(len(ways))]
         readers = [
             subprocess.Popen(
-                [*command, way, str(rounds)], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True,
+                [*command, way, str(note)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
             )
-            for way in ways
+            for way, note in zip(ways, notes, strict=True)
         ]  # fmt: skip
         try:
             number = 1
-            while number < rounds:
+            while number < rounds or not all(enough(note) for note in notes):
+                assert number < MOST_ROUNDS, [note.exists() and note.read_text() for note in notes]
                 number = made.round()
                 for reader in readers:
-                    assert reader.poll() in (None, 0), reader.communicate()[1][-2000:]
-                    assert opened_for_writing(reader.pid, tmp_path) == []
-            ended = [(*reader.communicate(timeout=600), reader.returncode) for reader in readers]
+                    assert reader.poll() is None, reader.communicate()[1][-2000:]
+                    assert opened_for_writing(reader.pid, made.path) == []
+            for note in notes:
+                note.with_suffix(".last").touch()
+            ended = [(reader.communicate(timeout=PATIENCE_SECONDS)[1], reader.returncode) for reader in readers]
         finally:
             for reader in readers:
                 reader.kill()
                 reader.wait()
         assert {path.name for path in made.path.iterdir()} == known, "no lock, no log was left"
-    for way, (told, said, code) in zip(ways, ended, strict=True):
+    for way, note, (said, code) in zip(ways, notes, ended, strict=True):
         assert code == 0, f"{way}: {said[-3000:]}"
-        seen = json.loads(told)
-        assert seen["rounds"] > 2 and seen["joined"] > 0 and not seen["back"], (way, seen)
+        seen = json.loads(note.read_text())
+        assert enough(note) and seen["last"] == number and not seen["back"], (way, seen)
         print(way, seen)  # how much was read: `pytest -s` shows it
 
 
 if __name__ == "__main__":
-    read(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    read(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -113,4 +113,4 @@ def _mishap(ctx: StageContext) -> None:
         raise BadInput("the fake refuses", next_step="let it")
     if order == "kill":
         os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
+    time.sleep(3600)

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from crl.run.directory import RunDirectory
-from tests.processes import kill, wait_until
+from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, kill, wait_until
 from tests.study.conftest import Finished
 from tests.study.recipe import HELD_OUT, OUTPUTS, PLAYED, wins
 from tests.study.studies import ARMS, NAME, ROUNDS, SEEDS, fake, write
@@ -185,16 +185,17 @@ def test_an_interrupted_study_leaves_no_process_and_goes_on(
     file, runs = write(tmp_path, seeds=[11]), tmp_path / "runs"
     markers = [tmp_path / "complementary", tmp_path / "baseline"]
     mishaps = fake(complementary_s11=f"sleep {markers[0]}", baseline_s11=f"sleep {markers[1]}")
-    process = subprocess.Popen(
-        command("compare", file, "--jobs", "2"), cwd=ROOT, env=environment(runs, mishaps), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    wait_until(lambda: all(marker.exists() for marker in markers), "both runs are in round 2", 120.0)
+    with as_in_a_terminal():
+        process = subprocess.Popen(
+            command("compare", file, "--jobs", "2"), cwd=ROOT, env=environment(runs, mishaps), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    wait_until(lambda: all(marker.exists() for marker in markers), "both runs are in round 2")
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4, "two runs, each with an engine"
     try:
         os.killpg(process.pid, number)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
         wait_until(lambda: not any(child.is_running() for child in children), "every process has ended", 20.0)
     finally:
         kill(children)

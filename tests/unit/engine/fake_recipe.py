@@ -110,15 +110,19 @@ def mishap(ctx: StageContext, part: int | None = None) -> None:
     if kind.endswith("_once"):
         if Path(argument).exists():
             return
-        Path(argument).write_text(str(os.getpid()))
+        mark(Path(argument))
     match kind.removesuffix("_once"):
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             sys.exit(int(argument))
         case "sleep":
-            Path(argument).write_text(str(os.getpid()))
-            time.sleep(600)
+            mark(Path(argument))
+            time.sleep(3600)
+        case "hold":
+            mark(Path(argument))
+            while not Path(f"{argument}-go").exists():
+                time.sleep(0.02)
         case "raise":
             raise ValueError("the fake broke")
         case "bad_input":
@@ -137,6 +141,13 @@ def mishap(ctx: StageContext, part: int | None = None) -> None:
         case "say":
             print("a line\nnext line", flush=True)
             os.write(2, b"an error line\n")
+
+
+def mark(marker: Path) -> None:
+    """Write this process's id. A marker that exists is whole."""
+    half = marker.with_name(f"{marker.name}-{os.getpid()}")
+    half.write_text(str(os.getpid()))
+    half.replace(marker)
 
 
 def rob(ctx: StageContext) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -40,19 +41,12 @@ from crl.errors import (
 )
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
+from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, wait_until
 from tests.unit.engine.harness import digests, leftovers, make_driver
 
 
 def of(kind: type, events: list[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, kind)]
-
-
-def wait_for(condition, seconds: float = 20.0) -> None:
-    """Wait until a condition holds; the limit only keeps a broken test from hanging."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
@@ -175,9 +169,15 @@ def test_exhausted_memory_and_a_full_disk_are_transient(tmp_path, undisturbed, s
     assert DiskFull.transient
 
 
-def test_a_stage_past_its_time_limit_is_ended_with_its_engine(tmp_path):
+def test_a_stage_past_its_time_limit_is_ended_with_its_engine(tmp_path, monkeypatch):
     marker = tmp_path / "marker"
-    with make_driver(tmp_path, {"draw": ["sleep", str(marker)]}, stage_time_limit_seconds=4, retries=0) as driver:
+
+    def clock() -> float:
+        """Once the stage is under way, an hour has passed: the limit is reached then and not before."""
+        return time.monotonic() + 3600 * marker.exists()
+
+    monkeypatch.setattr("crl.engine.supervisor.time", SimpleNamespace(monotonic=clock))
+    with make_driver(tmp_path, {"draw": ["sleep", str(marker)]}, stage_time_limit_seconds=3000, retries=0) as driver:
         driver.run_round(0)
         with pytest.raises(StageTimedOut):
             driver.run_round(1)
@@ -190,7 +190,7 @@ def test_cancelling_ends_the_engine_and_the_next_call_starts_a_new_one(tmp_path,
     with make_driver(tmp_path, {"draw": ["sleep_once", str(marker)]}) as driver:
         driver.run_round(0)
         engine = driver._engines.shard(0)
-        threading.Thread(target=lambda: (wait_for(marker.exists), engine.cancel())).start()
+        threading.Thread(target=lambda: (wait_until(marker.exists, "it sleeps"), engine.cancel())).start()
         with pytest.raises(Cancelled):
             driver.run_round(1)
         assert gone(int(marker.read_text()))
@@ -297,11 +297,11 @@ with make_driver(Path({str(tmp_path)!r}), {{"spread/2": ["sleep", {str(marker)!r
     driver.run_rounds(2)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
-    wait_for(marker.exists, 60)
+    wait_until(marker.exists, "the stage sleeps")
     worker = int(marker.read_text())
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: gone(worker), 5)
+    wait_until(lambda: gone(worker), "its engine is gone", 5)
     with make_driver(tmp_path) as driver:
         driver.run_rounds(2)
         assert digests(driver.run) == undisturbed
@@ -319,9 +319,7 @@ def test_an_interruption_ends_the_engine_and_gives_the_lease_back(tmp_path, undi
     """Ctrl-C and Prefect's cancellation both arrive as an exception in the thread that waits for the stage."""
     marker = tmp_path / "marker"
     script = f"""
-import signal, sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
-# Tests that a script started in the background inherit an ignored SIGINT.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import sys; sys.path[:0] = {[str(Path(__file__).parents[3])]!r}
 from pathlib import Path
 from tests.unit.engine.harness import make_driver
 try:
@@ -330,11 +328,12 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-    parent = subprocess.Popen([sys.executable, "-c", script])
-    wait_for(lambda: marker.exists() and marker.read_text(), 60)
+    with as_in_a_terminal():
+        parent = subprocess.Popen([sys.executable, "-c", script])
+    wait_until(marker.exists, "the stage sleeps")
     worker = int(marker.read_text())
     parent.send_signal(signal.SIGINT)
-    assert parent.wait(timeout=60) == 130
+    assert parent.wait(PATIENCE_SECONDS) == 130
     assert gone(worker)
     with make_driver(tmp_path) as driver:
         assert not leftovers(driver.run)

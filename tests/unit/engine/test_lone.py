@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 
 import psutil
 import pytest
 
+from crl.engine import lone
 from crl.engine.lone import run_order
 from crl.errors import EngineDied, StaleAttempt
 from crl.run.lease import Lease
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.unit.engine.fake_recipe import PARTS
 from tests.unit.engine.harness import digests, make_driver
+from tests.unit.engine.test_driver import gone
 
 SECONDS = 10.0
 """Until an engine whose attempt has ended must be gone."""
@@ -41,10 +43,7 @@ def orders_of(driver):
 
 
 def wait_until_gone(pid):
-    deadline = time.monotonic() + SECONDS
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the engine outlived its attempt"
-        time.sleep(0.1)
+    wait_until(lambda: gone(pid), "the engine of the attempt is gone", SECONDS)
 
 
 def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_path):
@@ -104,12 +103,11 @@ def test_a_part_whose_attempt_ends_meanwhile_is_ended_with_its_engine(tmp_path):
 
         thread = threading.Thread(target=run)
         thread.start()
-        while not (marker.exists() and marker.read_text()):
-            time.sleep(0.05)
+        wait_until(marker.exists, "the part sleeps")
         pid = int(marker.read_text())
     # The driver is gone; a newer attempt owns the run.
     with Lease.acquire(driver.run.path, seconds=60):
-        thread.join(SECONDS)
+        thread.join(PATIENCE_SECONDS)
         assert [type(error) for error in raised] == [StaleAttempt]
         wait_until_gone(pid)
         assert not driver.run.part_is_complete(1, "spread", 0)
@@ -123,7 +121,7 @@ def test_an_idle_engine_goes_when_its_attempt_ends_and_a_killed_one_is_replaced(
             run_order(order)
         run_order(order)
         before = engines()
-        time.sleep(2.5)  # idle: its models are freed, and it stays
+        wait_until(lambda: all(each._released for each in lone._lone), "its models are freed")
         assert engines() == before and before
     for pid in before:
         wait_until_gone(pid)

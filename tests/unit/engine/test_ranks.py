@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from crl.engine.events import StageErrored
+from tests.processes import wait_until
 from tests.unit.engine.harness import digests, leftovers, make_driver
-from tests.unit.engine.test_driver import gone, wait_for
+from tests.unit.engine.test_driver import gone
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +51,12 @@ with make_driver(Path({str(tmp_path)!r}), {{"learn": ["sleep", {str(marker)!r}]}
     while not Path({str(marker)!r}).exists(): time.sleep(0.05)
     engine = driver._engines.ranks(2)
     Path({str(tmp_path / "pids")!r}).write_text(" ".join(map(str, [engine._process.pid, *engine.pids])))
-    time.sleep(600)
+    time.sleep(3600)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     listed = tmp_path / "pids"
-    wait_for(lambda: listed.exists() and len(listed.read_text().split()) == 3, 120)
+    wait_until(lambda: listed.exists() and len(listed.read_text().split()) == 3, "launcher and ranks are known")
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     for pid in listed.read_text().split():
-        wait_for(lambda pid=pid: gone(int(pid)), 10)
+        wait_until(lambda pid=pid: gone(int(pid)), f"process {pid} is gone", 10)

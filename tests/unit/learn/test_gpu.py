@@ -8,6 +8,7 @@ import os
 import pytest
 
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
+from tests.processes import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +36,7 @@ def run(model_path, samples, *, hide_gpu, autocast="none"):
     queue = context.Queue()
     process = context.Process(target=update, args=(model_path, samples, hide_gpu, autocast, queue))
     process.start()
-    result = queue.get(timeout=300)
+    result = queue.get(timeout=PATIENCE_SECONDS)
     process.join()
     return result
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from crl.records import Sample
+from tests.processes import PATIENCE_SECONDS
 
 WORKER = """
 import os, pickle, sys
@@ -66,7 +67,7 @@ def run(base: Path, samples: list[Sample], directory: Path, stage: int, ranks: i
     arguments = ["worker.py", str(base), "samples.pickle", ".", str(stage), str(ranks)]
     done = subprocess.run(
         [sys.executable, *launcher, *arguments],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=300,
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [pickle.loads((directory / f"rank{rank}.pickle").read_bytes()) for rank in range(ranks)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from benchmarks.made_run import Size, make
 from crl.errors import BadInput, RecordDamaged
 from crl.report.views import connect, query
+from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background
 
 SECRET = "a secret of the neighbour"
 
@@ -210,15 +211,48 @@ def test_a_large_result_is_sorted_without_a_file(place: Path, monkeypatch: pytes
     assert content(place) == before
 
 
-def test_a_long_query_can_be_interrupted(place: Path) -> None:
-    endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = 7"
-    command = [sys.executable, "-m", "crl", "sql", str(place / "run"), endless]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(4)
-        assert process.poll() is None, process.communicate()
-        process.send_signal(2)
+# `crl sql` whose query says that it begins, and then waits for a word.
+TOLD = """
+import sys
+import crl.report.views as views
+from crl.cli import main
+interruptible = views.interruptible
+def told(connection, work):
+    def begun():
+        print("begun", flush=True)
+        sys.stdin.readline()
+        return work()
+    return interruptible(connection, begun)
+views.interruptible = told
+main(["sql", *sys.argv[1:]])
+"""
+
+
+def interrupted(run: Path, sql: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of `crl sql` to which SIGINT is sent just before its query begins."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TOLD, str(run), sql], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
         try:
-            _, said = process.communicate(timeout=60)
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate("go\n", timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
-    assert process.returncode == 130 and "Traceback" not in said, said
+    return process.returncode, out, said
+
+
+def test_a_long_query_can_be_interrupted(place: Path) -> None:
+    """At any moment: DuckDB itself forgets an interruption that comes before its query."""
+    endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = 7"
+    with as_in_a_terminal():
+        code, _, said = interrupted(place / "run", endless)
+    assert code == 130 and "Traceback" not in said, said
+
+
+def test_in_the_background_of_a_script_ctrl_c_is_not_for_it(place: Path) -> None:
+    with as_in_the_background():
+        code, out, said = interrupted(place / "run", "SELECT sum(range) AS total FROM range(1000)")
+    assert code == 0 and "499500" in out, said

@@ -30,11 +30,11 @@ def redo_first_collect(root: Path) -> None:
         set_aside(path, 1, "collect", ORDER, token=lease.token)
 
 
-def hold(path: Path, ready: Path, seconds: float) -> None:
-    """Take a lease, say so, keep it."""
-    with Lease.acquire(path, seconds=30) as lease:
+def hold(path: Path, ready: Path) -> None:
+    """Take a lease, say so, keep it until killed."""
+    with Lease.acquire(path, seconds=600) as lease:
         ready.write_text(str(lease.token))
-        time.sleep(seconds)
+        time.sleep(3600)
 
 
 def contend(path: Path, log: Path) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.processes import PATIENCE_SECONDS
+
 _OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "os.utime"}
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.unit.run.jobs"])
@@ -25,7 +27,7 @@ def run_killed(job: Callable[..., None], path: Path, *arguments: Any, kill_at: i
     """
     process = _context.Process(target=_child, args=(job, path, arguments, kill_at))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_SECONDS)
     if process.exitcode == -signal.SIGKILL:
         return False
     if process.exitcode != 0:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,9 @@ from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
 from crl.run.journal import Journal
 from crl.run.lease import Lease, LeaseFile, check_token, commit_guard, lease_state
 from crl.run.owner import Owner
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
 
 
 def _child(job: str, *arguments: Any) -> subprocess.Popen[bytes]:
@@ -65,9 +58,9 @@ def test_tokens_grow_even_if_the_lease_file_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_live_owner_is_named_and_not_replaced(tmp_path: Path) -> None:
-    child = _child("hold", tmp_path, tmp_path / "ready", 60.0)
+    child = _child("hold", tmp_path, tmp_path / "ready")
     try:
-        _wait_for((tmp_path / "ready").exists)
+        wait_until((tmp_path / "ready").exists, "the child holds the lease", every=0.01)
         with pytest.raises(LeaseHeld) as raised:
             Lease.acquire(tmp_path, seconds=30)
         owner = lease_state(tmp_path)
@@ -90,9 +83,9 @@ def test_a_live_owner_is_named_and_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_owner_nobody_waited_for_is_dead(tmp_path: Path) -> None:
-    child = _child("hold", tmp_path, tmp_path / "ready", 60.0)
+    child = _child("hold", tmp_path, tmp_path / "ready")
     try:
-        _wait_for((tmp_path / "ready").exists)
+        wait_until((tmp_path / "ready").exists, "the child holds the lease", every=0.01)
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with Lease.acquire(tmp_path, seconds=30) as lease:
@@ -103,9 +96,9 @@ def test_a_killed_owner_nobody_waited_for_is_dead(tmp_path: Path) -> None:
 
 
 def test_a_stopped_owner_is_replaced_when_its_heartbeat_is_old_and_then_shut_out(tmp_path: Path) -> None:
-    child = _child("hold", tmp_path, tmp_path / "ready", 60.0)
+    child = _child("hold", tmp_path, tmp_path / "ready")
     try:
-        _wait_for((tmp_path / "ready").exists)
+        wait_until((tmp_path / "ready").exists, "the child holds the lease", every=0.01)
         held = LeaseFile.load(tmp_path)
         assert held is not None
         child.send_signal(signal.SIGSTOP)
@@ -152,7 +145,7 @@ def test_an_owner_elsewhere_is_replaced_only_when_its_heartbeat_is_old(tmp_path:
 def test_processes_that_contend_never_hold_it_together(tmp_path: Path) -> None:
     log = tmp_path / "log"
     children = [_child("contend", tmp_path, log) for _ in range(3)]
-    assert [child.wait(60) for child in children] == [0, 0, 0]
+    assert [child.wait(PATIENCE_SECONDS) for child in children] == [0, 0, 0]
     tokens = [int(line) for line in log.read_text().split()]
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 15
@@ -171,8 +164,8 @@ def test_a_replaced_attempt_notices_and_is_shut_out(tmp_path: Path) -> None:
             second = Lease.acquire(tmp_path, seconds=30)
         except LeaseHeld:
             os.utime(tmp_path / "lease.json", (before, before))
-    assert first.lost.wait(30)
-    assert told.wait(30)
+    assert first.lost.wait(PATIENCE_SECONDS)
+    assert told.wait(PATIENCE_SECONDS)
     with pytest.raises(StaleAttempt, match="taken over: token 2"):
         first.check()
     with pytest.raises(StaleAttempt), commit_guard(tmp_path, first.token):
@@ -187,7 +180,8 @@ def test_the_heartbeat_moves(tmp_path: Path) -> None:
     with Lease.acquire(tmp_path, seconds=0.1):
         before = time.time() - 60
         os.utime(tmp_path / "lease.json", (before, before))
-        _wait_for(lambda: (tmp_path / "lease.json").stat().st_mtime > before + 1)
+        beats = lambda: (tmp_path / "lease.json").stat().st_mtime > before + 1  # noqa: E731
+        wait_until(beats, "the heartbeat moves", every=0.01)
 
 
 def test_a_released_token_is_stale(tmp_path: Path) -> None:
