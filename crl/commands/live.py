@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,38 +23,38 @@ PLAIN_EVERY_SECONDS = 15.0
 _LOG_LINES = 40
 """Lines of an engine's output that are shown when a stage fails: a traceback fits."""
 _TOLD_AS_RATE = {"turns", "tokens"}
-_SUCCESS = ("success", "successes")
+_WON = "won"
+_LEAST_SECONDS = 5.0
+"""Of a stage that takes less, nothing is announced."""
 _SHOW_LOG = {"StageFailed", "EngineDied"}
 """Errors that do not explain themselves."""
 
 
 def progress_text(event: events.Progress) -> str:
-    """One line about how far a stage is: done of total, rates, success so far, other figures, time left."""
+    """One line about how far a stage is: done of total, rates, episodes won, other figures, time left.
+
+    Won are so many of all episodes of the stage: of those that are done it would be nearly all, as who wins ends early.
+    """
     parts = [f"{event.done} of {event.total}"] if event.total else []
     figures = dict(event.figures)
     for name in sorted(_TOLD_AS_RATE & figures.keys()):
         count = figures.pop(name)
-        if event.seconds > 0:
-            parts.append(f"{count / event.seconds:.1f} {name}/s")
-    for name in _SUCCESS:
-        if name in figures:
-            value = figures.pop(name)
-            share = value if name == "success" else value / event.done if event.done else None
-            if share is not None:
-                parts.append(f"success {share:.2f}")
+        if count and event.working_seconds > 0:
+            parts.append(f"{count / event.working_seconds:.1f} {name}/s")
+    if _WON in figures:
+        parts.append(f"won {figures.pop(_WON)} of {event.total}")
     parts += [
         f"{name.replace('_', ' ')} {_number(value)}" for name, value in list(figures.items())[:4] if _plain(value)
     ]
-    left = _left(event)
-    if left is not None:
-        parts.append(f"{seconds_text(left)} left")
     return ", ".join(parts)
 
 
-def _left(event: events.Progress) -> float | None:
-    if not 0 < event.done < event.total or event.seconds <= 0:
-        return None
-    return event.seconds / event.done * (event.total - event.done)
+def time_left(expected_seconds: float | None, seconds: float) -> str:
+    """`about 30 s left`; empty where nothing is known, or it takes longer than it did before."""
+    if expected_seconds is None or expected_seconds < max(_LEAST_SECONDS, seconds + 1.0):
+        return ""
+    left = expected_seconds - seconds
+    return f"about {seconds_text(left) if left >= 60 else f'{left:.0f} s'} left"
 
 
 def _plain(value: Any) -> bool:
@@ -120,10 +121,13 @@ class LiveProgress:
     def _on_Progress(self, event: events.Progress) -> None:
         text = progress_text(event)
         if self._bar is not None and self._line is not None:
-            self._bar.update(self._line, completed=event.done, total=event.total or None, figures=text)
+            # The time left is counted down between two events as well.
+            count_down = partial(time_left, event.expected_seconds)
+            self._bar.update(self._line, completed=event.done, total=event.total or None, figures=text, left=count_down)
         elif self._clock() - self._told_at >= PLAIN_EVERY_SECONDS:
             self._told_at = self._clock()
-            self._say(f"  {event.stage.replace('_', ' ')}: {text}")
+            left = time_left(event.expected_seconds, event.seconds)
+            self._say(f"  {event.stage.replace('_', ' ')}: {', '.join(filter(None, (text, left)))}")
 
     def _on_StageDone(self, event: events.StageDone) -> None:
         self.ran += 1

@@ -56,11 +56,20 @@ def seconds_text(seconds: float) -> str:
 
 
 def progress_lines(out: Console) -> Progress:
-    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time.
+
+    A field `left` is a function that is given the seconds a line has stood there and says how many are left.
+    """
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            told = task.fields.get("left")
+            return Text(told(task.elapsed or 0.0) if told is not None else "")
 
     return Progress(
         SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
+        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(), TimeLeft(),
         console=out, transient=True,
     )  # fmt: skip

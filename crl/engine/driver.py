@@ -35,6 +35,7 @@ from crl.engine.events import (
     Subscriber,
 )
 from crl.engine.jobs import Job, JobKind, StageOutcome, default_recipe, load_recipe
+from crl.engine.pace import Pace
 from crl.engine.parts import PartProgress, run_parts
 from crl.engine.pool import EnginePool, OnLine
 from crl.engine.services import prepare_environment
@@ -83,6 +84,7 @@ class Driver:
         self._part_runner: PartRunner | None = None
         self._subscribers: list[Subscriber] = []
         self._attempts: dict[tuple[int, str], int] = {}
+        self._pace = Pace()
         self._now: tuple[int | None, str | None] = (None, None)
         self._lease: Lease | None = None
         self._stack = contextlib.ExitStack()
@@ -185,7 +187,9 @@ class Driver:
         started = time.monotonic()
         try:
             outcome = self._attempt(stage, round_number, started)
+            self._pace.finished(place, time.monotonic() - started)
         except BaseException as error:
+            self._pace.failed()
             # A newer attempt ends our engines and sweeps away what they were writing: whatever broke, that is why.
             if self._lease is not None and isinstance(error, Exception | Cancelled):
                 self._lease.check()
@@ -305,10 +309,16 @@ class Driver:
             run_parts(engines, parts, lambda engine, part: run_on(engine, order(part), partial(combined.report, part)))
 
     def _progress_of(self, place: tuple[int, str], started: float) -> Callable[[dict[str, Any]], None]:
+        working: float | None = None
+
         def progress(message: dict[str, Any]) -> None:
+            nonlocal working
+            now = time.monotonic()
+            working = now if working is None else working
             figures = dict(message["figures"])
             done, total = int(figures.pop("done")), int(figures.pop("total"))
-            self._emit(Progress(*place, done, total, time.monotonic() - started, figures))
+            expected = self._pace.report(place, done, total)
+            self._emit(Progress(*place, done, total, now - started, figures, expected, now - working))
 
         return progress
 

@@ -117,6 +117,7 @@ class Worker:
             count, missing = missing_parts(run, recipe, job.round, job.stage, services)
             return {"count": count, "missing": missing}
         services.begin(job.round, job.stage, job.part)
+        self._last_progress = 0.0  # where a stage begins is told
         if self._rank > 0:
             execute_rank(run, recipe, job.round, job.stage, Path(cast(str, job.directory)), services)
             return {}

@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import head_only_at, load_trainable
 from crl.records import Sample
 
+OnStep = Callable[[int, int, float], None]
+"""Called after each step with how many there were, how many there will be, and the step's loss."""
 _IGNORED = -100
 """Label of a token that carries no loss."""
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -40,12 +42,13 @@ def run_warm_start(
     seed: int,
     threads: int,
     output_dir: Path,
+    on_step: OnStep | None = None,
 ) -> dict[str, float]:
     """Train `config.epochs` passes over `samples` and write the sampling weights into `output_dir`.
 
     A step is one micro-batch of the role (`deepspeed.micro_batch` samples, shuffled by `seed`), AdamW at
     `config.learning_rate` with its `schedule`; full weights or LoRA as the role says. Equal inputs write equal bytes;
-    no checkpoints, logs or model cards are left behind and nothing is reported anywhere.
+    no checkpoints, logs or model cards are left behind and nothing is reported anywhere but to `on_step`.
 
     Returns figures: `loss_first`, `loss_last` (mean next-token loss of the first and last step), `steps`, `samples`,
     `tokens` (trained tokens of one pass), `deepspeed` 0. Raises BadInput without a sample to learn from, RecordDamaged
@@ -75,7 +78,7 @@ def run_warm_start(
         seed=seed,
         gradient_checkpointing=role.deepspeed.gradient_checkpointing,
     )
-    losses = _train(model, usable, role, config, seed)
+    losses = _train(model, usable, role, config, seed, on_step or (lambda step, steps, loss: None))
     if not all(loss == loss and abs(loss) != float("inf") for loss in losses):
         raise StageFailed(
             f"the loss of the supervised start is not finite: {losses[-1]}",
@@ -101,9 +104,12 @@ def run_warm_start(
     }
 
 
-def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: WarmStartConfig, seed: int) -> list[float]:
+def _train(
+    model: Any, samples: Sequence[Sample], role: RoleConfig, config: WarmStartConfig, seed: int, on_step: OnStep
+) -> list[float]:
     """Run the SFTTrainer over the model in place; the loss of every step."""
     from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback, TrainerCallback
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
@@ -115,6 +121,11 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
             self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
             return next_token_loss(model, inputs, num_items_in_batch)
+
+    class Telling(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+            if logs and "loss" in logs:
+                on_step(state.global_step, state.max_steps, float(logs["loss"]))
 
     dataset = Dataset.from_list(
         [
@@ -166,9 +177,8 @@ def _train(model: Any, samples: Sequence[Sample], role: RoleConfig, config: Warm
             processing_class=_no_tokenizer(),
         )
         # Losses are read from the trainer's history; printing each of them belongs to no one.
-        from transformers.trainer_callback import PrinterCallback
-
         trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(Telling)
         trainer.train()
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return losses

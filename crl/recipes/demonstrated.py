@@ -20,7 +20,7 @@ from crl.protocols import Chat, Environment, Instructive, Lesson, Start, Step
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
 from crl.recipes.scripted import ScriptedPolicy, as_output
-from crl.recipes.waves import play
+from crl.recipes.waves import of_all, play
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
@@ -61,7 +61,8 @@ def played_by_script(
     """Episodes of the oracle, or of random legal actions: what the actor imitates."""
     tag = ctx.method.rollout.action_format == "tag"
     played: list[PlayedEpisode] = []
-    for wave in _waves(ctx, episodes):
+    waves = _waves(ctx, episodes)
+    for wave in waves:
         environment = _Watched(
             ctx.services.environment(wave[0].task.family), ctx.seed("oracle", len(played)), asked=by_oracle
         )
@@ -77,6 +78,7 @@ def played_by_script(
             sampling=ctx.method.actor.sampling,
             weights_digest=weights_digest,
             environment=environment,
+            progress=of_all(ctx, len(played), sum(map(len, waves))),
         )
     return played
 
@@ -128,7 +130,14 @@ def written_by_template(
     for index, wave in enumerate(waves):
         notes = [each.operations[0].text for each in results if each.operations and each.operations[0].text]
         slots = _guided(wave, notes) if notes and index >= len(waves) / 2 else wave
-        finished = play(ctx, policy, slots, sampling=ctx.method.actor.sampling, weights_digest=actor.weights_digest)
+        finished = play(
+            ctx,
+            policy,
+            slots,
+            sampling=ctx.method.actor.sampling,
+            weights_digest=actor.weights_digest,
+            progress=of_all(ctx, len(played), sum(map(len, waves))),
+        )
         items = items_of(
             [each.episode for each in finished],
             [turn for each in finished for turn in each.turns],
@@ -149,7 +158,6 @@ def written_by_template(
                 round=ctx.round,
             )
         played += finished
-        ctx.progress(len(played), sum(len(each) for each in waves))
     return played, results
 
 

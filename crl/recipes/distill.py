@@ -27,6 +27,7 @@ def distill(ctx: StageContext) -> None:
     items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), ctx.method.distill)
     results: list[Distilled] = []
     batch = ctx.method.distill.batch
+    ctx.progress(0, len(items))
     for at in range(0, len(items), batch):
         results += distill_wave(
             policy,

@@ -21,8 +21,8 @@ from crl.protocols import Chat, Start, Step, Teacher, TeachingEnvironment
 from crl.recipes.context import StageContext
 from crl.recipes.plan import task_of
 from crl.recipes.scripted import ScriptedPolicy, as_output
-from crl.recipes.waves import play
-from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.recipes.waves import of_all, play
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
 
 WAVE = 16
 """Most demonstrations played side by side."""
@@ -66,8 +66,8 @@ def played_well(
         def say(row: int, practice: _Practice = practice) -> str:
             return _as_answer(ctx, practice.oracle(row) or practice.actions[row][0])
 
-        played += _play(ctx, chat, context, practice, slots, say, weights_digest)
-        ctx.progress(len(played), episodes)
+        told = of_all(ctx, len(played), episodes)
+        played += _play(ctx, chat, context, practice, slots, say, weights_digest, told)
     return played
 
 
@@ -93,7 +93,8 @@ def written_well(
             good = practice.oracle(row) if random.random() < skills[row] else None
             return _as_answer(ctx, good or str(random.choice(practice.actions[row])))
 
-        wave = _play(ctx, *actor, practice, slots, say, weights_digest)
+        told = of_all(ctx, len(played), episodes)
+        wave = _play(ctx, *actor, practice, slots, say, weights_digest, told)
         items = [DistillItem(each.episode, tuple(each.turns)) for each in wave]
         lessons = [practice.environment.lesson(item.episode, item.turns) for item in items]
         said = [as_output(lesson, ctx.method.distill.format) for lesson in lessons]
@@ -108,7 +109,6 @@ def written_well(
                 round=ctx.round,
             )
         played += wave
-        ctx.progress(len(played), episodes)
     return played, results
 
 
@@ -164,6 +164,7 @@ def _play(
     slots: Sequence[EpisodeSlot],
     say: Callable[[int], str],
     weights_digest: str,
+    progress: Progress,
 ) -> list[PlayedEpisode]:
     return play(
         ctx,
@@ -172,6 +173,7 @@ def _play(
         sampling=ctx.method.actor.sampling,
         weights_digest=weights_digest,
         environment=practice,
+        progress=progress,
     )
 
 

@@ -107,6 +107,7 @@ def _train(
         seed=int(ctx.seed("training").generate_state(1)[0]),
         threads=ctx.method.threads,
         output_dir=ctx.directory / CHECKPOINT,
+        on_step=lambda step, steps, loss: ctx.progress(step, steps, training_loss=loss),
     )
     ctx.write(Sample, samples)
     ctx.write(Weights, [new_weights(ctx, before, updates=0)])

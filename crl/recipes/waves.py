@@ -12,7 +12,7 @@ from crl.recipes.context import StageContext
 from crl.records import Retrieval, Task
 from crl.rollout.environments import MixedEnvironment
 from crl.rollout.live import Guide
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
 
 
 def slots_of(
@@ -43,10 +43,12 @@ def play(
     seed_of: Callable[[str], np.random.SeedSequence] | None = None,
     environment: Environment | None = None,
     advisor: Advisor | None = None,
+    progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
     """Play one wave, in the environment of its family (or of its families) unless another is given.
 
-    `advisor` answers the questions of guided episodes; without one they are offered none.
+    `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the figures
+    of the wave where it is not a part of the stage.
     """
     return play_wave(
         policy,
@@ -58,8 +60,13 @@ def play(
         weights_digest=weights_digest,
         stage=ctx.stage.name,
         advisor=advisor,
-        progress=lambda figures: ctx.progress(**figures),
+        progress=progress or (lambda figures: ctx.progress(**figures)),
     )
+
+
+def of_all(ctx: StageContext, before: int, total: int) -> Progress:
+    """Progress of a wave as that of all demonstrations. Who wins among them says nothing about the model."""
+    return lambda figures: ctx.progress(before + figures["done"], total)
 
 
 def environment_of(ctx: StageContext, families: Sequence[str]) -> Environment:

@@ -44,7 +44,7 @@ class PlayedEpisode:
 
 
 Progress = Callable[[dict[str, Any]], None]
-"""Called with `done`, `total`, `turns` and `successes` of the wave after each turn; never part of the record."""
+"""Told `done`, `total`, `turns` and `won` of the wave, at first and after each turn; never part of the record."""
 
 
 def waves_of(tasks: Sequence[Task], wave_groups: int, *, mixed: bool = False) -> list[list[Task]]:
@@ -99,6 +99,7 @@ def play_wave(
     session = policy.open([row.token_ids for row in rows], [slot.task.group for slot in slots])
     live = list(range(len(rows)))
     trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
+    _tell(progress, rows, live)
     while live:
         sampled = session.sample(
             live,
@@ -116,11 +117,14 @@ def play_wave(
             for index in live:
                 rows[index].append(pieces[index])
             _compare_lengths(session, rows, live)
-        if progress is not None:
-            turns = sum(len(row.turns) for row in rows)
-            successes = sum(row.success for row in rows)
-            progress({"done": len(rows) - len(live), "total": len(rows), "turns": turns, "successes": successes})
+        _tell(progress, rows, live)
     return [_played(row, sampling, weights_digest, stage) for row in rows]
+
+
+def _tell(progress: Progress | None, rows: Sequence[LiveEpisode], live: Sequence[int]) -> None:
+    if progress is not None:
+        turns, won = sum(len(row.turns) for row in rows), sum(row.success for row in rows)
+        progress({"done": len(rows) - len(live), "total": len(rows), "turns": turns, "won": won})
 
 
 def _open_row(

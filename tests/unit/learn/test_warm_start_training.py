@@ -13,21 +13,27 @@ import pytest
 from crl.config import ActorObjective, DeepSpeedConfig, LoraConfig, RoleConfig, WarmStartConfig
 from crl.errors import BadInput
 from crl.learn.trainer import Trainer
-from crl.learn.warm_start import run_warm_start
+from crl.learn.warm_start import OnStep, run_warm_start
 from crl.records import Sample
 
 MakeSamples = Callable[..., list[Sample]]
 
 
 def run(
-    base: Path, samples: list[Sample], output: Path, *, lora: bool, epochs: int = 8, seed: int = 3
+    base: Path,
+    samples: list[Sample],
+    output: Path,
+    *,
+    lora: bool,
+    epochs: int = 8,
+    seed: int = 3,
+    on_step: OnStep | None = None,
 ) -> dict[str, float]:
     role = RoleConfig(
         model="miniature", lora=LoraConfig(rank=4) if lora else None, deepspeed=DeepSpeedConfig(micro_batch=4)
     )
-    return run_warm_start(
-        role, base, samples, WarmStartConfig(epochs=epochs, learning_rate=1e-2), seed=seed, threads=1, output_dir=output
-    )
+    config = WarmStartConfig(epochs=epochs, learning_rate=1e-2)
+    return run_warm_start(role, base, samples, config, seed=seed, threads=1, output_dir=output, on_step=on_step)
 
 
 def digest(directory: Path) -> dict[str, str]:
@@ -39,7 +45,10 @@ def test_it_learns_repeats_and_the_update_starts_from_it(
     base_model: Path, random_samples: MakeSamples, tmp_path: Path, lora: bool
 ) -> None:
     samples = random_samples(4, "nll")
-    figures = run(base_model, samples, tmp_path / "a", lora=lora)
+    steps: list[tuple[int, int, float]] = []
+    figures = run(base_model, samples, tmp_path / "a", lora=lora, on_step=lambda *step: steps.append(step))
+    assert [step[:2] for step in steps] == [(number, 8) for number in range(1, 9)]
+    assert (steps[0][2], steps[-1][2]) == (figures["loss_first"], figures["loss_last"])
     assert figures["loss_last"] < 0.8 * figures["loss_first"]
     assert figures["deepspeed"] == 0.0
     assert figures["steps"] == 8

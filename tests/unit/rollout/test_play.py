@@ -139,8 +139,9 @@ def test_rows_finish_at_different_times_with_their_reason():
     assert policy.groups == [0, 0, 1, 1]
     assert played[3].episode.invalid_actions == 6
     assert played[3].turns[0].feedback == "Say right or left."
-    assert told[0] == {"done": 1, "total": 4, "turns": 4, "successes": 1}
-    assert told[-1] == {"done": 4, "total": 4, "turns": 12, "successes": 2}
+    assert told[0] == {"done": 0, "total": 4, "turns": 0, "won": 0}
+    assert told[1] == {"done": 1, "total": 4, "turns": 4, "won": 1}
+    assert told[-1] == {"done": 4, "total": 4, "turns": 12, "won": 2}
     assert_exact(policy, played)
 
 
