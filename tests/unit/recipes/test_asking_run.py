@@ -27,6 +27,7 @@ from crl.records import (
     Episode,
     Evaluation,
     Generation,
+    Metric,
     Question,
     Retrieval,
     RetrievalCount,
@@ -278,6 +279,23 @@ def test_every_guided_episode_has_a_context_without_any_of_it(run: RunDirectory)
             assert "Advice" not in text and "ASK" not in text and "ask" not in text and "answer to" not in text
             assert each.removed_tokens > 0
     services.close()
+
+
+def test_the_time_of_every_search_and_answer_is_noted_and_their_tokens_are_counted(run: RunDirectory) -> None:
+    handed_on = [each for each in rows(run, Question, "collect", [ROUNDS]) if each.reason_code == "ok"]
+    timings = run.manifest(ROUNDS, "collect").provenance["timings"]
+    assert timings["retrieval"]["items"] == timings["answers"]["items"] == len(handed_on) > 0
+    assert 0 < timings["answers"]["seconds"] <= timings["play"]["seconds"]
+    evaluated = run.manifest(ROUNDS, "evaluate").provenance["timings"]
+    assert evaluated["answers"]["items"] > 0
+    assert {"retrieval", "play with_bank", "play without_bank"} <= evaluated.keys()
+    stages = [name for name in ("collect", "distill", "merge") if run.is_complete(ROUNDS, name)]
+    written = [each for stage in stages for each in rows(run, Generation, stage, [ROUNDS])]
+    for role in ("actor", "extractor"):
+        sampled = sum(sum(each.loss_mask) for each in written if each.role == role)
+        read = sum(len(each.token_ids) for each in written if each.role == role) - sampled
+        figures = {row.name: row.value for row in rows(run, Metric, "health", [ROUNDS])}
+        assert (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"]) == (read, sampled)
 
 
 def test_evaluation_with_the_bank_asks_too_and_leaves_no_row_of_it(run: RunDirectory) -> None:
