@@ -13,15 +13,16 @@ _THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
-def after_thoughts(text: str) -> str | None:
+def after_thoughts(text: str, *, begun: bool = False) -> str | None:
     """What stands behind the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
 
     Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever stands before it; behind
-    `<think>` nothing is said yet. A text without a tag is an answer as a whole.
+    `<think>` nothing is said yet. A text without a tag is an answer as a whole, unless its thought was `begun` before
+    it: templates of thinking models end a prompt with `<think>`.
     """
     tags = list(_THOUGHT_TAG.finditer(text))
     if not tags:
-        return text
+        return None if begun else text
     return text[tags[-1].end() :] if tags[-1].group(1) else None
 
 

@@ -68,7 +68,7 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
 
 def _chat(method: Method, role: str) -> ChatFormat:
     config = method.role(role)
-    chat, longest = load_chat(resolve_model(config.model))
+    chat, longest = load_chat(resolve_model(config.model), multi_turn=role == "actor")
     if longest is not None and config.context > longest:
         raise BadInput(
             f"{role}.context is {config.context}",

@@ -165,6 +165,9 @@ class Session(Protocol):
 class Chat(Protocol):
     """Turns messages into ids that are only ever appended to."""
 
+    opens_thought: bool
+    """Whether a prompt ends inside a thought (`<think>`) that the model is to end: thinking models' templates do so."""
+
     def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a whole first prompt, ready for the assistant to answer."""
 

@@ -86,7 +86,10 @@ class EngineServices:
             from crl.policies import load_policy
 
             with self._seeded("weights", role):
-                policy = load_policy(config, model_path, checkpoint, threads=self._method.threads)
+                # The extractor writes one turn: its template may drop thoughts from what came before.
+                policy = load_policy(
+                    config, model_path, checkpoint, threads=self._method.threads, multi_turn=role == "actor"
+                )
         self._policies[role] = (weights.weights_digest, policy)
         return cast(Policy, policy)
 

@@ -54,7 +54,7 @@ def answer_all(
         if output.sampled is None:
             answered.append(Answered("prompt_too_long", None, None))
             continue
-        text = (after_thoughts(output.text) or "").strip()
+        text = (after_thoughts(output.text, begun=output.thinking) or "").strip()
         record = token_record(
             output,
             round=round,

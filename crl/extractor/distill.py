@@ -120,6 +120,7 @@ def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConf
             max_characters=config.max_characters,
             guided=episode.entry_id is not None,
             truncated=output.truncated,
+            thinking=output.thinking,
             examples=examples,
         )
     operations: list[Operation] = [

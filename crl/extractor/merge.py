@@ -198,6 +198,7 @@ def _apply(
             kind="merge",
             source_count=len(shown),
             truncated=output.truncated,
+            thinking=output.thinking,
             examples=example_texts(method.prompts.merge, method.distill.format, "merge"),
         )
     operations = _operations(walk, shown, output.prompt.distillation_id, parsed, origin)

@@ -49,6 +49,8 @@ class Output:
     prompt: Prompt
     sampled: Sampled | None
     text: str
+    thinking: bool = False
+    """Whether the prompt began a thought, so that the text begins inside it."""
 
     @property
     def truncated(self) -> bool:
@@ -91,7 +93,12 @@ def sample_outputs(
         session.drop(rows)
         sampled.update({chosen[row]: found[row] for row in rows})
     return [
-        Output(prompt, sampled.get(index), _text(policy, sampled[index]) if index in sampled else "")
+        Output(
+            prompt,
+            sampled.get(index),
+            _text(policy, sampled[index]) if index in sampled else "",
+            thinking=policy.chat.opens_thought,
+        )
         for index, prompt in enumerate(prompts)
     ]
 

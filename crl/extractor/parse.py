@@ -59,6 +59,7 @@ def parse_output(
     kind: OutputKind = "distill",
     source_count: int = 0,
     truncated: bool = False,
+    thinking: bool = False,
     examples: Set[str] = frozenset(),
 ) -> ParsedOutput:
     """Judge one output; never raises, whatever the text.
@@ -67,7 +68,7 @@ def parse_output(
     `truncated`: sampling ended by the length limit. `examples`: :func:`example_texts` of the prompt.
     """
     try:
-        answer = after_thoughts(text)
+        answer = after_thoughts(text, begun=thinking)
         if answer is None:
             raise Malformed(ReasonCode.unfinished_thought)
         if truncated:

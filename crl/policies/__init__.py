@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["ModelSource", "check_model", "load_chat", "load_embedder", "load_policy", "resolve_model"]
 
 
-def load_policy(role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> LanguagePolicy:
+def load_policy(
+    role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True
+) -> LanguagePolicy:
     """See :func:`crl.policies.language_model.load_policy`."""
     from crl.policies import language_model
 
-    return language_model.load_policy(role, model_path, checkpoint, threads=threads)
+    return language_model.load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
 
 
 def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
@@ -34,12 +36,15 @@ def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
     return embedders.load_embedder(name, query_instruction)
 
 
-def load_chat(source: ModelSource) -> tuple[ChatFormat, int | None]:
-    """A model's chat format without its weights, and the longest sequence it was made for (None: it does not say)."""
+def load_chat(source: ModelSource, *, multi_turn: bool = True) -> tuple[ChatFormat, int | None]:
+    """A model's chat format without its weights, and the longest sequence it was made for (None: it does not say).
+
+    `multi_turn` False allows templates that rewrite history, for roles that write one turn.
+    """
     name_accelerator()
     from transformers import AutoConfig, AutoTokenizer
 
     from crl.policies.chat import ChatFormat
 
     longest = getattr(AutoConfig.from_pretrained(source.path), "max_position_embeddings", None)
-    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name), longest
+    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name, multi_turn=multi_turn), longest

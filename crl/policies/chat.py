@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from crl.answers import after_thoughts
 from crl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # Letters and digits only: no template strips, escapes or splits on them.
 _SLOT = "crlSlot{}Text"
 _SLOTS = re.compile(r"crlSlot(\d+)Text")
+_THOUGHT_TAG = re.compile(r"</?think>", re.IGNORECASE)
+_NO_THOUGHT = "\n</think>\n\n"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
@@ -33,6 +36,7 @@ class ChatFormat:
 
     Attributes:
         end_ids: ids that end an assistant's turn in this template (one id; generation adds the model's own).
+        opens_thought: whether the template ends a prompt with the beginning of a thought, as thinking models' do.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, *, multi_turn: bool = True) -> None:
@@ -57,10 +61,13 @@ class ChatFormat:
         # Longest first: of two control strings that begin alike, the longer one is meant.
         strings = sorted(self._control_ids, key=lambda text: (-len(text), text))
         self._control = re.compile("|".join(map(re.escape, strings))) if strings else re.compile(r"(?!)")
+        # A thought's tags may be control tokens; what follows the end of a thought is found by them, so they are read.
+        self._hidden_ids = {index for text, index in self._control_ids.items() if not _THOUGHT_TAG.fullmatch(text)}
         self._plain = self._without_control_tokens()
         self._multi_turn = multi_turn
         self._after, self._before = self._between_turns()
         self.end_ids = (self._after_end_id(),)
+        self.opens_thought = after_thoughts(self._before) is None
         if multi_turn:
             self._check_history_is_kept()
 
@@ -84,14 +91,17 @@ class ChatFormat:
         return ids[1:] if ended else ids
 
     def answer(self, text: str) -> list[int]:
-        """Ids a model would have sampled to say `text` and end its turn (demonstrations only)."""
-        return [*self._encode_text(_SLOT.format(0), [text]), self.end_ids[0]]
+        """Ids a model would have sampled to say `text` and end its turn (demonstrations only).
+
+        A thought that the prompt began is ended first.
+        """
+        thought = _NO_THOUGHT if self.opens_thought else ""
+        return [*self._encode(thought + _SLOT.format(0), [text]), self.end_ids[0]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids. Control tokens between two texts are a blank: words on both sides must not run together
-        (`north<|im_start|>north`); elsewhere they are nothing."""
-        control = set(self._control_ids.values())
-        pieces = [list(ids) for is_control, ids in groupby(token_ids, control.__contains__) if not is_control]
+        (`north<|im_start|>north`); elsewhere they are nothing. The tags of thoughts stay."""
+        pieces = [list(ids) for hidden, ids in groupby(token_ids, self._hidden_ids.__contains__) if not hidden]
         return " ".join(str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in pieces)
 
     def _without_control_tokens(self) -> Any:

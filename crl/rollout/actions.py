@@ -35,13 +35,16 @@ def _words(actions: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?<!\w-)(?:{branches})(?!\w)(?!-\w)", re.IGNORECASE)
 
 
-def parse_action(text: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
+def parse_action(
+    text: str, actions: Sequence[str], action_format: ActionFormat, *, thinking: bool = False
+) -> str | None:
     """The legal action that a text names behind its thoughts, as it is written in `actions`; None where it names none.
 
     `tag`: the last `<action>…</action>` counts and must equal a legal action, case and outer blanks aside. `word`: the
-    first legal action that stands as whole words counts, the longest where several begin at one place.
+    first legal action that stands as whole words counts, the longest where several begin at one place. `thinking`: the
+    prompt began a thought.
     """
-    answer = after_thoughts(text)
+    answer = after_thoughts(text, begun=thinking)
     return None if answer is None else _action_in(answer, actions, action_format)
 
 
@@ -59,14 +62,16 @@ def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat)
     return None
 
 
-def parse_question(text: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
+def parse_question(
+    text: str, actions: Sequence[str], action_format: ActionFormat, *, thinking: bool = False
+) -> str | None:
     """The question that a text asks behind its thoughts, blanks at its ends aside; None where it asks none. It may be
     empty.
 
     A turn acts or asks. `tag`: `<ask>…</ask>` asks unless an action tag stands behind it: the last tag counts.
     `word`: a line `ASK: …` asks unless a legal action is named before it: the first thing named counts.
     """
-    answer = after_thoughts(text)
+    answer = after_thoughts(text, begun=thinking)
     if answer is None:
         return None
     if action_format == "tag":

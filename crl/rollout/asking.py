@@ -40,14 +40,19 @@ _REFUSALS = {
 _UNANSWERED = "There is no answer to that."
 
 
-def questions_of(rows: Sequence[LiveEpisode], texts: Mapping[int, str], config: RolloutConfig) -> dict[int, Inquiry]:
-    """Which rows ask instead of acting in a turn, and what; `texts` is what each wrote. None without search-and-ask."""
+def questions_of(
+    rows: Sequence[LiveEpisode], texts: Mapping[int, str], config: RolloutConfig, *, thinking: bool = False
+) -> dict[int, Inquiry]:
+    """Which rows ask instead of acting in a turn, and what; `texts` is what each wrote. None without search-and-ask.
+
+    `thinking`: their prompts began a thought.
+    """
     if config.search_and_ask is None:
         return {}
     found = {}
     for index, text in texts.items():
         row = rows[index]
-        question = parse_question(text, row.actions, config.action_format)
+        question = parse_question(text, row.actions, config.action_format, thinking=thinking)
         if question is not None:
             task = row.slot.task
             found[index] = Inquiry(

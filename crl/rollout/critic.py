@@ -120,6 +120,7 @@ def judge(
                 method.distill.format,
                 max_characters=method.distill.max_characters,
                 truncated=output.stop_reason != StopReason.end_of_turn,
+                thinking=policy.chat.opens_thought,
             )
         generation_id = f"{each.task.episode_id}-{stage}"
         prompt_ids, new_ids = ([], []) if output is None else (prompts[index], list(output.token_ids))

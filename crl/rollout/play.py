@@ -189,11 +189,12 @@ def _turn(
 ) -> dict[int, list[int]]:
     """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
     texts = {index: policy.chat.decode(sampled[index].token_ids) for index in live}
-    inquiries = questions_of(rows, texts, method.rollout)
+    thinking = policy.chat.opens_thought
+    inquiries = questions_of(rows, texts, method.rollout, thinking=thinking)
     actions = {
         index: None
         if index in inquiries
-        else parse_action(texts[index], rows[index].actions, method.rollout.action_format)
+        else parse_action(texts[index], rows[index].actions, method.rollout.action_format, thinking=thinking)
         for index in live
     }
     steps = step_or_error(environment, actions)

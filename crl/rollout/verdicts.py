@@ -67,9 +67,12 @@ def malformed(reason: VerdictReason) -> Verdict:
     return Verdict("malformed", reason)
 
 
-def parse_verdict(text: str, form: Form, *, max_characters: int, truncated: bool = False) -> Verdict:
-    """The verdict that a text gives; `truncated` where the length limit ended it."""
-    answer = after_thoughts(text)
+def parse_verdict(
+    text: str, form: Form, *, max_characters: int, truncated: bool = False, thinking: bool = False
+) -> Verdict:
+    """The verdict that a text gives; `truncated` where the length limit ended it, `thinking` where the prompt began a
+    thought."""
+    answer = after_thoughts(text, begun=thinking)
     if answer is None:
         return malformed(VerdictReason.unfinished_thought)
     if truncated:

@@ -13,6 +13,8 @@ from crl.records import BankEntry, Episode, Turn
 class ScriptedChat:
     """One token a character of a prompt; a sampled id stands for a whole answer."""
 
+    opens_thought = False
+
     def __init__(self):
         self.answers: list[str] = []
 
