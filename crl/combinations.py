@@ -87,6 +87,14 @@ def _problems(method: Method) -> Iterator[BadInput]:
         yield _without_prompt("critic", "the actor is to judge experiences", "method.prompts.critic")
     if rollout.search_and_ask is not None and method.prompts.ask is None:
         yield _without_prompt("ask", "guided actors may ask", "method.prompts.ask")
+    trains_answers = rollout.search_and_ask is not None and rollout.search_and_ask.train_answers
+    if trains_answers and method.recipe in (RecipeName.static_online, RecipeName.offline_bank):
+        yield BadInput(
+            f"recipe {method.recipe.value} does not train the extractor, so none of its answers would be trained",
+            expected="a recipe that trains the extractor",
+            where="method.rollout.search_and_ask.train_answers",
+            next_step="leave it out, or choose another recipe",
+        )
     if method.self_distillation is not None:
         if method.recipe is RecipeName.experience_only:
             yield BadInput(

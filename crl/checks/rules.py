@@ -303,9 +303,9 @@ SUITES: dict[type[Row], Suite] = {
     BufferItem: Suite(
         key=("generation_id",),
         sets={
-            "kind": ("used", "malformed", "return"),
+            "kind": ("used", "malformed", "return", "answer"),
             "status": ("waiting", "selected", "trained", "dropped"),
-            "generation_stage": ("distill", "merge"),
+            "generation_stage": ("distill", "merge", "collect"),
         },
         rows={
             "ids are not empty": "generation_id <> ''",
@@ -316,6 +316,10 @@ SUITES: dict[type[Row], Suite] = {
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
             "an item enters no earlier than it was written": "entered_round >= generation_round",
+            "an answer is written while collecting, an experience is not": (
+                "CASE kind WHEN 'answer' THEN generation_stage = 'collect' WHEN 'malformed' THEN true "
+                "ELSE generation_stage <> 'collect' END"
+            ),
         },
     ),
     Sample: Suite(

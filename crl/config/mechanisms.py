@@ -14,6 +14,9 @@ class SearchAndAskConfig(Model):
 
     uses: int = Field(2, ge=1, le=16, description="Most questions an episode; each spends a turn.")
     max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
+    train_answers: bool = Field(
+        False, description="Train the extractor on its answers: each earns the outcome of the episode that asked."
+    )
 
 
 class RolloutConfig(Model):

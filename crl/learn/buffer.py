@@ -3,7 +3,8 @@
 An output enters at its first use (a malformed one at once, where it is scored; a `return` as well), collects uses until
 it is trained, and may re-enter with new uses. An output whose text the bank held already enters too and shares the uses
 of that text from then on: repeating what is known is no way out of being scored. An update takes the oldest; a round
-trains as many batches as are full. What can never be used again (its text left the bank) ends with a reason; nothing
+trains as many batches as are full. An answer to a question, where those are trained, enters scored and is trained once.
+What can never be used again (its text left the bank) ends with a reason; nothing
 else is dropped. Pure functions: buffer rows of the last round in, buffer rows of this round out.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
+from crl.learn.answers import AnswerReward
 from crl.records import BufferItem, Distillation, Metric, UseReward
 
 _ORDERS_A_ROUND = 1_000_000
@@ -31,8 +33,8 @@ def reweight(train_count: int, last_trained_round: int | None, *, round: int, co
 def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     """Last round's rows as they stand now: what was selected has been trained and waits for new uses.
 
-    A malformed output or a `return` cannot be used again, so its row ends with the round that trained it; so does that
-    of an output that was dropped.
+    A malformed output, a `return` or an answer cannot be used again, so its row ends with the round that trained it; so
+    does that of an output that was dropped.
     """
     items = {}
     for item in previous:
@@ -72,6 +74,7 @@ def fill_buffer(
     imported: Set[str] = frozenset(),
     repeats: Mapping[str, Sequence[str]] | None = None,
     held: Set[str] | None = None,
+    answers: Sequence[AnswerReward] = (),
 ) -> list[BufferItem]:
     """The buffer after this round's uses and outputs, oldest entry first.
 
@@ -82,8 +85,9 @@ def fill_buffer(
     `imported` are outputs of another run, whose uses train nobody here but those that repeat their texts.
     `repeats` gives, for outputs of this round whose text the bank held already, the outputs that wrote that text.
     `held` are the outputs whose texts the bank holds after the round (None: unknown): what has no use and no text there
-    is dropped. New items enter in the order of first use, then in the order of `distillations`. Raises RecordDamaged
-    for a used output without an origin.
+    is dropped. `answers` are what answers of this round's episodes earned. New items enter in the order of first use,
+    then in the order of `distillations`, then in that of `answers`. Raises RecordDamaged for a used output without an
+    origin.
     """
     items = _settled(previous)
     repeated_by: dict[str, list[str]] = defaultdict(list)
@@ -131,6 +135,9 @@ def fill_buffer(
             items[row.generation_id] = replace(enter(row.generation_id, kind, origin), uses=1, score_sum=reward)
         elif repeats and row.generation_id in repeats:
             items[row.generation_id] = enter(row.generation_id, "used", origin, repeats[row.generation_id])
+    for answer in answers:
+        item = enter(answer.generation_id, answer.kind, (round, "collect"))
+        items[answer.generation_id] = replace(item, uses=1, score_sum=answer.reward)
     kept = [item if held is None else _while_held(item, held) for item in items.values()]
     return sorted(kept, key=lambda item: item.entered_order)
 
@@ -203,7 +210,7 @@ def buffer_metrics(
         "buffer_selected": sum(item.status == "selected" for item in buffer),
         "buffer_dropped": sum(item.status == "dropped" for item in buffer),
     }
-    for kind in ("used", "malformed", "return"):
+    for kind in ("used", "malformed", "return", "answer"):
         figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
     figures["buffer_oldest_wait"] = max((round - item.entered_round for item in waiting), default=0)
     alarms = {}

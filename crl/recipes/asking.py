@@ -4,7 +4,8 @@ The question is the query, in the same scope as planning searches, and the most 
 belongs to training (`retrieval.diversify_evaluation` ranks by eq. 6 with the counters that planning ended with). No
 question moves a counter. They would otherwise depend on which questions were asked before, in other
 waves, so on how collecting is sharded; and the next round's plan would depend on it as well. A use that is asked for
-earns the entry nothing either: the paper scores experiences by the episodes they guided.
+earns the entry nothing either: experiences are scored by the episodes they guided. The answer itself may be trained
+(`train_answers`).
 """
 
 from __future__ import annotations

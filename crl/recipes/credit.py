@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.segments import text_digest
+from crl.learn.answers import AnswerReward, answer_rewards
 from crl.learn.buffer import buffer_metrics, fill_buffer, select_batches
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
@@ -29,6 +30,7 @@ from crl.records import (
     Generation,
     Metric,
     Operation,
+    Question,
     Retrieval,
     Sample,
     StrippedContext,
@@ -108,7 +110,15 @@ def _filled(
         imported=imported,
         repeats=_repeats(ctx, bank),
         held=set(bank["generation_id"].to_pylist()),
+        answers=_answers(ctx, episodes),
     )
+
+
+def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[AnswerReward]:
+    asking = ctx.method.rollout.search_and_ask
+    if asking is None or not asking.train_answers:
+        return []
+    return answer_rewards(ctx.rows(Question, "collect"), episodes, ctx.method.extractor_objective)
 
 
 def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[str]]:

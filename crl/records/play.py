@@ -165,7 +165,7 @@ class Generation(Row):
     round: A[int, "round number"]
     stage: A[str, "stage that sampled it"]
     role: A[str, "role that wrote it: actor or extractor"]
-    kind: A[str, "episode, distill or merge"]
+    kind: A[str, "episode, critic, ask, distill or merge"]
     weights_digest: A[str, "digest of the weights that sampled it (table weights)"]
     temperature: A[float, "sampling temperature; log-probabilities are of the scaled distribution"]
     token_ids: A[list[int], TOKENS, "whole sequence, prompt and observations included"]

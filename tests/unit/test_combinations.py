@@ -44,6 +44,13 @@ def method(**changes: Any) -> Method:
         ("self_distillation", {"self_distillation": {}, "recipe": "baseline"}),
         ("self_distillation", {"self_distillation": {}, "recipe": "experience_only"}),
         ("rollout.search_and_ask", {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe": "baseline"}),
+        *(
+            (
+                "rollout.search_and_ask.train_answers",
+                {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe": recipe},
+            )
+            for recipe in ("static_online", "offline_bank")
+        ),
         ("actor_critic", {"actor_critic": {}, "prompts__critic": CRITIC, "rollout__guided_share": 0.0}),
         ("warm_start.demonstrations", {"families": REALM}),
         ("self_distillation.episodes", {"self_distillation": {}, "rollout__guided_share": 1.0}),
@@ -73,6 +80,9 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
         {"actor_critic": {}, "prompts__critic": CRITIC},
         {"retrieval__top_k": 16},
         {"rollout__search_and_ask": {}, "prompts__ask": ASK},
+        {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe": "static_online"},
+        {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK},
+        {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe": "experience_only"},
         {"self_distillation": {}},
         {"self_distillation": {"episodes": "wins"}, "rollout__guided_share": 1.0},
         # No twin is free at first; later some are.

@@ -20,6 +20,7 @@ from crl.engine.services import EngineServices
 from crl.experiment import parse_experiment
 from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.recipes import recipe_of
+from crl.recipes.audit import problems_of
 from crl.recipes.banks import recorded_bank, recorded_texts
 from crl.records import (
     BufferItem,
@@ -143,13 +144,13 @@ class Scripted(EngineServices):
         return Script(real, act if role == "actor" else note)  # type: ignore[return-value]
 
 
-def make_experiment() -> Experiment:
-    return parse_experiment(yaml.safe_load(EXPERIMENT), base=Path(), where="asking")
+def make_experiment(overrides: Mapping[str, Any]) -> Experiment:
+    return parse_experiment(yaml.safe_load(EXPERIMENT), overrides, base=Path(), where="asking")
 
 
-def train(root: Path, *, backwards: bool = False) -> RunDirectory:
+def train(root: Path, *, backwards: bool = False, overrides: Mapping[str, Any] | None = None) -> RunDirectory:
     """The rounds of the run; `backwards` collects with the last wave first, each in services of its own."""
-    run = RunDirectory.create_or_open(make_experiment(), root)
+    run = RunDirectory.create_or_open(make_experiment(overrides or {}), root)
     recipe = recipe_of(run.method)
     with Lease.acquire(run.path, seconds=600) as lease:
         attempt = Attempt(token=lease.token)
@@ -235,7 +236,7 @@ def _seed(run: RunDirectory, number: int, question_id: str) -> np.random.SeedSeq
     return seed_for(run.method.seed, number, "collect", "ask", question_id)
 
 
-def test_questions_move_no_counter_and_earn_nothing(run: RunDirectory) -> None:
+def test_questions_move_no_counter_and_earn_nothing_unless_answers_are_trained(run: RunDirectory) -> None:
     chosen: dict[str, int] = {}
     for number in range(1, ROUNDS + 1):
         for row in rows(run, Retrieval, "plan", [number]):
@@ -313,3 +314,36 @@ def test_the_record_does_not_depend_on_the_order_of_waves(run: RunDirectory, tmp
     for number in range(1, ROUNDS + 1):
         for stage in ("plan", "collect", "credit"):
             assert again.manifest(number, stage).digest == run.manifest(number, stage).digest
+
+
+def test_answers_are_trained_where_the_method_says_so_on_their_own_tokens_with_the_outcome(tmp_path: Path) -> None:
+    trained = train(
+        tmp_path,
+        overrides={
+            "method.rollout.search_and_ask.train_answers": True,
+            "method.seed": 4,  # one guided episode wins: rewards that are all equal would train nothing
+            "method.extractor_objective.batch": 6,
+            "method.evaluation.every": 0,
+        },
+    )
+    episodes = {each.episode_id: each for each in rows(trained, Episode, "collect", [ROUNDS])}
+    records = {each.generation_id: each for each in rows(trained, Generation, "collect", [ROUNDS])}
+    asked = {
+        str(each.generation_id): episodes[each.episode_id]
+        for each in rows(trained, Question, "collect", [ROUNDS])
+        if each.answer is not None
+    }
+    held = {each.generation_id: each for each in rows(trained, BufferItem, "credit", [ROUNDS]) if each.kind == "answer"}
+    assert set(held) == set(asked) and len(asked) > 1
+    assert {name: item.score_sum for name, item in held.items()} == {
+        name: 1.0 if episode.success else -1.0 for name, episode in asked.items()
+    }
+    samples = [each for each in rows(trained, Sample, "credit", [ROUNDS]) if each.generation_id in asked]
+    assert {each.generation_id for each in samples} == {n for n, item in held.items() if item.status == "selected"}
+    assert samples
+    for each in samples:
+        record = records[each.generation_id]
+        assert (each.role, each.objective, each.source) == ("extractor", "cispo", f"{ROUNDS:04d}/collect")
+        assert (each.token_ids, each.loss_mask, each.logprobs) == (record.token_ids, record.loss_mask, record.logprobs)
+        assert each.reward == held[each.generation_id].score_sum
+    assert not problems_of(trained, recipe_of(trained.method))
