@@ -96,6 +96,8 @@ class Resembling:
         table = self._bank.table if scope is None else rows_with(self._bank.table, "family", [scope])
         digests = table["content_digest"].to_pylist()
         once = sorted({digest: row for row, digest in enumerate(digests)}.values())
+        if not once:
+            return [], np.empty((0, 0), np.float32)
         return [digests[row] for row in once], load_embeddings(self._ctx.run_path, table.take(once))
 
 

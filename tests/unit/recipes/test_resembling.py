@@ -103,6 +103,17 @@ def test_the_scope_is_that_of_retrieval(run):
     assert found(run, elsewhere, scope="bank") == {(text_digest(f"{HOLE} too"), text_digest(HOLE))}
 
 
+def test_an_empty_bank_has_nothing_to_resemble(tmp_path):
+    """The first round of a run, and the first note about a task family."""
+    with ScriptedRun(tmp_path, experiment(**NEAR)) as first:
+        first.initialise()
+        one, two = add(1, 0, HOLE), add(1, 1, f"{HOLE} too")
+        assert found(first, one, two) == {tuple(sorted((text_digest(HOLE), text_digest(f"{HOLE} too"))))}
+        assert found(first, one, scope="bank") == set()
+        first.play(Ask("add", HOLE))
+        assert found(first, add(2, 0, HOLE, family="pond")) == set()
+
+
 def test_a_round_is_consolidated_from_its_rows_alone(run):
     """Distilled texts, then a merge that goes by the same rules; nothing of it asks the embedder again."""
     reader = NextRound(run)
