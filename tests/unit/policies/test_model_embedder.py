@@ -29,21 +29,24 @@ PROMPT = "Instruct: find advice\nQuery: "
 LONGEST = 48
 
 
-@pytest.fixture(scope="module")
-def directory(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence-transformers model of 64 dimensions that reads 48 tokens."""
+def write_embedder(base: Path, place: Path, longest: int = LONGEST) -> Path:
+    """A sentence-transformers model of 64 dimensions around the language model in `base`."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
 
-    words = Transformer(str(tiny.path), max_seq_length=LONGEST)
+    words = Transformer(str(base), max_seq_length=longest)
     pooling = Pooling(words.get_word_embedding_dimension(), pooling_mode="lasttoken")
     model = SentenceTransformer(modules=[words, pooling, Normalize()], prompts={"query": PROMPT, "document": ""})
-    place = tmp_path_factory.mktemp("embedder") / "model"
     model.save_pretrained(str(place))
     config = json.loads((place / "sentence_bert_config.json").read_text())
     assert "message" in config.pop("modality_config") and config.pop("module_output_name")
     (place / "sentence_bert_config.json").write_text(json.dumps(config))  # as sentence-transformers wrote it before 6
     return place
+
+
+@pytest.fixture(scope="module")
+def directory(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embedder(tiny.path, tmp_path_factory.mktemp("embedder") / "model")
 
 
 def test_a_directory_is_an_embedder_of_its_own_dimension(directory: Path) -> None:
