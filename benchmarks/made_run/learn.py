@@ -67,6 +67,7 @@ def distill(
             )
         )
     ids = [each[0] for each in shown]
+    turns = dict(zip(episodes["episode_id"].to_pylist(), episodes["turns"].to_pylist(), strict=True))
     malformed = [each[4] == "malformed" for each in shown]
     return {
         Distillation: columns(
@@ -75,6 +76,7 @@ def distill(
             guiding_entry_id=[each[3] for each in shown], source_entry_ids=[[] for _ in shown], generation_id=ids,
             format="lines", reason_code=[str(rng.choice(_MALFORMED)) if bad else "ok" for bad in malformed],
             verdict=[each[4] for each in shown], operations=[int(each[4] in ("add", "update")) for each in shown],
+            turns=[turns[each[1]] for each in shown], turns_shown=[turns[each[1]] for each in shown],
         ),
         Operation: table_of(Operation, operations),
         Generation: generations(
@@ -108,7 +110,7 @@ def merge(rng: np.random.Generator, number: int, bank: Snapshot, touched: set[st
             Distillation, len(shown), distillation_id=ids, round=number, kind="merge",
             family=[each[1] for each in shown], episode_id=None, guiding_entry_id=None,
             source_entry_ids=[each[2] for each in shown], generation_id=ids, format="json", reason_code="ok",
-            verdict="merge", operations=2,
+            verdict="merge", operations=2, turns=None, turns_shown=None,
         ),
         Operation: table_of(Operation, operations),
         Generation: generations(

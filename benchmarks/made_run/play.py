@@ -114,6 +114,7 @@ def collect(rng: np.random.Generator, number: int, planned: Tables, texts: dict[
         success=won, reward=won.astype(float), turns=turns, invalid_actions=invalid, tokens_read=tokens // 2,
         tokens_sampled=tokens - tokens // 2,
         stop_reason=np.where(broken, "error", stops).tolist(),
+        last_observation=[None if each else "the end" for each in broken],
         error=["step_failed" if each else None for each in broken], generation_id=generation_ids,
     )  # fmt: skip
     of = np.repeat(np.arange(count), turns)

@@ -121,6 +121,9 @@ SUITES: dict[type[Row], Suite] = {
             "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
             "a turn has sampled tokens": "tokens_read > 0 AND tokens_sampled >= turns",
+            "what the last action did is known unless the environment broke": (
+                "(stop_reason = 'error') = (last_observation IS NULL)"
+            ),
             "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
         },
     ),
@@ -188,6 +191,10 @@ SUITES: dict[type[Row], Suite] = {
             "an output is accounted for once": unique("generation_id"),
             "a distillation has its episode, a merge its entries": (
                 "(kind = 'distill') = (episode_id IS NOT NULL) AND (kind = 'distill' OR len(source_entry_ids) > 0)"
+            ),
+            "a distillation says how many turns there were and were shown, a merge has none": (
+                "CASE kind WHEN 'distill' THEN turns_shown BETWEEN 0 AND turns "
+                "ELSE turns IS NULL AND turns_shown IS NULL END"
             ),
             "malformed has a reason code other than ok": "(verdict = 'malformed') = (reason_code <> 'ok')",
             "malformed output asks for nothing": "operations >= 0 AND (verdict <> 'malformed' OR operations = 0)",

@@ -1,9 +1,9 @@
 """Distillation: a wave of finished episodes to extractor outputs and the operations they ask for (section 3).
 
 One output an episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
-the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle; where even
-that does not help, the episode keeps a row (reason `prompt_too_long`) with a generation without tokens, which trains
-nobody. Rows come back in the order of the episodes.
+the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle, and the row
+says how many turns were shown; where even that does not help, the episode keeps a row (reason `prompt_too_long`) with a
+generation without tokens, which trains nobody. Rows come back in the order of the episodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from crl.extractor.outputs import (
 )
 from crl.extractor.parse import example_texts, parse_output
 from crl.extractor.prompts import Messages, distill_messages
-from crl.extractor.trajectory import render_trajectory
+from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
 from crl.records import Episode, Operation, Turn
 
@@ -72,10 +72,14 @@ def distill_wave(
     role = method.extractor
     origin = Origin(round, "distill", weights_digest, method.distill.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
-    prompts = [_fitted(policy, item, method, room) for item in items]
+    fitted = [_fitted(policy, item, method, room) for item in items]
+    prompts = [prompt for prompt, _ in fitted]
     outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
     examples = example_texts(method.prompts.distill, method.distill.format, "distill")
-    return [_rows(item, output, origin, method.distill, examples) for item, output in zip(items, outputs, strict=True)]
+    return [
+        _rows(item, output, shown, origin, method.distill, examples)
+        for item, output, (_, shown) in zip(items, outputs, fitted, strict=True)
+    ]
 
 
 def distillation_id_of(episode_id: str) -> str:
@@ -83,21 +87,24 @@ def distillation_id_of(episode_id: str) -> str:
     return f"d-{episode_id}"
 
 
-def _fitted(policy: Policy, item: DistillItem, method: Method, room: int) -> Prompt:
-    """The prompt with as much of the trajectory as fits into `room` tokens."""
+def _fitted(policy: Policy, item: DistillItem, method: Method, room: int) -> tuple[Prompt, int]:
+    """The prompt with as much of the trajectory as fits into `room` tokens, and how many turns it shows in full."""
 
     def made(budget: int | None) -> tuple[Messages, list[int]]:
         messages = distill_messages(method.prompts.distill, item.episode, item.turns, method.distill, budget)
         return messages, policy.chat.opening(messages)
 
+    def rendered(budget: int | None) -> Trajectory:
+        return render_trajectory(item.turns, item.episode.last_observation, budget)
+
     distillation_id = distillation_id_of(item.episode.episode_id)
     messages, token_ids = made(None)
     if len(token_ids) <= room:
-        return Prompt(distillation_id, messages, token_ids)
-    fits, too_much = SHORTEST_TRAJECTORY, len(render_trajectory(item.turns))
+        return Prompt(distillation_id, messages, token_ids), len(item.turns)
+    fits, too_much = SHORTEST_TRAJECTORY, len(rendered(None).text)
     messages, token_ids = made(fits)
     if len(token_ids) > room:
-        return Prompt(distillation_id, messages, None)
+        return Prompt(distillation_id, messages, None), 0
     while too_much - fits > max(16, fits // 32):
         budget = (fits + too_much) // 2
         tried, tried_ids = made(budget)
@@ -105,10 +112,12 @@ def _fitted(policy: Policy, item: DistillItem, method: Method, room: int) -> Pro
             fits, messages, token_ids = budget, tried, tried_ids
         else:
             too_much = budget
-    return Prompt(distillation_id, messages, token_ids)
+    return Prompt(distillation_id, messages, token_ids), rendered(fits).turns_shown
 
 
-def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConfig, examples: Set[str]) -> Distilled:
+def _rows(
+    item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
+) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.distillation_id
     if output.sampled is None:
         parsed = not_sampled(origin)
@@ -144,5 +153,7 @@ def _rows(item: DistillItem, output: Output, origin: Origin, config: DistillConf
         family=episode.family,
         episode_id=episode.episode_id,
         guiding_entry_id=episode.entry_id,
+        turns=len(item.turns),
+        turns_shown=shown,
     )
     return Distilled(distillation, operations, generation_row(output, origin))

@@ -158,6 +158,8 @@ def distillation_row(
     episode_id: str | None = None,
     guiding_entry_id: str | None = None,
     source_entry_ids: Sequence[str] = (),
+    turns: int | None = None,
+    turns_shown: int | None = None,
 ) -> Distillation:
     """What became of an output."""
     return Distillation(
@@ -173,6 +175,8 @@ def distillation_row(
         reason_code=str(parsed.reason_code),
         verdict=parsed.verdict,
         operations=operations,
+        turns=turns,
+        turns_shown=turns_shown,
     )
 
 

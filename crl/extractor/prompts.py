@@ -72,7 +72,7 @@ def distill_messages(
         prompt,
         {
             "goal": episode.goal,
-            "trajectory": render_trajectory(turns, budget),
+            "trajectory": render_trajectory(turns, episode.last_observation, budget).text,
             "outcome": outcome_text(episode),
             "experience": episode.experience if episode.experience is not None else NO_EXPERIENCE,
             "max_operations": str(config.max_operations),

@@ -1,39 +1,57 @@
 """An episode as text for the extractor's prompt (section 3: goal, full trajectory, outcome, guiding experience).
 
-A turn is shown as what was seen and what was done; an observation equal to the one before is said to be so. Where the
-whole does not fit its budget, turns are left out of the middle: how it began and how it ended say most.
+A turn is shown as what was seen and what was done; behind the last one stands what the last action did. An observation
+equal to the one before is said to be so, and of one that is partly the same only the new rows are shown: `=3` stands
+for three rows as before, which the first line explains where it occurs. Where the whole does not fit its budget, turns
+are left out of the middle: how it began and how it ended say most. How many were shown in full is told, so that no cut
+is silent.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
 
 from crl.records import QUESTION, Episode, Turn
 
 _UNCHANGED = "(unchanged)"
 _CUT = " … "
+_SAME_ROWS = re.compile(r"(?m)^(Turn \d+: |End: )?=\d+$")
+_EXPLAINED = "(=3: three rows as before)\n"
 
 
-def render_trajectory(turns: Sequence[Turn], budget: int | None = None) -> str:
-    """The turns as text of at most `budget` characters (None: all of it).
+class Trajectory(NamedTuple):
+    """A rendered trajectory."""
+
+    text: str
+    turns_shown: int
+    """Turns that it shows in full."""
+
+
+def render_trajectory(turns: Sequence[Turn], last: str | None, budget: int | None = None) -> Trajectory:
+    """The turns, and what was seen after the `last` one (None: nobody knows), in at most `budget` characters (None: all
+    of it).
 
     Turns are kept alternately from the end and the beginning as long as they fit beside a marker that says how many are
     missing; where not even the last turn fits, that turn is cut in its middle.
     """
-    pieces = _pieces(turns)
-    whole = "\n".join(pieces)
+    pieces = _pieces(turns, last)
+    whole = _joined(pieces)
     if budget is None or len(whole) <= budget:
-        return whole
-    for kept in range(len(pieces) - 1, 0, -1):
+        return Trajectory(whole, len(turns))
+    for kept in range(len(turns) - 1, 0, -1):
         tail = (kept + 1) // 2
         head = kept - tail
         # What follows a gap must say what was seen, even if it was unchanged.
-        last = _pieces(turns[len(turns) - tail :])
-        shown = "\n".join([*pieces[:head], _marker(len(pieces) - kept), *last])
+        ending = _pieces(turns[len(turns) - tail :], last)
+        shown = _joined([*pieces[:head], _marker(len(turns) - kept), *ending])
         if len(shown) <= budget:
-            return shown
-    last_turn = _pieces(turns[-1:])[0]
-    return _cut(last_turn if len(pieces) == 1 else f"{_marker(len(pieces) - 1)}\n{last_turn}", budget)
+            return Trajectory(shown, kept)
+    ending = _pieces(turns[-1:], last)
+    left_out = [_marker(len(turns) - 1)] if len(turns) > 1 else []
+    return Trajectory(_cut(_joined([*left_out, *ending]), budget), 0)
 
 
 def outcome_text(episode: Episode) -> str:
@@ -43,13 +61,36 @@ def outcome_text(episode: Episode) -> str:
     return "failure" if episode.stop_reason == "failure" else f"failure ({episode.stop_reason.replace('_', ' ')})"
 
 
-def _pieces(turns: Sequence[Turn]) -> list[str]:
-    pieces, before = [], None
+def _pieces(turns: Sequence[Turn], last: str | None) -> list[str]:
+    """A text a turn, and one of what was seen after the last; the first is shown as it is."""
+    pieces: list[str] = []
+    before: str | None = None
     for turn in turns:
-        seen = _UNCHANGED if turn.observation == before else turn.observation.strip()
+        pieces.append(f"Turn {turn.turn + 1}: {_seen(turn.observation, before)}\nAction: {_done(turn)}")
         before = turn.observation
-        pieces.append(f"Turn {turn.turn + 1}: {seen}\nAction: {_done(turn)}")
+    if last is not None and last.strip():
+        pieces.append(f"End: {_seen(last, before)}")
     return pieces
+
+
+def _seen(observation: str, before: str | None) -> str:
+    """An observation beside the one before."""
+    seen = observation.strip()
+    if before is None:
+        return seen
+    if observation == before:
+        return _UNCHANGED
+    old, new = before.strip().split("\n"), seen.split("\n")
+    rows: list[str] = []
+    for kind, _, _, first, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        rows += [f"={end - first}"] if kind == "equal" else new[first:end]
+    shorter = "\n".join(rows)
+    return shorter if len(shorter) < len(seen) else seen
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    text = "\n".join(pieces)
+    return _EXPLAINED + text if _SAME_ROWS.search(text) else text
 
 
 def _done(turn: Turn) -> str:

@@ -39,6 +39,24 @@ def output_shares(verdicts: Sequence[str]) -> Figures:
     return {f"share_{verdict}": counts[verdict] / len(verdicts) for verdict in VERDICTS} if verdicts else {}
 
 
+def reading_figures(distillations: Sequence[tuple[int, int]]) -> tuple[Figures, dict[str, str]]:
+    """What the extractor could read of the games, and alarms: from (turns, turns shown in full) of each distillation.
+
+    `turns_shown` is the share of all turns of all distilled episodes, `prompts_cut` that of the prompts that lack any.
+    One is an alarm: an extractor that does not see what won or lost a game can only guess.
+    """
+    turns, shown = (sum(counts) for counts in zip(*distillations, strict=True)) if distillations else (0, 0)
+    if not turns:
+        return {}, {}
+    cut = sum(each_shown < each for each, each_shown in distillations)
+    figures = {"turns_shown": shown / turns, "prompts_cut": cut / len(distillations)}
+    alarm = (
+        f"{cut} of {len(distillations)} extractor prompts were cut and show {shown / turns:.0%} of the turns: raise "
+        "extractor.context"
+    )
+    return figures, {"prompts_cut": alarm} if cut else {}
+
+
 def written_figures(notes: Sequence[Note]) -> Figures:
     """How many notes were written, and the share of distinct ones among them."""
     figures: Figures = {"notes_new": float(len(notes))}

@@ -27,6 +27,7 @@ from crl.learn.health import (
     one_text_share,
     output_shares,
     play_figures,
+    reading_figures,
     reward_figures,
     truth_share,
     written_figures,
@@ -64,13 +65,16 @@ def health(ctx: StageContext) -> None:
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
     figures |= group_figures(episodes, subgroups=ctx.method.actor_objective.advantage == "subgroup")
+    alarms: dict[str, str] = {}
     if ctx.recipe.guided:
         figures |= _outputs(ctx)
+        read, alarms = _read(ctx)
+        figures |= read
         figures |= _notes(ctx, episodes)
         figures |= _training(ctx)
     for role in sorted(ctx.recipe.trains):
         figures |= clip_figures(role, _recorded(ctx, f"update_{role}"))
-    alarms = cut_alarm(figures)
+    alarms |= cut_alarm(figures)
     ctx.write(Metric, health_metrics(figures, _recorded(ctx, "health", -1), trained, round=ctx.round, alarms=alarms))
 
 
@@ -88,6 +92,12 @@ def _outputs(ctx: StageContext) -> Figures:
     sampled = pc.sum(pc.list_flatten(written["loss_mask"])).as_py() or 0
     read = (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled
     return {**figures, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
+
+
+def _read(ctx: StageContext) -> tuple[Figures, dict[str, str]]:
+    """What the extractor could read of the round's games."""
+    table = ctx.table(Distillation, "distill")
+    return reading_figures(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
 
 
 def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:

@@ -26,6 +26,8 @@ class Distillation(Row):
     reason_code: A[str, "ok, or why the output is malformed"]
     verdict: A[str, "malformed, return, add, update, mixed or merge"]
     operations: A[int, "operations applied for"]
+    turns: A[int | None, "turns of the episode; null for a merge"]
+    turns_shown: A[int | None, "turns that the prompt showed in full: fewer than turns where it was cut"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

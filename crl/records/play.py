@@ -85,6 +85,7 @@ class Episode(Row):
     tokens_read: A[int, "tokens the actor read: prompt and observations, each once"]
     tokens_sampled: A[int, "tokens the actor wrote"]
     stop_reason: A[str, "success, failure, turn_limit, context_limit or error"]
+    last_observation: A[str | None, "what the last action did, as the environment showed it; null where it broke"]
     error: A[str | None, "reason code where the environment broke"]
     generation_id: A[str, "token record of the episode"]
 

@@ -177,6 +177,7 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
             "goal": texts.place(episode["goal"]),
             "guide": _guide(episode, retrievals.get(name, []), credits.get(name, []), texts),
             "turns": [_turn(turn, texts) for turn in turns.get(name, [])],
+            "last": texts.place(episode["last_observation"]),
             "questions": [{**each, "question": texts.place(each["question"])} for each in questions.get(name, [])],
             "outputs": [
                 _output(output, operations.get(output["distillation_id"], []), texts)

@@ -64,6 +64,7 @@ class LiveEpisode:
     success: bool = False
     reward: float = 0.0
     stop_reason: StopReason | None = None
+    last_observation: str | None = None
     error: str | None = None
 
     def __post_init__(self) -> None:

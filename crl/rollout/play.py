@@ -202,6 +202,7 @@ def _turn(
     pieces: dict[int, list[int]] = {}
     for index in live:
         row, step, asked = rows[index], steps[index], index in inquiries
+        row.last_observation = None if step.error is not None else step.observation
         if asked:
             step = record(row, step, inquiries[index], advice[index])
         first, last = row.append_sampled(sampled[index])
@@ -288,6 +289,7 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         tokens_read=len(row.loss_mask) - sum(row.loss_mask),
         tokens_sampled=sum(row.loss_mask),
         stop_reason=stop_reason,
+        last_observation=row.last_observation,
         error=row.error,
         generation_id=generation_id,
     )

@@ -15,9 +15,9 @@ _CHUNK = 5
 """Entries a merge shows: their numbers are words."""
 _TURNS = 64
 _FORMS = "ADD: UPDATE: RETURN KEEP MERGE DROP ASK: ACCEPT REFINE: REJECT unknown none → invalid"
-_LINES = "Turn Action: KEEP MERGE DROP"
+_LINES = "Turn Action: End: KEEP MERGE DROP"
 # What the extractor's view of an episode is written with (crl/extractor/trajectory.py).
-_TRAJECTORY = "Turn Action: (unchanged) success failure (turn limit) (context (invalid) limit)"
+_TRAJECTORY = "Turn Action: End: (unchanged) success failure (turn limit) (context (invalid) limit)"
 
 
 def words_of(environment: RealmsConfig, prompts: PromptSet) -> list[str]:

@@ -104,10 +104,10 @@ def test_a_game_replays_as_the_record_has_it(show: Callable[..., Opened], finish
     assert page.text("#found") == f"{played} of {played} episodes" and page.page.locator("#list li").count() == played
     episodes = rows(
         finished,
-        "SELECT episode_id, turns, experience, entry_id, success FROM episodes WHERE stage = 'collect' "
-        "AND guided ORDER BY turns DESC, episode_id LIMIT 2",
+        "SELECT episode_id, turns, experience, entry_id, success, last_observation FROM episodes "
+        "WHERE stage = 'collect' AND guided ORDER BY turns DESC, episode_id LIMIT 2",
     )
-    for name, count, experience, entry, won in episodes:
+    for name, count, experience, entry, won, ended in episodes:
         page.open(name)
         turns = rows(
             finished,
@@ -121,9 +121,11 @@ def test_a_game_replays_as_the_record_has_it(show: Callable[..., Opened], finish
             assert page.text("#action") == (f"Action: {action}" if valid else "No legal action")
             assert page.text("#feedback") == (feedback or "")
             assert bool(page.text("#result")) == (number == count)
+            assert page.page.locator("#ending").is_visible() == (number == count)
             if number < count:
                 page.page.get_by_role("button", name="Next →").click()
         assert ("won" if won else "lost") in page.text("#result")
+        assert page.text("#last") == ended
         assert page.text("#guide blockquote") == experience and entry in page.text("#guide")
         [(similarity, score)] = rows(
             finished, f"SELECT similarity, score FROM retrievals WHERE chosen AND episode_id = '{name}'"

@@ -65,7 +65,7 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
                     success=success and not broken, reward=float(success and not broken), turns=1, invalid_actions=0,
                     stop_reason="error" if broken else "success" if success else "failure",
                     error="environment_broke" if broken else None, generation_id=f"a-{episode_id}", tokens_read=4,
-                    tokens_sampled=2,
+                    tokens_sampled=2, last_observation=None if broken else "over",
                 )
             )  # fmt: skip
     return episodes, retrievals, judgements

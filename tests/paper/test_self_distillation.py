@@ -24,6 +24,7 @@ def episode(group: int, member: int, *, guided: bool, success: bool, broken: boo
         goal="goal", success=success, reward=float(success), turns=1, invalid_actions=0,
         stop_reason="error" if broken else "success" if success else "failure", error="x" if broken else None,
         generation_id=f"a-g{group}m{member}", tokens_read=4, tokens_sampled=2,
+        last_observation=None if broken else "over",
     )  # fmt: skip
 
 

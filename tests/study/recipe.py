@@ -59,7 +59,8 @@ def _episode(number: int, member: int) -> Episode:
     return Episode(
         episode_id=f"r{number}-m{member}", round=number, family="lake", group=0, member=member, environment_seed=0,
         guided=False, entry_id=None, content_digest=None, experience=None, goal="", success=False, reward=0.0, turns=1,
-        invalid_actions=0, tokens_read=40, tokens_sampled=2, stop_reason="failure", error=None, generation_id="g",
+        invalid_actions=0, tokens_read=40, tokens_sampled=2, stop_reason="failure", last_observation="", error=None,
+        generation_id="g",
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def _distill(ctx: StageContext) -> None:
         Distillation(
             distillation_id=f"d{index}", round=ctx.round, kind="distill", family="lake", episode_id=None,
             guiding_entry_id=None, source_entry_ids=[], generation_id=f"g{index}", format="lines", reason_code="ok",
-            verdict=verdict, operations=0,
+            verdict=verdict, operations=0, turns=1, turns_shown=1,
         )
         for index, verdict in enumerate(verdicts)
     ]  # fmt: skip

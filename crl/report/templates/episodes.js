@@ -33,7 +33,7 @@
   // -- the list ------------------------------------------------------------------------------------------------------
 
   function everything(each) {
-    const said = [each.id, each.family, text(each.goal), each.stop_reason];
+    const said = [each.id, each.family, text(each.goal), each.stop_reason, text(each.last)];
     if (each.guide) said.push(each.guide.entry, text(each.guide.text));
     for (const question of each.questions) said.push(question.entry, question.reason);
     for (const [saw, wrote, did, , answer] of each.turns) said.push(text(saw), text(wrote), text(did), text(answer));
@@ -185,6 +185,8 @@
     at("feedback").hidden = !known(answer);
     at("result").replaceChildren(...(turn < last ? []
       : [mark(episode), ` reward ${episode.reward}, ended by ${words(episode.stop_reason)}`]));
+    at("ending").hidden = turn < last || !known(episode.last);
+    at("last").textContent = text(episode.last);
     at("previous").setAttribute("aria-disabled", turn <= 0);
     at("next").setAttribute("aria-disabled", turn >= last);
     at("trail").querySelectorAll("button").forEach((button, place) => {

@@ -70,6 +70,7 @@ def collect() -> dict[type[Row], list[Row]]:
                 tokens_read=4,
                 tokens_sampled=4,
                 stop_reason="success" if success else "turn_limit",
+                last_observation="the end",
                 error=None,
                 generation_id=f"g{i}",
             )
@@ -141,7 +142,7 @@ def distill() -> dict[type[Row], list[Row]]:
             distillation_id=f"d{i}", round=1, kind="distill", family="room", episode_id=_episode(i),
             guiding_entry_id="e0", source_entry_ids=[], generation_id=f"x{i}", format="lines",
             reason_code="ok" if verdict != "malformed" else "no_operation", verdict=verdict,
-            operations=int(verdict != "malformed"),
+            operations=int(verdict != "malformed"), turns=2, turns_shown=2,
         )
         for i, verdict in enumerate(verdicts)
     ]  # fmt: skip

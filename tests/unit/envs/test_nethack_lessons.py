@@ -22,7 +22,8 @@ def lesson(steps: list[tuple[str, str | None]], reason: str = "turn_limit", guid
     episode = Episode(
         episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=guided, entry_id=shown,
         content_digest=shown, experience=shown, goal="g", success=reason == "success", reward=0.0, turns=len(turns),
-        invalid_actions=0, tokens_read=0, tokens_sampled=0, stop_reason=reason, error=None, generation_id="g",
+        invalid_actions=0, tokens_read=0, tokens_sampled=0, stop_reason=reason, last_observation="over", error=None,
+        generation_id="g",
     )  # fmt: skip
     return lesson_of(episode, turns)
 

@@ -50,7 +50,7 @@ def played(
         episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=note is not None,
         entry_id=shown, content_digest=shown, experience=note, goal=f"Open the {game.name} shrine: offer 3",
         success=step.success, reward=step.reward, turns=len(turns), invalid_actions=0, tokens_read=0, tokens_sampled=0,
-        stop_reason=step.stop_reason.value, error=None, generation_id="g",
+        stop_reason=step.stop_reason.value, last_observation=step.observation, error=None, generation_id="g",
     )  # fmt: skip
     return episode, turns
 

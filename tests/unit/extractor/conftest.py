@@ -101,6 +101,7 @@ def make_episode(number, *, guide=None, family="room", success=True, error=None,
         tokens_read=4,
         tokens_sampled=2,
         stop_reason="error" if error else "success" if success else "turn_limit",
+        last_observation=None if error else "the end",
         error=error,
         generation_id=f"g-{number}",
     )

@@ -1,5 +1,7 @@
 """Distillation over a scripted policy: rows, families, batches, prompts that do not fit."""
 
+import re
+
 import pytest
 
 from crl.errors import BadInput, PromptTooLong
@@ -35,6 +37,8 @@ def test_rows_of_a_guided_episode(kit):
         reason_code="ok",
         verdict="mixed",
         operations=2,
+        turns=2,
+        turns_shown=2,
     )
     assert [(row.kind, row.entry_id, row.text, row.index) for row in operations] == [
         ("update", "x9", "look first", 0),
@@ -43,7 +47,7 @@ def test_rows_of_a_guided_episode(kit):
     assert {row.family for row in operations} == {"room"}
     assert [row.episode_ids for row in operations] == [["r1-room-g3-m0"]] * 2
     assert generation.prompt.endswith("reach the stairs|text of x9|success|Turn 1: view 0\nAction: north\n"
-                                      "Turn 2: view 1\nAction: north")  # fmt: skip
+                                      "Turn 2: view 1\nAction: north\nEnd: the end")  # fmt: skip
 
 
 def test_the_token_record_is_prompt_and_sampled_ids(kit):
@@ -91,6 +95,9 @@ def test_a_long_trajectory_is_shortened_to_the_room_there_is(kit):
     assert lengths[1] < 550 <= lengths[0] <= 590  # 600 less ten new tokens, nearly all of it used
     assert "turns left out" in results[0].generation.prompt
     assert "Turn 60: view 59" in results[0].generation.prompt
+    shown = re.findall(r"Turn (\d+): view (\d+)\nAction: north\n", results[0].generation.prompt)
+    assert 2 < len(shown) < 60 and all(int(turn) == int(view) + 1 for turn, view in shown)
+    assert [(row.turns, row.turns_shown) for row, _, _ in results] == [(60, len(shown)), (2, 2)]
 
 
 def test_a_prompt_that_cannot_fit_is_a_row_and_not_a_sample(kit):
@@ -100,6 +107,7 @@ def test_a_prompt_that_cannot_fit_is_a_row_and_not_a_sample(kit):
     assert (row.reason_code, row.verdict, operations) == ("prompt_too_long", "malformed", [])
     assert (generation.token_ids, generation.loss_mask, generation.output) == ([], [], "")
     assert generation.stop_reason == "context_limit"
+    assert [(result.distillation.turns, result.distillation.turns_shown) for result in results] == [(2, 0), (2, 2)]
     assert results[1].distillation.verdict == "return"
     assert [len(session.prompts) for session in policy.sessions] == [1]
 
@@ -130,7 +138,9 @@ def test_texts_with_braces_are_shown_as_they_are(kit):
     messages = distill_messages(method.prompts.distill, episode, [kit.turn(episode, 0, "{outcome}")], method.distill)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[1]["content"] == "an example {goal}"
-    assert messages[-1]["content"] == "{trajectory}|text of {goal}|success|Turn 1: {outcome}\nAction: north"
+    assert messages[-1]["content"] == (
+        "{trajectory}|text of {goal}|success|Turn 1: {outcome}\nAction: north\nEnd: the end"
+    )
     merge = merge_messages(method.prompts.merge, "room", ["{family}", "b"], method.distill)
     assert merge[-1]["content"] == "room:\n1. {family}\n2. b"
 
@@ -138,7 +148,7 @@ def test_texts_with_braces_are_shown_as_they_are(kit):
 def test_a_free_episode_shows_no_experience(kit):
     method = kit.method()
     messages = distill_messages(method.prompts.distill, kit.episode(0, success=False), [], method.distill)
-    assert messages[-1]["content"] == "reach the stairs|none|failure (turn limit)|"
+    assert messages[-1]["content"] == "reach the stairs|none|failure (turn limit)|End: the end"
 
 
 def test_prompts_are_refused_before_work_starts(kit):

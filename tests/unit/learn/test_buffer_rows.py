@@ -25,7 +25,7 @@ def output(generation_id: str, verdict: str, round: int = 1, kind: str = "distil
     return Distillation(
         distillation_id=f"d-{generation_id}", round=round, kind=kind, family="room", episode_id=episode,
         guiding_entry_id=None, source_entry_ids=[], generation_id=generation_id, format="lines", reason_code="ok",
-        verdict=verdict, operations=1,
+        verdict=verdict, operations=1, turns=1, turns_shown=1,
     )  # fmt: skip
 
 

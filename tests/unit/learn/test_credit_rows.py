@@ -22,6 +22,7 @@ def episode(group: int, member: int, *, guided: bool, success: bool, **changes: 
         "success": success, "reward": float(success), "turns": 1, "invalid_actions": 0,
         "tokens_read": 4, "tokens_sampled": 2,
         "stop_reason": "success" if success else "failure", "error": None, "generation_id": f"a-g{group}m{member}",
+        "last_observation": "over",
     }  # fmt: skip
     return Episode(**{**values, **changes})
 
@@ -39,7 +40,7 @@ def distillation(index: int, verdict: str) -> Distillation:
     return Distillation(
         distillation_id=f"d{index}", round=3, kind="distill", family="room", episode_id="g0m0",
         guiding_entry_id=None, source_entry_ids=[], generation_id=f"x-{index}", format="lines", reason_code="ok",
-        verdict=verdict, operations=0,
+        verdict=verdict, operations=0, turns=1, turns_shown=1,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from crl.learn.health import (
     one_text_share,
     output_shares,
     play_figures,
+    reading_figures,
     reward_figures,
     truth_share,
     written_figures,
@@ -33,6 +34,7 @@ def episode(group: int, member: int, *, guided: bool, success: bool, error: str 
         success=success, reward=float(success), turns=3, invalid_actions=0,
         stop_reason="error" if error else "success" if success else "failure", error=error,
         generation_id=f"a-{group}-{member}", tokens_read=4, tokens_sampled=3,
+        last_observation=None if error else "over",
     )  # fmt: skip
 
 
@@ -70,6 +72,16 @@ def test_coverage_counts_families_with_a_note_and_with_a_right_one():
     found = coverage(["r0", "r1", "r2", "lake"], ["r0", "r1", "lake", "gone"], notes, ["r0", "r1", "r2"])
     assert found == {"families_with_note": 0.75, "families_with_true_note": pytest.approx(1 / 3)}
     assert coverage(["lake"], [], [], []) == {"families_with_note": 0.0}
+
+
+def test_what_the_extractor_could_read_and_an_alarm_for_every_cut():
+    assert reading_figures([(4, 4), (6, 6)]) == ({"turns_shown": 1.0, "prompts_cut": 0.0}, {})
+    figures, alarms = reading_figures([(4, 4), (10, 3), (6, 0)])
+    assert figures == {"turns_shown": 0.35, "prompts_cut": pytest.approx(2 / 3)}
+    assert alarms == {
+        "prompts_cut": "2 of 3 extractor prompts were cut and show 35% of the turns: raise extractor.context"
+    }
+    assert reading_figures([]) == ({}, {}), "a round without distillation"
 
 
 def test_distinct_texts_are_counted_a_family():

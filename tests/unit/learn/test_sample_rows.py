@@ -18,6 +18,7 @@ def episode(group: int, member: int, *, guided: bool, reward: float, stop_reason
         guided=guided, entry_id=None, content_digest=None, experience=None, goal="goal", success=reward > 0,
         reward=reward, turns=1, invalid_actions=0, stop_reason=stop_reason, error=None,
         generation_id=f"a-g{group}m{member}", tokens_read=1, tokens_sampled=2,
+        last_observation=None if stop_reason == "error" else "over",
     )  # fmt: skip
 
 

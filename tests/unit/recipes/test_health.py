@@ -179,6 +179,11 @@ def test_the_figures_of_a_real_round_are_those_of_its_rows(finished):
                     f"WHERE round = {number} AND role = '{role}' AND stage IN ('collect', 'distill', 'merge')"
                 )
                 assert tokens == (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"])
+            read = one(
+                "SELECT sum(turns_shown) / sum(turns), avg((turns_shown < turns)::INT) FROM distillations "
+                f"WHERE round = {number} AND stage = 'distill'"
+            )
+            assert read == pytest.approx((figures["turns_shown"], figures["prompts_cut"]))
             assert figures["collapsed"] == 0 and "notes_true" not in figures, "FrozenLake knows no truth"
         batch = one("SELECT avg(reward), stddev_pop(reward), avg(round - split_part(source, '/', 1)::INT) FROM samples "
                     "WHERE round = 2 AND stage = 'credit' AND role = 'extractor'")  # fmt: skip

@@ -52,7 +52,8 @@ def episode(number: int, member: int, *, guided: bool, success: bool) -> Episode
         content_digest=digest(OLD) if guided else None, experience=OLD if guided else None, goal="reach the stairs",
         success=success, reward=float(success), turns=3, invalid_actions=0,
         tokens_read=30 + 10 * guided, tokens_sampled=6 + member,
-        stop_reason="success" if success else "turn_limit", error=None, generation_id=f"g-r{number:04d}-m{member:03d}",
+        stop_reason="success" if success else "turn_limit", last_observation="@ at the end", error=None,
+        generation_id=f"g-r{number:04d}-m{member:03d}",
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def distillation(number: int, index: int, *, verdict: str) -> Distillation:
         distillation_id=f"r{number}-d{index}", round=number, kind="distill", family="room",
         episode_id=f"r{number:04d}-room-g0000-m{index:03d}", guiding_entry_id=None, source_entry_ids=[],
         generation_id=f"r{number}-d{index}", format="lines", reason_code="no_operation" if malformed else "ok",
-        verdict=verdict, operations=0 if malformed else 1,
+        verdict=verdict, operations=0 if malformed else 1, turns=3, turns_shown=3,
     )  # fmt: skip
 
 

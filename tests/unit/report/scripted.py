@@ -139,7 +139,7 @@ class ScriptedRun:
                     experiences=["as the bank has it"] * len(entries), goal="reach the goal", success=won,
                     reward=float(won), turns=3, invalid_actions=0, tokens_read=30, tokens_sampled=6,
                     stop_reason="success" if won else "turn_limit",
-                    error=None, generation_id=f"a-{episode_id}",
+                    last_observation="the end", error=None, generation_id=f"a-{episode_id}",
                 )
             )  # fmt: skip
             for rank, entry in enumerate(entries):
@@ -187,6 +187,7 @@ class ScriptedRun:
                     episode_id=sources[0] if sources else None, guiding_entry_id=ask.entry,
                     source_entry_ids=list(ask.parents), generation_id=output, format="lines", reason_code="ok",
                     verdict=ask.kind if ask.kind in ("add", "update", "return", "merge") else "mixed", operations=1,
+                    turns=3 if stage == "distill" else None, turns_shown=3 if stage == "distill" else None,
                 )
             )  # fmt: skip
             rows[1].append(

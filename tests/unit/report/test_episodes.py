@@ -36,7 +36,7 @@ def told(found: Replays) -> list[dict[str, Any]]:
         return None if place is None else data["texts"][place]
 
     for each in data["episodes"]:
-        each["goal"] = text(each["goal"])
+        each["goal"], each["last"] = text(each["goal"]), text(each["last"])
         each["turns"] = [[text(a), text(b), text(c), valid, text(e)] for a, b, c, valid, e in each["turns"]]
         for question in each["questions"]:
             question["question"] = text(question["question"])
@@ -112,6 +112,8 @@ def test_what_is_embedded_is_what_the_record_holds(finished: Path) -> None:
     assert sorted([[each["id"], *turn] for each in found for turn in each["turns"]], key=lambda row: row[0]) == [
         list(row) for row in turns
     ]
+    ended = dict(query(finished, "SELECT episode_id, last_observation FROM episodes WHERE stage = 'collect'")[1])
+    assert {each["id"]: each["last"] for each in found} == ended and all(ended.values())
     guided = {each["id"]: each["guide"] for each in found if each["guide"]}
     columns = "episode_id, entry_id, similarity, score, count, rank, bank_round"
     for name, *terms in query(finished, f"SELECT {columns} FROM retrievals WHERE chosen AND stage = 'plan'")[1]:
@@ -155,7 +157,7 @@ def test_hostile_episodes_are_data(tmp_path: Path) -> None:
     played = [
         dataclasses.replace(
             episode(1, number, guided=True, success=False), goal=text, experience=text, entry_id=text, entry_ids=[text],
-            family=text, stop_reason=text,
+            family=text, stop_reason=text, last_observation=text,
         )
         for number, text in enumerate(HOSTILE)
     ]  # fmt: skip

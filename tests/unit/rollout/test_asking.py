@@ -216,6 +216,8 @@ def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: Environment
     )  # fmt: skip
     assert (played.episode.turns, played.episode.stop_reason) == (4, "turn_limit")
     assert {turn.observation for turn in played.turns} == {start.observation}
+    ended = played.episode.last_observation or ""
+    assert ended != start.observation if config.kind != "realms" else ended, "the end as the environment tells it"
     again = make_environment(config)
     again.reset_many([7])
     assert [again.step_many({0: None})[0].done for _ in range(4)] == [False] * 3 + [True]

@@ -138,6 +138,7 @@ def test_rows_finish_at_different_times_with_their_reason():
     ]  # fmt: skip
     assert policy.groups == [0, 0, 1, 1]
     assert played[3].episode.invalid_actions == 6
+    assert [each.episode.last_observation for each in played] == [f"{left} to go {{x}}" for left in (0, 0, 2, 2)]
     assert played[3].turns[0].feedback == "Say right or left."
     assert told[0] == {"done": 0, "total": 4, "turns": 0, "won": 0}
     assert told[1] == {"done": 1, "total": 4, "turns": 4, "won": 1}
@@ -155,6 +156,7 @@ def test_context_limit_ends_before_a_reply_that_leaves_no_room():
     played = play(policy, Corridor(), [slot])
     assert played[0].episode.stop_reason == "context_limit"
     assert (played[0].episode.success, played[0].episode.turns) == (False, 3)
+    assert played[0].episode.last_observation == "2 to go {x}", "what no prompt had room for"
     assert len(played[0].generation.token_ids) <= policy.context
     assert_exact(policy, played)
     shorter = ScriptedPolicy(lambda row, turn: ("right", True), context=policy.context - 1)
@@ -178,6 +180,7 @@ def test_environment_error_keeps_the_row_with_its_reason(whole):
     assert (broken.episode.success, broken.episode.reward, broken.episode.turns) == (False, 0.0, 2)
     assert broken.turns[-1].valid is False
     assert broken.episode.invalid_actions == 0
+    assert broken.episode.last_observation is None
     assert played[0].episode.stop_reason == ("error" if whole else "success")
     assert_exact(policy, played)
     episodes = table_of(Episode, [each.episode for each in played])
