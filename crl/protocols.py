@@ -45,6 +45,8 @@ class Step:
     """What an environment answers to one action."""
 
     observation: str
+    """What is seen now. After the last action too: what it did, and that the episode is over (the end of the
+    trajectory, which the extractor reads and the actor does not). Empty where the environment broke."""
     actions: tuple[str, ...]
     legal: bool
     feedback: str

@@ -17,6 +17,9 @@ class MiniHackConfig(Model):
     kind: Literal["minihack"] = "minihack"
     id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
     max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    hints: bool = Field(
+        True, description="Say where the stairs and other things lie (`> is 2 east`); false: a legend of the symbols."
+    )
 
 
 class FrozenLakeConfig(Model):

@@ -26,6 +26,11 @@ _PLAIN_GOAL = (
     "Walk from @ to the goal G over frozen cells F. Stepping on a hole H ends the game. Actions: up, down, left, right."
 )
 _MASKED_GOAL = "Actions: up, down, left, right."
+_ENDINGS = {
+    StopReason.success: "The goal is reached.",
+    StopReason.failure: "The game is over.",
+    StopReason.turn_limit: "No turns are left.",
+}
 _ATTEMPTS = 1000
 
 Cell = tuple[int, int]
@@ -120,8 +125,8 @@ class FrozenLakeEnvironment:
             cells = []
             for column in range(lake.side):
                 cell = (row, column)
-                kind = "agent" if cell == slot.cell else "goal" if cell == lake.goal else "safe"
-                cells.append(self._symbols["hole" if cell in lake.holes else kind])
+                kind = "hole" if cell in lake.holes else "goal" if cell == lake.goal else "safe"
+                cells.append(self._symbols["agent" if cell == slot.cell else kind])
             rows.append(" ".join(cells))
         return "\n".join(rows)
 
@@ -147,10 +152,7 @@ class FrozenLakeEnvironment:
         slot.done = reason is not None
         success = reason is StopReason.success
         feedback = "" if legal else "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
-        observation = {
-            None: "", StopReason.success: "The goal is reached.", StopReason.failure: "The game is over.",
-            StopReason.turn_limit: "No turns are left.",
-        }[reason] or self._text(slot)  # fmt: skip
+        observation = "\n".join([self._text(slot), *([_ENDINGS[reason]] if reason else [])])
         actions = () if slot.done else tuple(ACTIONS)
         return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
 

@@ -3,7 +3,8 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `nethack_screen`, its action names in `nethack_actions`, the demonstrator is `nethack_oracle`.
+agent reads is built in `nethack_screen`, the end of a game in `nethack_ending`, its action names in `nethack_actions`;
+the demonstrator is `nethack_oracle`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from crl.config import MiniHackConfig
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
+from crl.envs.nethack_ending import LastScreen
 from crl.envs.nethack_lessons import lesson_of
 from crl.envs.nethack_oracle import Walker
 from crl.envs.nethack_screen import Screen, describe, read_screen
@@ -53,7 +55,12 @@ _GOALS: tuple[tuple[str, str], ...] = (
     ("Freeze", "Freeze a way across and reach the stairs down (>)."),
     ("LavaCross", "Get over the lava unharmed and reach the stairs down (>)."),
 )  # fmt: skip
-_SYMBOLS = " On the map @ is you, . is floor, blank is unknown."
+_SYMBOLS = " On the map @ is you, . is floor, < is the stairs up, where you began, blank is unknown."
+_ENDINGS = {
+    StopReason.success: "The goal is reached.",
+    StopReason.failure: "The game is over.",
+    StopReason.turn_limit: "No turns are left.",
+}
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
@@ -154,6 +161,7 @@ def check_minihack(config: MiniHackConfig) -> None:
 @dataclass
 class _Slot:
     env: Any
+    ending: LastScreen
     screen: Screen
     moves: dict[str, int]
     """Playable actions while the game asks nothing."""
@@ -177,32 +185,36 @@ class MiniHackEnvironment:
         self.config = config
         self.goal = goal_of(config.id)
         self._seeks_stairs = "(>)" in self.goal
-        self._pool: list[Any] = [_build(config)]
+        self._pool: list[tuple[Any, LastScreen] | None] = [self._instance()]
         self._slots: list[_Slot] = []
-        self._shows_all_items = any(action.name in USES_ITEMS for action in self._pool[0].actions)
+        self._shows_all_items = any(action.name in USES_ITEMS for action in self._pool[0][0].actions)  # type: ignore[index]
+
+    def _instance(self) -> tuple[Any, LastScreen]:
+        env = _build(self.config)
+        return env, LastScreen(env, _screen)
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
         while len(self._pool) < len(seeds):
-            self._pool.append(_build(self.config))
+            self._pool.append(None)
         self._slots = []
         starts = []
         for index, seed in enumerate(seeds):
-            if self._pool[index] is None:
-                self._pool[index] = _build(self.config)
-            slot = self._reset(self._pool[index], seed)
+            env, ending = self._pool[index] = self._pool[index] or self._instance()
+            slot = self._reset(env, ending, seed)
             self._slots.append(slot)
             starts.append(Start(self.goal, self._describe(slot), tuple(slot.actions)))
         return starts
 
-    def _reset(self, env: Any, seed: int) -> _Slot:
+    def _reset(self, env: Any, ending: LastScreen, seed: int) -> _Slot:
         with _python_random(seed):
             env.seed(core=seed, disp=seed, reseed=False)
             env.reset()
         screen = _screen(env)
         moves = action_names(env.actions)
         greeting = screen.message if _STARTS_WITH_WELCOME.match(screen.message) else ""
-        slot = _Slot(env, screen, moves, moves, frozenset(screen.inventory.values()), greeting)
+        first_inventory = frozenset(screen.inventory.values())
+        slot = _Slot(env, ending, screen, moves, moves, first_inventory, greeting)
         slot.walker.see(screen)
         return slot
 
@@ -220,6 +232,7 @@ class MiniHackEnvironment:
         success, over, reason = False, False, None
         if action is not None and legal:
             try:
+                slot.ending.begin()
                 _, reward, over, _, information = slot.env.step(slot.actions[action])
                 # The task's own end, not its shaped reward; Memento ends so on a wrong turn too, with a reward below 0.
                 success = int(information["end_status"]) == 2 and reward > 0
@@ -237,9 +250,8 @@ class MiniHackEnvironment:
             reason = StopReason.turn_limit
         slot.done = reason is not None
         feedback = "" if legal else self._refusal(slot)
-        if slot.done:
-            text = {StopReason.success: "The goal is reached.", StopReason.failure: "The game is over."}
-            observation = text.get(reason, "No turns are left.") if reason else ""
+        if reason is not None:
+            observation = self._ended(slot, reason, over=over)
             return Step(observation, (), legal, feedback, True, success, float(success), reason)
         slot.walker.see(slot.screen)
         slot.actions = slot.moves
@@ -252,7 +264,18 @@ class MiniHackEnvironment:
             return "That names no possible action."
         return "That names no possible action. Possible: " + ", ".join(slot.actions) + "."
 
-    def _describe(self, slot: _Slot) -> str:
+    def _ended(self, slot: _Slot, reason: StopReason, *, over: bool) -> str:
+        """What the last action did, as far as NLE still showed it, and how the episode ended."""
+        if over:
+            screen = slot.ending.screen()
+            if screen is None:
+                return _ENDINGS[reason]
+            slot.screen = screen
+        # On the stairs the agent hides them: what is in sight would say that there are none.
+        seeks_stairs = self._seeks_stairs and reason is not StopReason.success
+        return f"{self._describe(slot, seeks_stairs=seeks_stairs)}\n{_ENDINGS[reason]}"
+
+    def _describe(self, slot: _Slot, *, seeks_stairs: bool | None = None) -> str:
         items = slot.screen.inventory
         if self._shows_all_items:
             shown = [f"{letter} {line}" for letter, line in items.items()]
@@ -261,7 +284,13 @@ class MiniHackEnvironment:
             shown = [line for line in items.values() if line not in slot.first_inventory]
         else:
             shown = []
-        return describe(slot.screen, seeks_stairs=self._seeks_stairs, items=shown, greeting=slot.greeting)
+        return describe(
+            slot.screen,
+            seeks_stairs=self._seeks_stairs if seeks_stairs is None else seeks_stairs,
+            hints=self.config.hints,
+            items=shown,
+            greeting=slot.greeting,
+        )
 
     def oracle(self, slot: int) -> str | None:
         """A good next move towards the stairs from what is known of the level; None where no way is known."""
@@ -276,9 +305,9 @@ class MiniHackEnvironment:
 
     def close(self) -> None:
         """End all NLE instances."""
-        for env in self._pool:
-            if env is not None:
-                env.close()
+        for instance in self._pool:
+            if instance is not None:
+                instance[0].close()
         self._pool, self._slots = [], []
 
 

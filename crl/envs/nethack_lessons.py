@@ -1,7 +1,7 @@
 """What a game in a NetHack room teaches, in sentences that are true of it: for demonstrations to an extractor.
 
 They say where the stairs were seen and what led there, which moves led nowhere, and what was not tried. They are read
-off the observations as the actor saw them (`nethack_screen.py`, with hints).
+off the observations (`nethack_screen.py`): where the stairs lie off the hint or, without hints, off the map.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from crl.envs.nethack_actions import MOVES
+from crl.envs.nethack_screen import LEGEND, bearing
 from crl.protocols import Lesson
 from crl.records import Episode, Turn
 
@@ -23,32 +24,45 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
     moves = [turn.action for turn in turns if turn.valid and turn.action is not None]
     if episode.success and episode.guided:
         return Lesson("return")
-    sightings = [
-        (index, found.group(1)) for index, turn in enumerate(turns) if (found := _STAIRS.search(turn.observation))
-    ]
+    sightings = [(index, where) for index, turn in enumerate(turns) if (where := _stairs(turn.observation))]
     if not moves:
         text = "An answer must be the name of one move, and nothing else."
     elif episode.success:
         text = _won(moves, sightings, turns)
     else:
-        text = _lost(moves, sightings, turns)
+        text = _lost(moves, sightings, turns, _stairs(episode.last_observation or ""))
     return Lesson("update" if episode.guided else "add", text)
+
+
+def _stairs(observation: str) -> str | None:
+    """Where the stairs lie from the agent, in words; None where they are not in sight."""
+    hint = _STAIRS.search(observation)
+    if hint:
+        return hint.group(1)
+    rows = observation.split(f"\n{LEGEND}")[0].split("\n") if f"\n{LEGEND}" in observation else []
+    cells = {symbol: (r, row.index(symbol)) for symbol in "@>" for r, row in enumerate(rows) if symbol in row}
+    if len(cells) < 2:
+        return None
+    return bearing(cells[">"][1] - cells["@"][1], cells[">"][0] - cells["@"][0])
 
 
 def _won(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Turn]) -> str:
     if not sightings:
         return f"With no > in sight, {_listed(moves)} led onto it."
-    first, bearing = sightings[0]
+    first, where = sightings[0]
     after = [turn.action for turn in turns[first:] if turn.valid and turn.action is not None]
-    return f"With > {bearing}, {_listed(after)} reached it."
+    return f"With > {where}, {_listed(after)} reached it."
 
 
-def _lost(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Turn]) -> str:
+def _lost(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Turn], last: str | None) -> str:
+    """`last`: where the stairs were seen after the last action."""
     if sightings:
-        first, bearing = sightings[0]
+        first, where = sightings[0]
         after = [turn.action for turn in turns[first:] if turn.valid and turn.action is not None]
         if after:
-            return f"With > {bearing}, {_listed(after)} did not reach it: go {towards(bearing)}."
+            return f"With > {where}, {_listed(after)} did not reach it: go {towards(where)}."
+    elif last:
+        return f"After {_listed(moves)} > was in sight, {last}: then go {towards(last)}."
     walls = dict.fromkeys(
         turn.action
         for turn, following in pairwise(turns)

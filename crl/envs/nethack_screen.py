@@ -1,8 +1,9 @@
 """A NetHack screen as plain data and as text: what of it an agent is shown.
 
-The text holds the visible or remembered map cropped around the agent, one line that names what is in sight relative to
-the agent, hit points when they are not full, the message line and, where it matters, the inventory. Every token costs
-time on each turn, so nothing else is told. Playing is in `crl/envs/minihack.py`.
+The text holds the visible or remembered map cropped around the agent, one line about what is on it, hit points when
+they are not full, the message line and, where it matters, the inventory. The line about the map gives hints (where the
+stairs and other things lie from the agent) or, as in the paper, a legend of its symbols. Every token costs time on each
+turn, so nothing else is told. Playing is in `crl/envs/minihack.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ VIEW_COLUMNS = 12
 """Columns of the map shown on either side of the agent; the map itself is 79 wide."""
 VIEW_ROWS = 8
 """Rows shown above and below the agent; the map itself is 21 high."""
+LEGEND = "Legend: "
+"""What the line begins with that explains the symbols."""
 MOST_NAMED = 6
 """Things named at most in the line about what is in sight, nearest first."""
 
@@ -25,7 +28,11 @@ _UNNAMED = frozenset({
     "floor of a room", "dark part of a room", "stone", "solid stone", "wall", "corridor", "lit corridor", "doorway",
     "no door", "broken door", "staircase up",
 })  # fmt: skip
-"""Descriptions that say nothing worth a token: plain ground, and the stairs up that mark where the agent began."""
+"""Descriptions that are no hint: plain ground, and the stairs up that mark where the agent began."""
+_SHORTER = {
+    "floor of a room": "floor", "dark part of a room": "floor", "no door": "doorway", "lit corridor": "corridor",
+    "staircase up": "stairs up, where you began", "staircase down": "stairs down",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class Screen:
     chars_RC: Any
     glyphs_RC: Any
     things: tuple[Thing, ...]
+    legend: tuple[tuple[str, str], ...]
+    """Symbol and words of everything on the part of the map that is shown, each pair once, in reading order."""
     row: int
     column: int
     hit_points: int
@@ -68,19 +77,26 @@ def _text(codes: Any) -> str:
     return bytes(codes).split(b"\0", 1)[0].decode("latin-1").strip()
 
 
-def _things(chars: Any, descriptions: Any, row: int, column: int) -> tuple[Thing, ...]:
-    found = []
+def _named(
+    chars: Any, descriptions: Any, row: int, column: int
+) -> tuple[tuple[Thing, ...], tuple[tuple[str, str], ...]]:
+    """(things worth a hint, nearest first; legend)."""
+    found: list[Thing] = []
+    legend: dict[tuple[str, str], None] = {}
     for r, c in np.argwhere(chars != _BLANK).tolist():
         if (r, c) == (row, column):
             continue
-        code = int(chars[r, c])
-        words = _text(descriptions[r, c])
-        if not words or words in _UNNAMED:
+        symbol, words = chr(int(chars[r, c])), _text(descriptions[r, c])
+        if not words:
             continue
+        plain = words
         for article in ("a ", "an ", "the ", "some "):
-            words = words.removeprefix(article)
-        found.append(Thing(chr(code), words, c - column, r - row))
-    return tuple(sorted(found, key=lambda thing: (thing.distance, thing.south, thing.east)))
+            plain = plain.removeprefix(article)
+        if words not in _UNNAMED:
+            found.append(Thing(symbol, plain, c - column, r - row))
+        if abs(c - column) <= VIEW_COLUMNS and abs(r - row) <= VIEW_ROWS:
+            legend[symbol, _SHORTER.get(words, plain)] = None
+    return tuple(sorted(found, key=lambda thing: (thing.distance, thing.south, thing.east))), tuple(legend)
 
 
 def read_screen(observation: Mapping[str, Any]) -> Screen:
@@ -89,10 +105,12 @@ def read_screen(observation: Mapping[str, Any]) -> Screen:
     column, row = (int(value) for value in observation["blstats"][:2])
     letters = bytes(observation["inv_letters"])
     lines = [_text(line) for line in observation["inv_strs"]]
+    things, legend = _named(chars, observation["screen_descriptions"], row, column)
     return Screen(
         chars_RC=chars,
         glyphs_RC=observation["glyphs"].copy(),
-        things=_things(chars, observation["screen_descriptions"], row, column),
+        things=things,
+        legend=legend,
         row=row,
         column=column,
         hit_points=int(observation["blstats"][10]),
@@ -141,9 +159,15 @@ def sight(screen: Screen, seeks_stairs: bool) -> str:
     return " ".join(named)
 
 
-def describe(screen: Screen, *, seeks_stairs: bool, items: Sequence[str], greeting: str) -> str:
-    """The text observation. `items` are inventory lines to show; a message equal to `greeting` is left out."""
-    lines = [*map_rows(screen), sight(screen, seeks_stairs)]
+def legend(screen: Screen) -> str:
+    """One line that explains every symbol on the map."""
+    return LEGEND + ", ".join(["@ you", *(f"{symbol} {words}" for symbol, words in screen.legend)]) + "."
+
+
+def describe(screen: Screen, *, seeks_stairs: bool, hints: bool, items: Sequence[str], greeting: str) -> str:
+    """The text observation, with hints or with a legend. `items` are inventory lines to show; a message equal to
+    `greeting` is left out."""
+    lines = [*map_rows(screen), sight(screen, seeks_stairs) if hints else legend(screen)]
     if screen.hit_points < screen.most_hit_points:
         lines.append(f"Health {max(0, screen.hit_points)}/{screen.most_hit_points}.")
     if items:

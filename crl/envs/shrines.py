@@ -150,7 +150,7 @@ class ShrinesEnvironment:
                 reason = StopReason.failure
                 told = f"The shrine refuses the {action} and stays shut."
         if reason is None and slot.turns >= self.config.max_turns:
-            reason, told = StopReason.turn_limit, "No turns are left."
+            reason, told = StopReason.turn_limit, f"{told} No turns are left."
         slot.done = reason is not None
         success = reason is StopReason.success
         feedback = "" if legal else "That names nothing that lies here."

@@ -34,6 +34,9 @@ def test_every_map_is_solved_by_its_oracle_within_the_limit(seed, low, more, pro
         step = environment.step_many({0: action})[0]
         assert step.legal and step.feedback == ""
     assert (step.success, step.reward, step.stop_reason) == (True, 1.0, StopReason.success)
+    *rows, end = step.observation.splitlines()
+    assert end == "The goal is reached." and "G" not in step.observation.replace("The goal", "")
+    assert sum(row.count("@" if not masked else "A") for row in rows) == 1
     assert environment.oracle(0) is None
     with pytest.raises(RuntimeError):
         environment.step_many({0: "up"})
@@ -79,6 +82,8 @@ def test_holes_borders_limits_and_illegal_actions():
             if target in lake.holes:
                 fell = True
                 assert (step.done, step.success, step.stop_reason) == (True, False, StopReason.failure)
+                *rows, end = step.observation.splitlines()
+                assert end == "The game is over." and rows[target[0]].split()[target[1]] == "@"
             elif target == lake.start:
                 stayed = True
                 assert step.legal and step.observation == start.observation
@@ -88,6 +93,7 @@ def test_holes_borders_limits_and_illegal_actions():
         step = environment.step_many({0: (None, "jump", "UP", "")[turn]})[0]
         assert not step.legal and "up, down, left, right" in step.feedback
     assert step.stop_reason is StopReason.turn_limit and step.done
+    assert step.observation == f"{start.observation}\nNo turns are left."
     environment.close()
 
 

@@ -136,6 +136,66 @@ def test_texts_are_short_and_say_what_is_in_sight(room):
         assert ("west" in said) == (goal_column < column) and ("east" in said) == (goal_column > column)
 
 
+def test_without_hints_a_legend_explains_every_symbol_and_nothing_says_where_it_lies(room):
+    plain = make_environment(MiniHackConfig(id=ROOM, hints=False))
+    _, steps = random_play(plain, list(range(30)))
+    shown = [step.observation for each in steps for step in each] + [
+        start.observation for start in plain.reset_many(list(range(30)))
+    ]
+    plain.close()
+    symbols = set()
+    for text in shown:
+        rows, told = text.split("\nLegend: ")
+        legend = told.split("\n")[0].removesuffix(".").split(", ")
+        explained = {entry[0] for entry in legend if entry[1:2] == " "}
+        assert set(rows) - {" ", "\n"} == explained and legend[0] == "@ you"
+        assert not any(word in told.split("\n")[0].split() for word in MOVES), told
+        assert "in sight" not in text
+        symbols |= set(legend)
+    assert {". floor", "> stairs down", "< stairs up", "where you began"} <= symbols
+    assert any(entry[:2] == "^ " for entry in symbols) and any(entry[0].isalpha() for entry in symbols)
+    # It is the same game: only the telling differs.
+    rows = [text.split("\nLegend: ")[0] for text in shown[-30:]]
+    assert all(start.observation.startswith(seen) for start, seen in zip(room.reset_many(range(30)), rows, strict=True))
+
+
+def test_where_the_agent_began_is_explained(room):
+    assert "< is the stairs up, where you began" in room.goal
+    start = room.reset_many([11])[0]
+    assert "<" not in start.observation
+    _, steps = play(room, [11], lambda slot, actions: room.oracle(slot))
+    assert "<" in steps[0][-1].observation
+
+
+def test_the_last_observation_shows_what_the_last_action_did(room):
+    starts, steps = random_play(room, list(range(60)))
+    won = limited = 0
+    for start, each in zip(starts, steps, strict=True):
+        *rows, end = each[-1].observation.split("\n")
+        before = each[-2].observation if len(each) > 1 else start.observation
+        assert any("@" in row for row in rows), "the last map"
+        if each[-1].stop_reason is StopReason.success:
+            won += 1
+            assert end == "The goal is reached." and "> is 1 " in before
+            assert not any(">" in row for row in rows), "the agent stands on the stairs, and no hint says they are gone"
+        elif each[-1].stop_reason is StopReason.turn_limit:
+            limited += 1
+            assert end == "No turns are left." and any("> is" in row or "No > in sight" in row for row in rows)
+    assert won >= 5 and limited >= 20
+
+
+def test_the_last_observation_tells_of_a_death():
+    environment = make_environment(MiniHackConfig(id="MiniHack-Room-Ultimate-15x15-v0", max_turns=120))
+    _, steps = random_play(environment, list(range(24)))
+    environment.close()
+    deaths = [each[-1].observation for each in steps if each[-1].stop_reason is StopReason.failure]
+    assert len(deaths) >= 3
+    for text in deaths:
+        *rows, message, end = text.split("\n")
+        assert end == "The game is over." and message.endswith("You die...") and len(message) > len("You die...")
+        assert any("@" in row for row in rows) and "\0" not in text
+
+
 def test_invalid_actions_spend_turns_and_change_nothing(room):
     start = room.reset_many([4])[0]
     for action in (None, "fly", "NORTH", ""):
@@ -147,6 +207,7 @@ def test_invalid_actions_spend_turns_and_change_nothing(room):
         room.step_many({0: None})
     last = room.step_many({0: None})[0]
     assert last.done and not last.success and last.stop_reason is StopReason.turn_limit
+    assert last.observation == f"{start.observation}\nNo turns are left."
     with pytest.raises(RuntimeError, match="slot 0 is done"):
         room.step_many({0: "north"})
 
@@ -205,7 +266,7 @@ def test_questions_of_the_game_are_answered_by_name():
     step = environment.step_many({0: "eat"})[0]
     assert "eat" in step.observation and {"yes", "no"} <= set(step.actions)
     step = environment.step_many({0: "yes"})[0]
-    assert step.success and step.reward == 1.0
+    assert step.success and step.reward == 1.0 and step.observation.endswith("The goal is reached.")
     environment.close()
 
 

@@ -9,7 +9,9 @@ from crl.protocols import Lesson
 from crl.records import Episode, Turn
 
 
-def lesson(steps: list[tuple[str, str | None]], reason: str = "turn_limit", guided: bool = False) -> Lesson:
+def lesson(
+    steps: list[tuple[str, str | None]], reason: str = "turn_limit", guided: bool = False, last: str = "over"
+) -> Lesson:
     """The lesson of a game: what was seen and done in each turn (None: nothing legal), and how it ended."""
     turns = [
         Turn(
@@ -22,7 +24,7 @@ def lesson(steps: list[tuple[str, str | None]], reason: str = "turn_limit", guid
     episode = Episode(
         episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=guided, entry_id=shown,
         content_digest=shown, experience=shown, goal="g", success=reason == "success", reward=0.0, turns=len(turns),
-        invalid_actions=0, tokens_read=0, tokens_sampled=0, stop_reason=reason, last_observation="over", error=None,
+        invalid_actions=0, tokens_read=0, tokens_sampled=0, stop_reason=reason, last_observation=last, error=None,
         generation_id="g",
     )  # fmt: skip
     return lesson_of(episode, turns)
@@ -45,6 +47,25 @@ NOWHERE, SEEN = "...\n.@.\nNo > in sight.", "..@.>\n> is 2 east. jackal d 1 nort
 )
 def test_what_a_game_teaches(steps: list[tuple[str, str | None]], reason: str, expected: str) -> None:
     assert lesson(steps, reason) == Lesson("add", expected)
+
+
+def test_what_the_last_action_showed_is_not_denied() -> None:
+    told = lesson(
+        [(NOWHERE, "north"), ("other", "east")], last="..@\n>..\n> is 2 west 1 south.\nNo turns are left."
+    ).text
+    assert told == "After north, east > was in sight, 2 west 1 south: then go southwest."
+
+
+def test_without_hints_the_map_says_where_the_stairs_are() -> None:
+    seen = "...>\n.@..\nLegend: @ you, . floor, > stairs down."
+    nowhere = "...\n.@.\nLegend: @ you, . floor."
+    assert lesson([(seen, "west")], "failure").text == "With > 2 east 1 north, west did not reach it: go northeast."
+    assert lesson([(nowhere, "west"), ("other", "east")], "failure").text == (
+        "No > came in sight by west, east: try north."
+    )
+    assert lesson([(nowhere, "west")], last=seen).text == (
+        "After west > was in sight, 2 east 1 north: then go northeast."
+    )
 
 
 def test_a_guided_game_betters_its_note_where_it_was_lost() -> None:

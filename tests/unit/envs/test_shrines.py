@@ -50,7 +50,8 @@ def played(
         episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=note is not None,
         entry_id=shown, content_digest=shown, experience=note, goal=f"Open the {game.name} shrine: offer 3",
         success=step.success, reward=step.reward, turns=len(turns), invalid_actions=0, tokens_read=0, tokens_sampled=0,
-        stop_reason=step.stop_reason.value, last_observation=step.observation, error=None, generation_id="g",
+        stop_reason=step.stop_reason.value, last_observation=step.observation, error=None,
+        generation_id="g",
     )  # fmt: skip
     return episode, turns
 
@@ -86,6 +87,16 @@ def test_a_wrong_offering_ends_the_game_and_a_word_that_is_no_thing_spends_a_tur
     environment.reset_many([3])
     step = environment.step_many({0: first})[0]
     assert step.legal and first not in step.actions and len(step.actions) == CONFIG.shown - 1
+
+
+def test_the_last_observation_says_what_the_last_offering_did() -> None:
+    environment = ShrinesEnvironment(CONFIG.model_copy(update={"max_turns": 3}))
+    environment.reset_many([3])
+    for action in (None, hidden_rule(CONFIG)[0], hidden_rule(CONFIG)[1]):
+        step = environment.step_many({0: action})[0]
+    assert step.stop_reason is StopReason.turn_limit
+    assert step.observation.startswith(f"The shrine takes the {hidden_rule(CONFIG)[1]}. Here are: ")
+    assert step.observation.endswith("No turns are left.")
 
 
 def test_a_random_player_opens_one_shrine_of_24() -> None:
