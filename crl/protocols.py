@@ -86,6 +86,15 @@ class Judge(Protocol):
         """How far what an experience claims is right: 1 fully, 0 not at all; None: it claims nothing."""
 
 
+@runtime_checkable
+class Levelled(Protocol):
+    """What an environment may also be: one that says which level an episode is played on, so that what is held out can
+    be proved. Asked by tests and by people; nothing that plays or trains sees it."""
+
+    def content(self, slot: int) -> str:
+        """What of the level a player could know by heart, as text: equal texts are one level."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """What a game teaches, as an extractor's operation: `add` a text, `update` the note that guided it, or `return`."""

@@ -8,6 +8,18 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.base import Model, SeedRange
 
+HeldOutFrom = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="Seeds from here on draw held-out levels: levels that no smaller seed ever draws. null: levels are "
+        "not kept apart, for a task that has too few of them.",
+    ),
+]
+FewestMoves = Annotated[
+    int, Field(ge=1, le=64, description="Fewest moves that the shortest way of a held-out level takes.")
+]
+
 
 class MiniHackConfig(Model):
     """A registered MiniHack task."""
@@ -20,6 +32,8 @@ class MiniHackConfig(Model):
     hints: bool = Field(
         True, description="Say where the stairs and other things lie (`> is 2 east`); false: a legend of the symbols."
     )
+    held_out_from: HeldOutFrom = 1_000_000
+    held_out_moves: FewestMoves = 3
 
 
 class FrozenLakeConfig(Model):
@@ -33,11 +47,15 @@ class FrozenLakeConfig(Model):
     frozen_probability: float = Field(0.8, ge=0.05, le=1.0, description="Probability that a cell is safe.")
     masked: bool = Field(False, description="Abstract symbols and no rules: only action names are told.")
     max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    held_out_from: HeldOutFrom = 1_000_000
+    held_out_moves: FewestMoves = 3
 
     @model_validator(mode="after")
     def _sizes(self) -> FrozenLakeConfig:
         if self.size_min > self.size_max:
             raise ValueError(f"size_min {self.size_min} is larger than size_max {self.size_max}")
+        if self.held_out_from is not None and self.held_out_moves > self.max_turns:
+            raise ValueError(f"held_out_moves {self.held_out_moves} is more than max_turns {self.max_turns}")
         return self
 
 
@@ -62,6 +80,7 @@ class RealmsConfig(Model):
     held_out_from: int = Field(
         1_000_000, ge=1, description="Seeds from here on draw layouts that no smaller seed ever draws."
     )
+    held_out_moves: FewestMoves = 3
 
     @model_validator(mode="after")
     def _fits(self) -> RealmsConfig:
@@ -71,6 +90,8 @@ class RealmsConfig(Model):
             raise ValueError(f"{self.objects} objects leave no way on a grid of side {self.side}")
         if self.longest_path > self.max_turns:
             raise ValueError(f"longest_path {self.longest_path} is more than max_turns {self.max_turns}")
+        if self.held_out_moves > self.longest_path:
+            raise ValueError(f"held_out_moves {self.held_out_moves} is more than longest_path {self.longest_path}")
         return self
 
 
@@ -122,4 +143,20 @@ class FamilyConfig(Model):
     def _disjoint(self) -> FamilyConfig:
         if self.train_seeds.overlaps(self.evaluation_seeds):
             raise ValueError(f"family {self.name}: train_seeds and evaluation_seeds overlap; they must share no seed")
+        return self
+
+    @model_validator(mode="after")
+    def _held_out(self) -> FamilyConfig:
+        """Seeds alone hold nothing out: two of them may draw one level."""
+        first, train, evaluation = self.environment.held_out_from, self.train_seeds, self.evaluation_seeds
+        if first is not None and train.start + train.count > first:
+            raise ValueError(
+                f"family {self.name}: train_seeds end with {train.start + train.count - 1}, found "
+                f"environment.held_out_from {first}: seeds from there on draw held-out levels"
+            )
+        if first is not None and evaluation.start < first:
+            raise ValueError(
+                f"family {self.name}: evaluation_seeds begin with {evaluation.start}, found "
+                f"environment.held_out_from {first}: smaller seeds draw the levels of training"
+            )
         return self

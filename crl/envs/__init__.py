@@ -42,7 +42,9 @@ def _frozenlake(config: Any) -> Environment:
 
 
 def _check_frozenlake(config: Any) -> None:
-    """Every config of the model's bounds can be played: a map is solvable by construction."""
+    from crl.envs.frozenlake import check_frozenlake
+
+    check_frozenlake(config)
 
 
 def _realms(config: Any) -> Environment:
@@ -75,6 +77,11 @@ _KINDS = {
     "realms": _Kind(_realms, _check_realms),
     "shrines": _Kind(_shrines, _check_shrines),
 }
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of environments there are: what `environment.kind` may be."""
+    return tuple(_KINDS)
 
 
 def _kind(config: EnvironmentConfig) -> _Kind:

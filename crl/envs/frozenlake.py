@@ -1,20 +1,23 @@
 """FrozenLake without slipping: cross a grid to the goal and step on no hole. Native, deterministic, solvable by seed.
 
 Each seed draws its own map: side, agent, goal, and each other cell safe with `frozen_probability`, until the goal can
-be reached within the turn limit. Plain, the symbols are gymnasium's and the rules are told; masked (the variant of the
-Experiential RL paper), symbols are abstract and only the names of the actions are told: what the symbols mean has to be
-learnt.
+be reached within the turn limit and the map lies on the seed's side of what is held out (`crl/envs/levels.py`; side,
+start, goal and holes are its content). Plain, the symbols are gymnasium's and the rules are told; masked (the variant
+of the Experiential RL paper), symbols are abstract and only the names of the actions are told: what the symbols mean
+has to be learnt.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from crl.config import FrozenLakeConfig
+from crl.envs.levels import Levels
 from crl.protocols import Start, Step, StopReason
 
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -31,7 +34,9 @@ _ENDINGS = {
     StopReason.failure: "The game is over.",
     StopReason.turn_limit: "No turns are left.",
 }
-_ATTEMPTS = 1000
+_PATIENCE = 1000
+"""Draws of a seed after which hardly a cell seems to be frozen: from there on the goal lies beside the start."""
+_DRAWS = 20_000
 
 Cell = tuple[int, int]
 """(row, column)."""
@@ -45,6 +50,17 @@ class Lake:
     start: Cell
     goal: Cell
     holes: frozenset[Cell]
+
+    @property
+    def content(self) -> str:
+        """The map in the symbols of the plain variant."""
+        return lake_text(self, self.start, _PLAIN)
+
+    @property
+    def moves(self) -> int | None:
+        """Moves of the shortest safe way; None without any."""
+        path = self.path(self.start)
+        return None if path is None else len(path)
 
     def moved(self, cell: Cell, action: str) -> Cell:
         """Where an action leads; the border holds the agent back."""
@@ -73,24 +89,56 @@ class Lake:
         return actions[::-1]
 
 
-def draw_lake(config: FrozenLakeConfig, seed: int) -> Lake:
-    """The map of a seed; its goal can be reached safely within `max_turns` actions."""
+def lake_text(lake: Lake, agent: Cell, symbols: Mapping[str, str]) -> str:
+    """A map with the agent on some cell, a symbol a cell."""
+    rows = []
+    for row in range(lake.side):
+        cells = []
+        for column in range(lake.side):
+            cell = (row, column)
+            kind = "hole" if cell in lake.holes else "goal" if cell == lake.goal else "safe"
+            cells.append(symbols["agent" if cell == agent else kind])
+        rows.append(" ".join(cells))
+    return "\n".join(rows)
+
+
+def lakes(config: FrozenLakeConfig) -> Levels[Lake]:
+    """The map of every seed: solved in at most `max_turns` moves, held out or not as the seed says."""
+    return Levels(
+        lambda seed: _draws(config, seed),
+        held_out_from=config.held_out_from,
+        fewest_moves=config.held_out_moves,
+        draws=_DRAWS,
+        where=f"environment frozenlake, sides {config.size_min} to {config.size_max}, frozen_probability "
+        f"{config.frozen_probability:g}, max_turns {config.max_turns}",
+    )
+
+
+def _draws(config: FrozenLakeConfig, seed: int) -> Iterator[Lake | None]:
     generator = np.random.default_rng(np.random.SeedSequence(seed))
-    side = int(generator.integers(config.size_min, config.size_max + 1))
-    lake = Lake(side, (0, 0), (0, 1), frozenset())
-    for attempt in range(_ATTEMPTS):
+    for attempt in count():
+        side = int(generator.integers(config.size_min, config.size_max + 1))
         first, second = (int(value) for value in generator.choice(side * side, size=2, replace=False))
         start, goal = divmod(first, side), divmod(second, side)
-        if attempt == _ATTEMPTS - 1:
-            # Hardly a cell is frozen: a goal beside the start keeps the map solvable.
+        if attempt >= _PATIENCE:
             goal = (start[0], start[1] - 1 if start[1] else 1)
         holed_RC = generator.random((side, side)) >= config.frozen_probability
         holes = frozenset((int(r), int(c)) for r, c in np.argwhere(holed_RC)) - {start, goal}
         lake = Lake(side, start, goal, holes)
-        path = lake.path(start)
-        if path is not None and len(path) <= config.max_turns:
-            break
-    return lake
+        moves = lake.moves
+        yield lake if moves is not None and moves <= config.max_turns else None
+
+
+def draw_lake(config: FrozenLakeConfig, seed: int) -> Lake:
+    """The map of one seed."""
+    return lakes(config).of(seed)
+
+
+def check_frozenlake(config: FrozenLakeConfig) -> None:
+    """Raise BadInput where such maps are too few for a training and a held-out side."""
+    levels = lakes(config)
+    for seed in (0, config.held_out_from or 0):
+        levels.of(seed)
 
 
 @dataclass
@@ -111,24 +159,16 @@ class FrozenLakeEnvironment:
         self.config = config
         self._symbols = _MASKED if config.masked else _PLAIN
         self._goal = _MASKED_GOAL if config.masked else _PLAIN_GOAL
+        self._lakes = lakes(config)
         self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
-        lakes = [draw_lake(self.config, seed) for seed in seeds]
-        self._slots = [_Slot(lake, lake.start) for lake in lakes]
+        self._slots = [_Slot(lake, lake.start) for lake in map(self._lakes.of, seeds)]
         return [Start(self._goal, self._text(slot), tuple(ACTIONS)) for slot in self._slots]
 
     def _text(self, slot: _Slot) -> str:
-        lake, rows = slot.lake, []
-        for row in range(lake.side):
-            cells = []
-            for column in range(lake.side):
-                cell = (row, column)
-                kind = "hole" if cell in lake.holes else "goal" if cell == lake.goal else "safe"
-                cells.append(self._symbols["agent" if cell == slot.cell else kind])
-            rows.append(" ".join(cells))
-        return "\n".join(rows)
+        return lake_text(slot.lake, slot.cell, self._symbols)
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
@@ -161,6 +201,10 @@ class FrozenLakeEnvironment:
         state = self._slots[slot]
         path = None if state.done else state.lake.path(state.cell)
         return path[0] if path else None
+
+    def content(self, slot: int) -> str:
+        """The map of a slot in plain symbols."""
+        return self._slots[slot].lake.content
 
     def close(self) -> None:
         """Nothing is held."""

@@ -4,7 +4,8 @@ NLE instances are kept in a pool by slot, because making one costs ten times a r
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
 agent reads is built in `nethack_screen`, the end of a game in `nethack_ending`, its action names in `nethack_actions`;
-the demonstrator is `nethack_oracle`.
+the demonstrator is `nethack_oracle`. Which level a seed means, held out or not, is said by `levels`, over layouts that
+`nethack_level` draws.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import importlib
 import random
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from crl.config import MiniHackConfig
+from crl.envs.levels import Levels
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
 from crl.envs.nethack_ending import LastScreen
 from crl.envs.nethack_lessons import lesson_of
+from crl.envs.nethack_level import NethackLevel, Surveyor
 from crl.envs.nethack_oracle import Walker
 from crl.envs.nethack_screen import Screen, describe, read_screen
 from crl.errors import BadInput
@@ -64,6 +67,8 @@ _ENDINGS = {
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
+_DRAWS = 1000
+"""Draws of a seed after which its task has no such level; a draw takes about a millisecond."""
 
 
 def goal_of(task_id: str) -> str:
@@ -105,8 +110,8 @@ def _python_random(seed: int) -> Iterator[None]:
         random.setstate(state)
 
 
-def _build(config: MiniHackConfig) -> Any:
-    """One NLE instance of the task; BadInput where it is unknown or cannot be built."""
+def _build(config: MiniHackConfig, changed: Callable[[type], type] = lambda task: task) -> Any:
+    """One NLE instance of the task, of its class as `changed`; BadInput where it is unknown or cannot be built."""
     known = _registry()
     where = "method.families[].environment.id"
     if config.id not in known:
@@ -118,7 +123,7 @@ def _build(config: MiniHackConfig) -> Any:
             next_step="correct the id",
         )
     spec = known[config.id]
-    creator = importlib.import_module("gymnasium.envs.registration").load_env_creator(spec.entry_point)
+    creator = changed(importlib.import_module("gymnasium.envs.registration").load_env_creator(spec.entry_point))
     # The turn limit is counted here (invalid actions spend turns that NLE never sees), so NLE's own must not bite.
     arguments = {**spec.kwargs, "max_episode_steps": config.max_turns + 1, "fix_moon_phase": True}
     try:
@@ -133,12 +138,21 @@ def _build(config: MiniHackConfig) -> Any:
         ) from error
 
 
+def _seed(env: Any, seed: int) -> None:
+    """Start the game of a seed of NetHack's generators."""
+    with _python_random(seed):
+        env.seed(core=seed, disp=seed, reseed=False)
+        env.reset()
+
+
 def check_minihack(config: MiniHackConfig) -> None:
-    """Raise BadInput for an unknown id, a missing package or level file, or a task that is not deterministic."""
+    """Raise BadInput for an unknown id, a missing package or level file, a task that is not deterministic, or one whose
+    levels are too few for a training and a held-out side."""
     environment = MiniHackEnvironment(config)
+    seeds = [7] if config.held_out_from is None else [min(7, config.held_out_from - 1), config.held_out_from]
     try:
-        first = environment.reset_many([7])
-        second = environment.reset_many([7])
+        first = environment.reset_many(seeds)
+        second = environment.reset_many(seeds)
     except BadInput:
         raise
     except Exception as error:
@@ -161,6 +175,7 @@ def check_minihack(config: MiniHackConfig) -> None:
 @dataclass
 class _Slot:
     env: Any
+    level: NethackLevel
     ending: LastScreen
     screen: Screen
     moves: dict[str, int]
@@ -188,33 +203,39 @@ class MiniHackEnvironment:
         self._pool: list[tuple[Any, LastScreen] | None] = [self._instance()]
         self._slots: list[_Slot] = []
         self._shows_all_items = any(action.name in USES_ITEMS for action in self._pool[0][0].actions)  # type: ignore[index]
+        self._surveyor = Surveyor(lambda changed: _build(config, changed), _seed)
+        self._levels = Levels(
+            self._surveyor.draws,
+            held_out_from=config.held_out_from,
+            fewest_moves=config.held_out_moves,
+            draws=_DRAWS,
+            where=f"MiniHack task {config.id}",
+        )
 
     def _instance(self) -> tuple[Any, LastScreen]:
         env = _build(self.config)
         return env, LastScreen(env, _screen)
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start `len(seeds)` episodes, slot i with seed i."""
+        """Start `len(seeds)` episodes, slot i with seed i. Raises BadInput where no level is on a seed's side."""
         while len(self._pool) < len(seeds):
             self._pool.append(None)
         self._slots = []
         starts = []
         for index, seed in enumerate(seeds):
             env, ending = self._pool[index] = self._pool[index] or self._instance()
-            slot = self._reset(env, ending, seed)
+            slot = self._reset(env, ending, self._levels.of(seed))
             self._slots.append(slot)
             starts.append(Start(self.goal, self._describe(slot), tuple(slot.actions)))
         return starts
 
-    def _reset(self, env: Any, ending: LastScreen, seed: int) -> _Slot:
-        with _python_random(seed):
-            env.seed(core=seed, disp=seed, reseed=False)
-            env.reset()
+    def _reset(self, env: Any, ending: LastScreen, level: NethackLevel) -> _Slot:
+        _seed(env, level.seed)
         screen = _screen(env)
         moves = action_names(env.actions)
         greeting = screen.message if _STARTS_WITH_WELCOME.match(screen.message) else ""
         first_inventory = frozenset(screen.inventory.values())
-        slot = _Slot(env, ending, screen, moves, moves, first_inventory, greeting)
+        slot = _Slot(env, level, ending, screen, moves, moves, first_inventory, greeting)
         slot.walker.see(screen)
         return slot
 
@@ -303,11 +324,16 @@ class MiniHackEnvironment:
         """What a game teaches, for demonstrations (protocol `Instructive`)."""
         return lesson_of(episode, turns)
 
+    def content(self, slot: int) -> str:
+        """The layout of a slot's level: walls, stairs and start."""
+        return self._slots[slot].level.content
+
     def close(self) -> None:
         """End all NLE instances."""
         for instance in self._pool:
             if instance is not None:
                 instance[0].close()
+        self._surveyor.close()
         self._pool, self._slots = [], []
 
 

@@ -8,7 +8,7 @@ all later ones of the realm: by an experience that is passed on, or slowly throu
 What is held out, by construction (no list is kept):
 
 - layouts (symbols, their cells, the agent's cell): a layout's hash decides whether it is for evaluation; seeds from
-  `held_out_from` on draw only such layouts, smaller ones never do, in all realms and worlds;
+  `held_out_from` on draw only such layouts, smaller ones never do, in all realms and worlds (`crl/envs/levels.py`);
 - rules: of the ordered pairs of symbols, each realm reserves a quarter by hash for worlds; practice draws the others.
   Every pair is practised in other realms, so that no pair is less likely than another to an actor that knows nothing.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -26,7 +26,7 @@ from itertools import permutations
 import numpy as np
 
 from crl.config import RealmsConfig
-from crl.errors import BadInput
+from crl.envs.levels import Levels
 from crl.protocols import Start, Step, StopReason
 
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -36,8 +36,7 @@ PRACTICE_REALMS = 16
 
 _FEEDBACK = "invalid"
 _FAR = 10_000
-_HELD_OUT_SHARE = 0.25
-_ATTEMPTS = 20_000
+_DRAWS = 20_000
 _CLAIM = re.compile(r"\btake ([A-Z])(?: then ([A-Z]))?\b")
 
 
@@ -56,6 +55,16 @@ class Layout:
     def decoys(self) -> frozenset[int]:
         """Cells that are deadly whatever the agent holds."""
         return frozenset(cell for symbol, cell in self.cells.items() if symbol not in (self.key, self.goal))
+
+    @property
+    def content(self) -> str:
+        """What a player could know by heart: the first observation. What its symbols mean is the realm's rule."""
+        return self.text()
+
+    @property
+    def moves(self) -> int:
+        """Moves of the shortest way over the key to the goal; large: no way."""
+        return self.distances(False)[self.start] + self.distances(True)[self.cells[self.key]]
 
     def text(self) -> str:
         """The first observation: symbols with their cells in order of cells, and where the agent stands."""
@@ -86,8 +95,19 @@ def placed(symbol: str, cell: int) -> str:
     return f"{symbol}@{cell}"
 
 
-def draw_layout(config: RealmsConfig, seed: int) -> Layout:
-    """The layout of a seed: held out or not as the seed says, and won in at most `longest_path` moves at best."""
+def layouts(config: RealmsConfig) -> Levels[Layout]:
+    """The layout of every seed: held out or not as the seed says, and won in at most `longest_path` moves at best."""
+    return Levels(
+        lambda seed: _draws(config, seed),
+        held_out_from=config.held_out_from,
+        fewest_moves=config.held_out_moves,
+        draws=_DRAWS,
+        where=f"environment realms, side {config.side}, {config.objects} objects, longest_path {config.longest_path}",
+        next_step="raise longest_path or side, or lower objects or held_out_moves",
+    )
+
+
+def _draws(config: RealmsConfig, seed: int) -> Iterator[Layout | None]:
     generator = np.random.default_rng(np.random.SeedSequence([config.world, config.realm, seed]))
     realm, rule = config.realm, hidden_rule(config)
     if config.practice:
@@ -95,28 +115,13 @@ def draw_layout(config: RealmsConfig, seed: int) -> Layout:
         rules = _rules(realm, config.symbols)[1]
         rule = rules[int(generator.integers(len(rules)))]
     others = [symbol for symbol in symbol_names(config.symbols) if symbol not in rule]
-    for _ in range(_ATTEMPTS):
+    while True:
         decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.objects - 2]]
         drawn = [int(cell) for cell in generator.permutation(config.side**2)[: config.objects + 1]]
         layout = Layout(
             realm, config.side, dict(zip([*rule, *decoys], drawn[1:], strict=True)), drawn[0], key=rule[0], goal=rule[1]
         )
-        if is_held_out(layout.text()) is not (seed >= config.held_out_from):
-            continue
-        moves = layout.distances(False)[layout.start] + layout.distances(True)[layout.cells[layout.key]]
-        if moves <= config.longest_path:
-            return layout
-    raise BadInput(
-        f"no layout with a way of at most {config.longest_path} moves was found in {_ATTEMPTS} draws",
-        expected="a grid on which some layouts can be won",
-        where=f"environment realms, side {config.side}, {config.objects} objects, seed {seed}",
-        next_step="raise longest_path or side, or lower objects",
-    )
-
-
-def is_held_out(layout_text: str) -> bool:
-    """Whether a first observation is for evaluation only."""
-    return hashlib.sha256(layout_text.encode()).digest()[0] < 256 * _HELD_OUT_SHARE
+        yield layout if layout.moves <= config.longest_path else None
 
 
 def symbol_names(symbols: int) -> list[str]:
@@ -137,10 +142,16 @@ def observed(side: int, symbols: int) -> list[str]:
     return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
 
 
+def draw_layout(config: RealmsConfig, seed: int) -> Layout:
+    """The layout of one seed."""
+    return layouts(config).of(seed)
+
+
 def check_realms(config: RealmsConfig) -> None:
     """Raise BadInput where a grid of these sizes cannot be drawn."""
+    levels = layouts(config)
     for seed in (0, config.held_out_from):
-        draw_layout(config, seed)
+        levels.of(seed)
 
 
 @dataclass
@@ -162,14 +173,14 @@ class RealmsEnvironment:
 
     def __init__(self, config: RealmsConfig) -> None:
         self.config = config
-        self._layout = lru_cache(maxsize=4096)(self._draw)
+        self._layouts = layouts(config)
         self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
-        layouts = [self._layout(seed) for seed in seeds]
-        self._slots = [_Slot(layout, layout.start) for layout in layouts]
-        return [Start(f"r{layout.realm}", layout.text(), tuple(ACTIONS)) for layout in layouts]
+        drawn = [self._layouts.of(seed) for seed in seeds]
+        self._slots = [_Slot(layout, layout.start) for layout in drawn]
+        return [Start(f"r{layout.realm}", layout.text(), tuple(ACTIONS)) for layout in drawn]
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
@@ -216,6 +227,10 @@ class RealmsEnvironment:
         """The layout of a slot, for demonstrations."""
         return self._slots[slot].layout
 
+    def content(self, slot: int) -> str:
+        """The first observation of a slot."""
+        return self._slots[slot].layout.content
+
     def truth(self, text: str) -> float | None:
         """How much of a text's claim about this realm is right: 1 key and goal, 0.5 one of them; None: no claim.
 
@@ -230,9 +245,6 @@ class RealmsEnvironment:
     def close(self) -> None:
         """Nothing is held."""
         self._slots = []
-
-    def _draw(self, seed: int) -> Layout:
-        return draw_layout(self.config, seed)
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
         slot.turns += 1

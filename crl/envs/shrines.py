@@ -7,8 +7,8 @@ on (`shrine_notes.py`) saves the next player from finding it out again.
 
 What is held out, by construction (no list is kept):
 
-- games: the set of things that lie there decides by its hash; seeds from `held_out_from` on draw only such sets,
-  smaller ones never do, at every shrine and in every world;
+- games: the set of things that lie there decides by its hash (`crl/envs/levels.py`); seeds from `held_out_from` on draw
+  only such sets, smaller ones never do, at every shrine and in every world;
 - rules: of all ordered choices of things, each shrine reserves a quarter by hash for worlds; practice draws the others,
   and practises at shrines of other names, so that a warm start teaches how to play and no answer.
 """
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crl.config import ShrinesConfig
+from crl.envs.levels import is_held_out
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
@@ -42,7 +43,6 @@ THINGS = (
     "seed", "leaf", "bone", "thread", "glass", "milk", "bread", "wine", "egg", "horn",
 )  # fmt: skip
 """What may lie there; a config uses the first so many. Each is one token of common tokenizers, as are the names."""
-HELD_OUT_SHARE = 0.25
 _ATTEMPTS = 10_000
 _TRUE, _FULL, _REFUSED = 0.8, 0.55, 0.35
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
@@ -55,6 +55,16 @@ class Game:
     name: str
     rule: tuple[str, ...]
     things: tuple[str, ...]
+
+    @property
+    def content(self) -> str:
+        """What a player could know by heart: the things, in whatever order they lie."""
+        return content_of(self.things)
+
+
+def content_of(things: Sequence[str]) -> str:
+    """A set of things as text."""
+    return " ".join(sorted(things))
 
 
 def hidden_rule(config: ShrinesConfig) -> tuple[str, ...]:
@@ -74,7 +84,7 @@ def draw_game(config: ShrinesConfig, seed: int) -> Game:
     for _ in range(_ATTEMPTS):
         decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.shown - config.steps]]
         lying = [*rule, *decoys]
-        if is_held_out(lying) is (seed >= config.held_out_from):
+        if is_held_out(content_of(lying)) is (seed >= config.held_out_from):
             return Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
     side = "held out" if seed >= config.held_out_from else "left for training"
     raise BadInput(
@@ -83,11 +93,6 @@ def draw_game(config: ShrinesConfig, seed: int) -> Game:
         where=f"environment shrines, {config.things} things of which {config.shown} are shown",
         next_step="raise things or shown, or choose another world",
     )
-
-
-def is_held_out(things: Sequence[str]) -> bool:
-    """Whether a set of things is for evaluation only, in whatever order they lie."""
-    return hashlib.sha256(" ".join(sorted(things)).encode()).digest()[0] < 256 * HELD_OUT_SHARE
 
 
 def check_shrines(config: ShrinesConfig) -> None:
@@ -161,6 +166,10 @@ class ShrinesEnvironment:
         """The next thing of the rule; None when the episode is done."""
         state = self._slots[slot]
         return None if state.done else state.game.rule[state.taken]
+
+    def content(self, slot: int) -> str:
+        """The things of a slot's game."""
+        return self._slots[slot].game.content
 
     def truth(self, text: str) -> float | None:
         """How much of what a note says about this shrine is right: the share of its claims; None: it claims nothing.

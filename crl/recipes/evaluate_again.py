@@ -45,8 +45,8 @@ def evaluate_again(
 ) -> list[Evaluation]:
     """Rows of an evaluation of a round, with and without its bank.
 
-    `seeds` replaces the held-out seeds of every family. Raises BadInput where they overlap the training seeds, or
-    where the round has no evaluation stage to stand in for.
+    `seeds` replaces the held-out seeds of every family. Raises BadInput where they overlap the training seeds or draw
+    levels of training, or where the round has no evaluation stage to stand in for.
     """
     if seeds is not None:
         for family in method.families:
@@ -55,6 +55,13 @@ def evaluate_again(
                     f"seeds {seeds.start} to {seeds.start + seeds.count - 1} overlap the training seeds of family "
                     f"{family.name}",
                     expected="seeds that were never trained on",
+                )
+            first = family.environment.held_out_from
+            if first is not None and seeds.start < first:
+                raise BadInput(
+                    f"seeds {seeds.start} to {seeds.start + seeds.count - 1} draw levels of training in family "
+                    f"{family.name}",
+                    expected=f"seeds from environment.held_out_from {first} on, which draw held-out levels",
                 )
         families = [family.model_copy(update={"evaluation_seeds": seeds}) for family in method.families]
         method = method.model_copy(update={"families": families})

@@ -35,7 +35,8 @@ method:
   recipe: baseline
   families:
     - name: lake
-      environment: {{kind: frozenlake, size_min: 3, size_max: 3, frozen_probability: 0.8, max_turns: 6}}
+      environment:
+        {{kind: frozenlake, size_min: 3, size_max: 3, frozen_probability: 0.8, max_turns: 6, held_out_from: null}}
       groups: 6
       train_seeds: {{start: 26, count: 6}}
       evaluation_seeds: {{start: 1000000, count: 1}}

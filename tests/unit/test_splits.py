@@ -1,4 +1,5 @@
-"""`data/splits.csv`: the seeds that the shipped experiments train on and hold out, fixed and listed."""
+"""`data/splits.csv`: the seeds that the shipped experiments train on and hold out, fixed and listed; with the first
+seed of the held-out levels, and the moves that these need."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from pathlib import Path
 from crl.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
-COLUMNS = ["experiment", "family", "environment", "train_first", "train_last", "held_out_first", "held_out_last"]
+COLUMNS = [
+    "experiment", "family", "environment", "train_first", "train_last", "held_out_first", "held_out_last",
+    "held_out_from", "held_out_moves",
+]  # fmt: skip
 NO_EXPERIMENTS = {"prompts", "study", "warm"}
 
 
@@ -27,6 +31,8 @@ def shipped():
                 "train_last": str(train.start + train.count - 1),
                 "held_out_first": str(held_out.start),
                 "held_out_last": str(held_out.start + held_out.count - 1),
+                "held_out_from": str(family.environment.held_out_from),
+                "held_out_moves": str(getattr(family.environment, "held_out_moves", "")),
             }
 
 
@@ -46,4 +52,4 @@ def test_what_is_held_out_is_never_trained_on():
             train = range(int(row["train_first"]), int(row["train_last"]) + 1)
             held_out = range(int(row["held_out_first"]), int(row["held_out_last"]) + 1)
             assert len(train) and len(held_out)
-            assert train[-1] < held_out[0] or held_out[-1] < train[0]
+            assert train[-1] < int(row["held_out_from"]) <= held_out[0], "seeds on either side draw other levels"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.realm_retrieval import NOTES, QUERIES, TRUE, Shares, notes_of, queries_of, realms_of, shares
 from crl.config import RetrievalConfig
-from crl.envs.realms import is_held_out
+from crl.envs.levels import is_held_out
 from crl.policies.embedders import LexicalEmbedder
 
 REALMS = 8

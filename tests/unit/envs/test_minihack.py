@@ -213,7 +213,7 @@ def test_invalid_actions_spend_turns_and_change_nothing(room):
 
 
 def test_more_turns_than_the_task_itself_allows():
-    environment = make_environment(MiniHackConfig(id="MiniHack-Room-5x5-v0", max_turns=130))
+    environment = make_environment(MiniHackConfig(id="MiniHack-Room-5x5-v0", max_turns=130, held_out_from=None))
     environment.reset_many([0])
     for _ in range(129):
         assert not environment.step_many({0: "west"})[0].done
@@ -252,7 +252,7 @@ def test_key_room_shows_what_was_picked_up():
 
 
 def test_questions_of_the_game_are_answered_by_name():
-    environment = make_environment(MiniHackConfig(id="MiniHack-Eat-Fixed-v0", max_turns=30))
+    environment = make_environment(MiniHackConfig(id="MiniHack-Eat-Fixed-v0", max_turns=30, held_out_from=None))
     start = environment.reset_many([0])[0]
     assert "You carry: a a +1 club" in start.observation and {"eat", "zap", "wield"} < set(start.actions)
     step = environment.step_many({0: "wield"})[0]

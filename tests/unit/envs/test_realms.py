@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.config import RealmsConfig
-from crl.envs.realms import PRACTICE_REALMS, RealmsEnvironment, draw_layout, hidden_rule, is_held_out, note
+from crl.envs.levels import is_held_out
+from crl.envs.realms import PRACTICE_REALMS, RealmsEnvironment, draw_layout, hidden_rule, note
 from crl.errors import BadInput
 from crl.protocols import StopReason
 
@@ -133,10 +134,10 @@ def test_truth_counts_key_and_goal() -> None:
 def test_sizes_that_cannot_be_won_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="objects"):
         RealmsConfig(objects=9, symbols=8)
-    monkeypatch.setattr("crl.envs.realms._ATTEMPTS", 1)
-    with pytest.raises(BadInput, match="no layout"):
+    monkeypatch.setattr("crl.envs.realms._DRAWS", 1)
+    with pytest.raises(BadInput, match="finds no level of training"):
         for seed in range(100):
-            draw_layout(RealmsConfig(longest_path=2), seed)
+            draw_layout(RealmsConfig(longest_path=2, held_out_moves=2), seed)
 
 
 def test_layout_text_lists_symbols_in_order_of_cells() -> None:

@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "name": "played",
     "method.families.0.environment": {
         "kind": "frozenlake", "size_min": 2, "size_max": 2, "frozen_probability": 1.0, "max_turns": 4,
+        "held_out_moves": 1,
     },
     "method.families.0.groups": 4,
     "method.families.0.evaluation_seeds.count": 8,

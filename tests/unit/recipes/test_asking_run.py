@@ -52,7 +52,7 @@ method:
       groups: 1
       evaluation_seeds: {start: 1000000, count: 2}
     - name: pond
-      environment: {kind: frozenlake, size_min: 2, size_max: 2, max_turns: 3}
+      environment: {kind: frozenlake, size_min: 2, size_max: 2, max_turns: 3, held_out_moves: 1}
       groups: 1
       evaluation_seeds: {start: 1000000, count: 1}
   actor: {model: tiny, sampling: {max_new_tokens: 16}}
