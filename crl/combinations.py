@@ -63,6 +63,15 @@ def _problems(method: Method) -> Iterator[BadInput]:
                     where="method.warm_start.demonstrations",
                     next_step="set it to practice or random, or leave warm_start out",
                 )
+    if start is not None and start.demonstrations == "practice":
+        for family in method.families:
+            if not isinstance(family.environment, ShrinesConfig):
+                yield BadInput(
+                    f"the environment of family {family.name} has no practice games",
+                    expected="an environment that teaches (shrines), or demonstrations: oracle or random",
+                    where="method.warm_start.demonstrations",
+                    next_step="choose another kind of demonstrations",
+                )
     shares = {method.rollout.guided_members(1), method.rollout.guided_members(1 + rollout.guided_share_rounds)}
     needs_guided = {
         "method.actor_critic": method.actor_critic is not None,

@@ -44,7 +44,7 @@ THINGS = (
 )  # fmt: skip
 """What may lie there; a config uses the first so many. Each is one token of common tokenizers, as are the names."""
 _ATTEMPTS = 10_000
-_TRUE, _FULL, _REFUSED = 0.8, 0.55, 0.35
+_TRUE, _FULL, _REFUSED = 0.8, 0.45, 0.5
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from crl.bank.segments import text_digest
-from crl.errors import BadInput
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.outputs import Distilled
 from crl.protocols import Chat, Start, Step, Teacher, TeachingEnvironment
@@ -112,19 +111,6 @@ def written_well(
     return played, results
 
 
-def teacher_of(ctx: StageContext, family: str) -> TeachingEnvironment:
-    """The practice games of a task family. Raises BadInput where its environment has none."""
-    environment = ctx.services.environment(family)
-    if not isinstance(environment, Teacher):
-        raise BadInput(
-            f"the environment of family {family} has no practice games",
-            expected="an environment that teaches (shrines), or demonstrations: oracle or random",
-            where="method.warm_start.demonstrations",
-            next_step="choose another kind of demonstrations",
-        )
-    return environment.practice()
-
-
 def _waves(
     ctx: StageContext, episodes: int, *, true_notes: float
 ) -> Iterator[tuple[_Practice, list[EpisodeSlot], np.random.Generator]]:
@@ -132,7 +118,9 @@ def _waves(
     families = ctx.method.families
     for index, family in enumerate(families):
         count = episodes // len(families) + (index < episodes % len(families))
-        practice = _Practice(teacher_of(ctx, family.name))
+        environment = ctx.services.environment(family.name)
+        assert isinstance(environment, Teacher), "checked before work starts"
+        practice = _Practice(environment.practice())
         random = np.random.default_rng(ctx.seed(family.name))
         for at in range(0, count, WAVE):
             seeds = [int(seed) for seed in random.integers(2**31, size=min(WAVE, count - at))]

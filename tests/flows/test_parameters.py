@@ -70,6 +70,7 @@ def test_every_parameter_and_field_has_a_description_and_the_ui_can_show_its_typ
         "paper",
         "paper_ask",
         "realms",
+        "shrines",
         "tiny",
     ]
 
@@ -78,7 +79,7 @@ def test_the_fields_come_filled_in_as_the_quickstart_and_what_is_shown_is_what_r
     from flows.parameters import experiment_from
 
     method = schema["definitions"]["Experiment"]["properties"]["method"]["default"]
-    assert method["prompts"] == "minihack"
+    assert method["prompts"] == "shrines"
     expected = load_experiment(ROOT / "conf" / "quickstart.yaml").method.digest()
     for value in ({"name": "mine", "method": method}, {"name": "mine"}):
         assert refused(schema, experiment=value, rounds=1) is None

@@ -1,0 +1,107 @@
+"""A warm start in practice games: it shows how to play and how to write, in games whose rules no task has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from crl.config import Method, ShrinesConfig
+from crl.envs.shrine_notes import read_claim
+from crl.envs.shrines import NAMES, PRACTICE_NAMES, hidden_rule
+from crl.errors import BadInput
+from crl.experiment import load_experiment
+from crl.records import Distillation, Episode, Evaluation, Metric, Operation, Sample, Turn
+from crl.run.directory import RunDirectory
+from tests.learning.harness import rows, train
+
+ROOT = Path(__file__).parents[3]
+ACTOR, EXTRACTOR = 24, 40
+CHANGES = {
+    "name": "practised",
+    "method.families": [
+        {
+            "repeat": 2, "name": "shrine{index}", "groups": 1,
+            "environment": {"kind": "shrines", "shrine": "{index}", "world": 1, "things": 24},
+            "evaluation_seeds": {"start": 1_000_000, "count": 4},
+        }
+    ],
+    "method.prompts": "shrines",
+    "method.actor.sampling": {"max_new_tokens": 12, "constrain": "actions"},
+    "method.warm_start": {
+        "actor_episodes": ACTOR, "extractor_episodes": EXTRACTOR, "demonstrations": "practice", "learning_rate": 1e-3,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return train(load_experiment(ROOT / "conf/tiny.yaml", CHANGES), tmp_path_factory.mktemp("practised"), 0)
+
+
+def played(run: RunDirectory, stage: str) -> tuple[list[Episode], dict[str, list[Turn]]]:
+    turns: dict[str, list[Turn]] = {}
+    for turn in rows(run, Turn, stage, [0]):
+        turns.setdefault(turn.episode_id, []).append(turn)
+    return rows(run, Episode, stage, [0]), turns
+
+
+def test_the_actor_sees_games_that_are_won_some_under_notes_and_none_of_a_task(run: RunDirectory) -> None:
+    episodes, turns = played(run, "warm_start_actor")
+    assert len(episodes) == ACTOR and all(episode.success for episode in episodes)
+    guided = [episode for episode in episodes if episode.guided]
+    assert ACTOR / 2 < len(guided) < ACTOR
+    rules = {hidden_rule(family.environment) for family in run.method.families}  # type: ignore[arg-type]
+    for episode in episodes:
+        rule = tuple(turn.action or "" for turn in turns[episode.episode_id])
+        assert rule not in rules
+        name = re.search(r"the (\w+) shrine", episode.goal)
+        assert name and name.group(1) in PRACTICE_NAMES and name.group(1) not in NAMES
+        claim = read_claim(episode.experience or "")
+        assert not episode.guided or (claim is not None and claim.share_right(rule) == 1.0), "its note is true"
+    assert len(rows(run, Sample, "warm_start_actor", [0])) == ACTOR
+
+
+def test_the_extractor_sees_every_outcome_and_true_lessons_in_form(run: RunDirectory) -> None:
+    episodes, turns = played(run, "warm_start_extractor")
+    assert len(episodes) == EXTRACTOR and 5 < sum(episode.success for episode in episodes) < EXTRACTOR - 5
+    outputs = rows(run, Distillation, "warm_start_extractor", [0])
+    assert all(row.reason_code == "ok" for row in outputs)
+    assert {row.verdict for row in outputs} == {"add", "update", "return"}
+    texts = {row.episode_ids[0]: row.text for row in rows(run, Operation, "warm_start_extractor", [0]) if row.text}
+    for episode in episodes:
+        if episode.episode_id not in texts:
+            continue
+        offered = [turn.action or "" for turn in turns[episode.episode_id]]
+        taken = offered if episode.success else offered[:-1]
+        claim = read_claim(texts[episode.episode_id])
+        assert claim is not None and list(claim.taken) == taken
+        assert episode.success or offered[-1] in claim.refused
+    figures = {row.name: row.value for row in rows(run, Metric, "warm_start_extractor", [0])}
+    assert figures["demonstrations"] == figures["demonstrations_in_form"] == EXTRACTOR
+
+
+def test_held_out_games_are_played_at_the_shrines_of_the_task(run: RunDirectory) -> None:
+    arms = {row.arm for row in rows(run, Evaluation, "evaluate", [0])}
+    assert arms == {"without_bank", "random"}
+    config = run.method.families[0].environment
+    assert isinstance(config, ShrinesConfig) and not config.practice
+
+
+def test_demonstrations_that_would_tell_the_answer_or_cannot_be_had_are_refused(tmp_path: Path) -> None:
+    from crl.combinations import check_combinations
+
+    with pytest.raises(BadInput, match="hidden rule") as caught:
+        check_combinations(told("oracle"))
+    assert caught.value.where == "method.warm_start.demonstrations"
+    check_combinations(told("practice"))
+    no_practice = {**CHANGES["method.warm_start"], "demonstrations": "practice"}  # type: ignore[dict-item]
+    experiment = load_experiment(ROOT / "conf/tiny.yaml", {"method.warm_start": no_practice, "name": "lake"})
+    with pytest.raises(BadInput, match="no practice games"):
+        check_combinations(experiment.method)
+
+
+def told(demonstrations: str) -> Method:
+    warm_start = {**CHANGES["method.warm_start"], "demonstrations": demonstrations}  # type: ignore[dict-item]
+    return load_experiment(ROOT / "conf/tiny.yaml", {**CHANGES, "method.warm_start": warm_start}).method
