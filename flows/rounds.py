@@ -15,6 +15,7 @@ from flows.approval import wait_for_decision
 from flows.disagreement import report_disagreements
 from flows.shards import spread_over_tasks
 from flows.tidy import end_earlier_attempts
+from flows.watch import watch_the_others
 from tasks.artifacts import publish_failure, publish_round
 from tasks.failures import failed
 from tasks.stage import stage_task
@@ -57,6 +58,7 @@ def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
     with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         for number in range(first, last + 1):
             _visit(driver, number)
+            watch_the_others()
     return had_work
 
 

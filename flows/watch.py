@@ -1,7 +1,9 @@
-"""Unfinished runs after the server was away: those that live go on beating, those that died are to be found out.
+"""Unfinished runs whose end the server may have missed: those that live go on beating, the others are to be found out.
 
-The automation that marks silent runs counts from the last heartbeat, and a server that was away for minutes has dropped
-that count: a run that died meanwhile would stay RUNNING for ever. So each unfinished run is put under watch again.
+The automation that marks silent runs counts from the last heartbeat. A server that was away for minutes has dropped
+that count, and so has one whose database was locked for a minute when the count was over, as SQLite is where much
+happens at once: a run that died would stay RUNNING for ever. So each unfinished run is put under watch again, by
+set-up, by `tidy`, and by every training run that a worker started, after each of its rounds.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
+from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.filters import EventFilter
+from prefect.logging import get_run_logger
+from prefect.runtime import deployment
 
 from flows.automations import FLOWS, HEARTBEAT, WATCHED
 from flows.paging import PAGE, all_pages
@@ -45,6 +50,17 @@ def watch_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
     if events:
         client.request("POST", "/events", json=events).raise_for_status()
     return watched
+
+
+def watch_the_others() -> None:
+    """Watch, where this is a run of a deployment. What goes wrong is no reason to end it."""
+    if deployment.id is None:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            watch_unfinished(client)
+    except Exception as error:
+        get_run_logger().warning("unfinished runs could not be put under watch again: %s", error)
 
 
 def _would_beat(client: SyncPrefectClient, run: FlowRun) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -14,9 +15,12 @@ from prefect.events.filters import EventFilter
 from prefect.states import Cancelled, Completed, Crashed, Paused, Running, Suspended
 
 from flows.automations import SILENT, WATCHED
+from flows.limits import ensure_limit
 from flows.tidy import end_earlier_attempts, tidy, tidy_up
+from flows.train import train
 from flows.watch import watch_unfinished
 from tests.processes import wait_until
+from tests.unit.engine.harness import make_experiment
 
 
 @flow(name="train")
@@ -146,6 +150,20 @@ def test_unfinished_runs_that_beat_are_watched_again(client):
     wait_until(lambda: WATCHED in events_of(client, beating.parent), "the event is stored")
     for family in (beating, silent, suspended):
         client.set_flow_run_state(family.parent, Cancelled(), force=True)
+
+
+def test_a_training_run_of_a_deployment_has_the_others_watched(client, fake, monkeypatch):
+    """What the server missed of a run that died, it is told again by one that lives."""
+    fake({})
+    dead = Family(client)
+    dead.beat(ago=600)
+    ensure_limit("fake")
+    assert train(make_experiment(), rounds=1)["rounds"] == [0, 1]
+    assert WATCHED not in events_of(client, dead.parent), "typed in a terminal, with a server of its own perhaps"
+    monkeypatch.setattr("flows.watch.deployment", SimpleNamespace(id=str(uuid4())))
+    assert train(make_experiment(), rounds=1)["rounds"] == [2]
+    wait_until(lambda: WATCHED in events_of(client, dead.parent), "it is watched")
+    client.set_flow_run_state(dead.parent, Cancelled(), force=True)
 
 
 def test_a_retry_ends_what_its_earlier_attempts_left(client):
