@@ -24,7 +24,7 @@ ROUNDS = 2
 
 # Every stage is still there, both roles are updated within two rounds, and a round has four waves to spread.
 SETTINGS: dict[str, Any] = {
-    "method.warm_start.actor_episodes": 4,
+    "method.warm_start.actor_episodes": 32,
     "method.warm_start.extractor_episodes": 24,
     "method.warm_start.learning_rate": 5.0e-3,
     "method.families.0.evaluation_seeds.count": 2,

@@ -38,13 +38,13 @@ def advice(action: str, random: np.random.Generator) -> str:
     return f"go {action} {first} {second}"
 
 
-def write_base(directory: Path) -> Path:
+def write_base(directory: Path, seed: int) -> Path:
     """The random miniature both roles begin as: a word, a row of a map is a token."""
     words = (
         *("Advice: go", "ADD: go", "Turn 1: Turn 2: Turn 3: Turn 4:", "Action:", "success failure (turn limit)"),
         *(" (unchanged)", "move write", *ACTIONS, *(f" {word}" for word in (*WORDS, *ACTIONS))),
     )
-    return write_miniature(directory, words, side=4, seed=0)
+    return write_miniature(directory, words, side=4, seed=seed)
 
 
 def actor_start(method: Method, base: Path, directory: Path) -> Path:

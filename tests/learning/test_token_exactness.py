@@ -194,6 +194,10 @@ VARIANTS = [
 #   bfloat16  tiny                   0.002 to 0.003     0.015        0.061
 #             SmolLM2 (30 layers)    0.07               0.21         0.33
 #
+# Over ten seeds (5 to 14) with one and two threads each, the tiny model's largest gap was 0.0000045 ± 0.0000014 in
+# float32 and 0.051 ± 0.003 in bfloat16 (mean ± standard deviation), its root mean square 0.0000005 ± 0.0000001 and
+# 0.0030 ± 0.0002; weights one update old are off by 40 times that or more.
+#
 # For scale: SmolLM2 in bfloat16 and the same in float32, both teacher-forced, differ by 0.36 (root mean square), 1.2 at
 # most.
 LARGEST = {"float32": 1e-4, "bfloat16": 0.15, "SmolLM2 bfloat16": 0.8}

@@ -49,7 +49,8 @@ def test_it_learns_repeats_and_the_update_starts_from_it(
     figures = run(base_model, samples, tmp_path / "a", lora=lora, on_step=lambda *step: steps.append(step))
     assert [step[:2] for step in steps] == [(number, 8) for number in range(1, 9)]
     assert (steps[0][2], steps[-1][2]) == (figures["loss_first"], figures["loss_last"])
-    assert figures["loss_last"] < 0.8 * figures["loss_first"]
+    # Over ten seeds with one and two threads: 0.05 ± 0.01 of it, 0.17 ± 0.03 with LoRA.
+    assert figures["loss_last"] < 0.5 * figures["loss_first"]
     assert figures["deepspeed"] == 0.0
     assert figures["steps"] == 8
     assert run(base_model, samples, tmp_path / "b", lora=lora) == figures
