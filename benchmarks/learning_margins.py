@@ -2,10 +2,10 @@
 
     python benchmarks/learning_margins.py [--seeds 10] [--threads 1 2] [--learners NAME ...]
 
-Every learner of `tests/learning/learners.py` is trained once a seed and number of threads (some 20 minutes of one core for
-all of them), and a table is printed: mean and standard deviation of each figure, its bound, and how many standard
-deviations lie between. These are the numbers that stand in `BOUNDS`. The exit code is 1 where a bound is nearer than
-three. Another kind of CPU, nearly:
+Every learner of `tests/learning/learners.py` is trained once per seed and number of threads (half an hour of one core
+for all of them), and a table is printed: mean and standard deviation of each figure, its bound, and how many standard
+deviations lie between. These are the numbers in `BOUNDS`. The exit code is 1 where a bound is nearer than three.
+Another kind of CPU, nearly:
 
     ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \\
         python benchmarks/learning_margins.py --threads 1
