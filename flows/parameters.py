@@ -8,14 +8,14 @@ names the field as the command line does. So nothing is validated in between: Pr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, WithJsonSchema, WrapValidator, create_model
 
 from crl.commands.places import find_run
-from crl.config import Experiment, FamilyConfig, FrozenLakeConfig, Method, MiniHackConfig, PromptSet
+from crl.config import EnvironmentConfig, Experiment, FamilyConfig, Method, PromptSet
 from crl.errors import BadInput
-from crl.experiment import load_experiment, parse_experiment
+from crl.experiment import load_experiment, parse_experiment, read_yaml
 from crl.study.config import Study, load_study
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,8 +88,7 @@ def _filled_in() -> dict[str, Any] | None:
     if not _PATTERN.exists():
         return None
     method = load_experiment(_PATTERN).method.model_dump(mode="json")
-    names = prompt_names()
-    return {**method, "prompts": next((name for name in names if name == "minihack"), method["prompts"])}
+    return {**method, "prompts": read_yaml(_PATTERN)["method"]["prompts"]}
 
 
 def _choice(title: str, options: list[str]) -> Any:
@@ -108,7 +107,7 @@ def _form() -> Any:
 
     The UI knows `anyOf` and not `oneOf`, which pydantic makes of a union with a discriminator.
     """
-    family = _like(FamilyConfig, environment=MiniHackConfig | FrozenLakeConfig)
+    family = _like(FamilyConfig, environment=get_args(EnvironmentConfig)[0])
     names = prompt_names()
     prompts = _choice("Prompt file", names) | PromptSet if names else PromptSet
     method = _like(Method, families=Annotated[list[family], Field(min_length=1)], prompts=prompts)  # type: ignore[valid-type]

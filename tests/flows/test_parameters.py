@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
 from crl.config import Experiment
@@ -39,9 +38,9 @@ def refused(schema: dict[str, Any], **parameters: Any) -> str | None:
 
 
 def fields(name: str = "mine") -> dict[str, Any]:
-    """An experiment as the form sends it: the fields of the quickstart, prompts by name."""
-    data = yaml.safe_load((ROOT / "conf" / "quickstart.yaml").read_text(encoding="utf-8"))
-    return {**data, "name": name}
+    """An experiment as the form sends it: the fields of the quickstart, every family by itself, prompts by name."""
+    experiment = load_experiment(ROOT / "conf" / "quickstart.yaml").model_dump(mode="json")
+    return {**experiment, "name": name, "method": {**experiment["method"], "prompts": "shrines"}}
 
 
 def test_the_form_offers_the_files_of_conf_another_file_or_the_fields(schema: dict[str, Any]) -> None:
