@@ -4,7 +4,7 @@ A note says a beginning of the rule, or what is refused after it, or both:
 
     Offer the red shrine the bell, then the cup.
     Offer the red shrine the bell, then the cup. It refuses the coin third.
-    The red shrine refuses the coin and the stone first.
+    The red shrine refuses the stone first.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
     if taken == note.taken[: len(taken)] and len(taken) < len(note.taken):
         # Lost on the way that the note points out: the note is wrong if it was followed, else nothing is new.
         return Lesson("update", told) if refused == note.taken[len(taken) : len(taken) + 1] else Lesson("return")
-    if taken == note.taken:
-        if not refused or refused[0] in note.refused:
-            return Lesson("return")
-        return Lesson("update", write_claim(name, Claim(taken, (*note.refused, *refused))))
+    if taken == note.taken and (not refused or refused[0] in note.refused):
+        return Lesson("return")
     return Lesson("update", told)
 
 

@@ -198,8 +198,7 @@ class ShrinesEnvironment:
         refused: list[str] = []
         wrong = [thing for thing in game.things if thing not in game.rule[: known + 1]]
         if known < len(game.rule) and wrong and (not taken or random.random() < _REFUSED):
-            count = int(random.integers(1, len(wrong) + 1)) if not taken else 1
-            refused = [str(thing) for thing in random.permutation(wrong)[:count]]
+            refused = [str(random.choice(wrong))]
         if not true and taken:
             place = int(random.integers(len(taken)))
             others = [thing for thing in game.things if thing not in taken]

@@ -27,7 +27,7 @@ WAVE = 16
 """Most demonstrations played side by side."""
 TRUE_NOTES = 0.75
 """Share of the extractor's games that are guided by a true note, where they are guided at all."""
-_SKILLS = (0.3, 0.6, 0.9, 1.0)
+_SKILLS = (0.3, 0.5, 0.8, 1.0)
 """Shares of good moves of the players that the extractor reads about."""
 
 

@@ -233,7 +233,7 @@ WHOLE = "Offer the red shrine the bell, then the cup, then the coin."
         (
             ["cup"],
             "The red shrine refuses the rose first.",
-            Lesson("update", "The red shrine refuses the rose and the cup first."),
+            Lesson("update", "The red shrine refuses the cup first."),
         ),
         (["rose"], "The red shrine refuses the rose first.", Lesson("return")),
         (["rose"], WHOLE, Lesson("return")),
