@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
 def after_thoughts(text: str, *, begun: bool = False) -> str | None:
-    """What stands behind the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
+    """What follows the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
 
     Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever stands before it; behind
     `<think>` nothing is said yet. A text without a tag is an answer as a whole, unless its thought was `begun` before

@@ -20,7 +20,7 @@ _ADAM_MOMENTS = 2
 _PROCESS = 800 * 2**20
 """A process with torch, transformers and a small embedder, before any model."""
 _TOKEN_ROW = 18
-"""Bytes a token on disk: id, mask and log-probability, once as a generation and once as a sample."""
+"""Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""
 _ACTIVATIONS = 34
 """Bytes a token, layer and unit of width that a backward pass keeps (float32 with a fused attention)."""
 

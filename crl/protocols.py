@@ -199,7 +199,7 @@ class Policy(Protocol):
     context: int
 
     def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Session:
-        """Start one row a prompt; what all rows, then rows of one group, share is read once."""
+        """Start one row per prompt; what all rows, then rows of one group, share is read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Advisor(Protocol):
     """Answers questions that actors ask while they play."""
 
     def advise(self, inquiries: Sequence[Inquiry]) -> list[Advice]:
-        """One advice an inquiry, in their order; all of them are answered as one batch."""
+        """One advice per inquiry, in their order; all of them are answered as one batch."""
 
 
 class TextVectors(Protocol):

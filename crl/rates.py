@@ -12,7 +12,7 @@ from dataclasses import dataclass
 Z = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
 NOTHING = "–"
-"""What stands where no game was played."""
+"""What is written where no game was played."""
 
 
 def wilson(successes: int, episodes: int) -> tuple[float, float]:

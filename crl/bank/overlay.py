@@ -43,7 +43,7 @@ class Named:
 
 
 def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str]) -> Named:
-    """Look up entries by id and texts by digest, in a pass over a column each."""
+    """Look up entries by id and texts by digest, in one pass over a column for each."""
     asked = list(dict.fromkeys(entry_ids))
     found = [(name, row) for name, row in zip(asked, snapshot.rows_of(asked), strict=True) if row is not None]
     entries = snapshot.taken([row for _, row in found])

@@ -13,7 +13,7 @@ What the paper leaves open, and how it is read here:
 - *Eligible* is a candidate whose cosine reaches `threshold`; the others are recorded and cannot be chosen.
 - Without `diversify` the score is s_rank alone: the nearest wins; c and recent are recorded all the same.
 - Equal cosines are ranked, and equal scores decided, by the order of the entries.
-- `per: group`: one retrieval a group. The caller retrieves for its first guided member and gives the others the same
+- `per: group`: one retrieval per group. The caller retrieves for its first guided member and gives the others the same
   rows by `shared_with`; c advances once.
 
 Nothing here writes files, but for what a large scope's index caches.
@@ -129,7 +129,7 @@ class BankRetriever:
         ]
 
     def _search(self, families: Sequence[str], queries_QD: NDArray[np.float32]) -> list[Nearest]:
-        """Rows of the bank and cosines of each query's candidates, one search a scope."""
+        """Rows of the bank and cosines of each query's candidates, one search per scope."""
         wanted = self._config.candidates * self._config.top_k
         scopes = [family if self._config.scope == "family" else None for family in families]
         found: dict[int, Nearest] = {}

@@ -17,7 +17,7 @@ _ROUNDING = 1e-4
 def summarise(table: pa.Table) -> pa.Table:
     """The table with `token_ids`, `loss_mask` and `logprobs` replaced by counts; unchanged if it has none of them.
 
-    Added columns, one value a row: `n_tokens`, `n_mask`, `n_logprobs` (lengths), `trained` (mask is 1), `bad_tokens`
+    Added columns, one value per row: `n_tokens`, `n_mask`, `n_logprobs` (lengths), `trained` (mask is 1), `bad_tokens`
     (negative ids), `bad_masks` (neither 0 nor 1), `nonfinite_logprobs`, `positive_logprobs`, `unmasked_logprobs`
     (not 0 where the mask is 0; 0 where the lengths differ, which is a breach of its own), `chosen` (tokens with
     choices).

@@ -176,7 +176,7 @@ def why(
 def history(
     run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
 ) -> None:
-    """List what happened to an experience, a line an event. Who asked, what its text was and became, how it did."""
+    """List what happened to an experience, one line per event. Who asked, what its text was and became, how it did."""
     from crl.commands.screen import console, print_listing
     from crl.report import entry_history
     from crl.report.why import why as story_of
@@ -265,7 +265,7 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
 
 
 def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) -> None:
-    """Rows for programs: CSV with a header, or a JSON object a line."""
+    """Rows for programs: CSV with a header, or one JSON object per line."""
     if format is Format.csv:
         writer = csv.DictWriter(sys.stdout, names)
         writer.writeheader()

@@ -1,6 +1,6 @@
 """What the README shows of a run, made from one: `python -m crl.commands.readme runs/quickstart`.
 
-Writes docs/quickstart.svg (the tables) and replaces in README.md the code block behind each line
+Writes docs/quickstart.svg (the tables) and replaces in README.md the code block after each line
 `<!-- from a run: NAME -->`; a name that the README does not have is printed, to be put there. Names: `ending` (the
 words that `crl train` ends with) and `why` (the story of the experience that was used most, its lines cut at their
 right).

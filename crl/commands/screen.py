@@ -58,7 +58,7 @@ def seconds_text(seconds: float) -> str:
 def progress_lines(out: Console) -> Progress:
     """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time.
 
-    A field `left` is a function that is given the seconds a line has stood there and says how many are left.
+    A field `left` is a function from the seconds that a line has been there to the words about what is left.
     """
     from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
     from rich.text import Text

@@ -133,7 +133,7 @@ class FamilyConfig(Model):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,30}$", description="Name of the task family (lower case).")
     environment: EnvironmentConfig = Field(description="The environment its episodes are played in.")
-    groups: int = Field(4, ge=1, le=4096, description="Groups a round.")
+    groups: int = Field(4, ge=1, le=4096, description="Groups per round.")
     train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds training may draw from.")
     evaluation_seeds: SeedRange = Field(
         SeedRange(start=1_000_000, count=16), description="Held-out seeds, played at every evaluation."

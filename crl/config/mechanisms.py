@@ -12,7 +12,7 @@ from crl.config.base import Model
 class SearchAndAskConfig(Model):
     """Search-and-ask (section 4): a guided actor asks, the extractor answers from the top entry for the question."""
 
-    uses: int = Field(2, ge=1, le=16, description="Most questions an episode; each spends a turn.")
+    uses: int = Field(2, ge=1, le=16, description="Most questions per episode; each spends a turn.")
     max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
     train_answers: bool = Field(
         False, description="Train the extractor on its answers: each earns the outcome of the episode that asked."
@@ -79,9 +79,9 @@ class RetrievalConfig(Model):
         max_length=4000,
         description="What stands before queries only; none: the model's own prompt `query`, if its config names one.",
     )
-    per: Literal["episode", "group"] = Field("episode", description="One retrieval a guided episode, or a group.")
+    per: Literal["episode", "group"] = Field("episode", description="One retrieval per guided episode, or per group.")
     scope: Literal["family", "bank"] = Field("family", description="Search the task family or the whole bank.")
-    top_k: int = Field(1, ge=1, le=16, description="K of eq. 6: experiences an episode.")
+    top_k: int = Field(1, ge=1, le=16, description="K of eq. 6: experiences per episode.")
     candidates: int = Field(16, ge=1, le=4096, description="N of eq. 6: candidates are N times K.")
     diversify: bool = Field(True, description="Re-rank by eq. 6; off takes the nearest.")
     count_weight: float = Field(0.4, ge=0, description="λ of eq. 6.")
@@ -150,7 +150,7 @@ class MergeConfig(Model):
 class BankConfig(Model):
     """Capacity and eviction."""
 
-    capacity: int = Field(20_000, ge=1, description="Entries a task family.")
+    capacity: int = Field(20_000, ge=1, description="Entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field("fifo", description="What goes when the family is full.")
     # Left out of the digest at its default: experiments frozen before it existed keep theirs.
     duplicates: Literal["reject", "keep", "near"] = Field(
@@ -166,7 +166,7 @@ class ActorObjective(Model):
     """Eq. 4 and 5."""
 
     clip: float = Field(0.2, gt=0, lt=1, description="ε of eq. 5.")
-    ratio: Literal["token", "sequence"] = Field("token", description="Ratio a token, or a sequence.")
+    ratio: Literal["token", "sequence"] = Field("token", description="Ratio per token, or per sequence.")
     aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
     advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
     normalise: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
@@ -177,8 +177,8 @@ class ExtractorObjective(Model):
 
     clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
     clip_high: float = Field(0.1, gt=0, description="ε_high of eq. 3.")
-    batch: int = Field(64, ge=2, description="|B_φ|: outputs an update; training waits until so many are scored.")
-    max_batches: int = Field(8, ge=1, le=1024, description="Most updates a round; each takes a full batch.")
+    batch: int = Field(64, ge=2, description="|B_φ|: outputs per update; training waits until that many are scored.")
+    max_batches: int = Field(8, ge=1, le=1024, description="Most updates per round; each takes a full batch.")
     alpha: float = Field(0.5, ge=0, description="α of eq. 7.")
     delta: int = Field(1, ge=0, description="δ of eq. 7, in rounds.")
     malformed_reward: Literal["none"] | Annotated[float, Field(ge=-10, le=10)] = Field(
@@ -204,7 +204,7 @@ class ExtractorObjective(Model):
 class SelfDistillationConfig(Model):
     """Guided episodes trained by next-token loss with all experience text stripped from their contexts (section 6)."""
 
-    every: int = Field(1, ge=1, description="In every so many rounds.")
+    every: int = Field(1, ge=1, description="Every N rounds.")
     first_round: int = Field(1, ge=1, description="First round it may happen in.")
     episodes: Literal["beats_free", "wins"] = Field(
         "beats_free", description="Guided episodes above the mean reward of their free twins, or all that were won."
@@ -219,7 +219,7 @@ class SelfDistillationConfig(Model):
 class EvaluationConfig(Model):
     """Held-out evaluation."""
 
-    every: int = Field(1, ge=0, description="Evaluate after every so many rounds; 0 never.")
+    every: int = Field(1, ge=0, description="Evaluate every N rounds; 0 never.")
     temperature: float = Field(1.0, gt=0, le=5, description="Sampling temperature in evaluation.")
 
 

@@ -15,7 +15,7 @@ class SamplingConfig(Model):
     temperature: float = Field(1.0, gt=0, le=5, description="Divides the logits, when sampling and when training.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
     top_k: int = Field(0, ge=0, description="Largest k; 0 keeps all.")
-    max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens a turn (actor) or an output (extractor).")
+    max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens per turn (actor) or output (extractor).")
     constrain: Literal["none", "actions"] = Field(
         "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
     )
@@ -47,7 +47,7 @@ class DeepSpeedConfig(Model):
 
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="ZeRO stage.")
     ranks: int = Field(1, ge=1, le=1024, description="Processes of the engine.")
-    micro_batch: int = Field(4, ge=1, le=1024, description="Sequences a forward pass and rank; more accumulate.")
+    micro_batch: int = Field(4, ge=1, le=1024, description="Sequences per forward pass and rank; more accumulate.")
     autocast: Literal["none", "bfloat16"] = Field("none", description="Compute precision; weights stay float32.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from crl.run.writer import StageWriter
 
 _NOTES = "notes"
-"""Where the manifest of a part keeps what its stage wants to stand in the manifest beside the digest."""
+"""Where the manifest of a part keeps what its stage wants in the manifest beside the digest."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow", "minihack", "nle")
 
 

@@ -1,6 +1,6 @@
 """What an engine writes to its standard output and error: read line by line, and known when it is complete.
 
-Lines and answers come by two ways, and a line may lag behind the answer to the job that wrote it. So a worker ends the
+Lines and answers come in two ways, and a line may lag behind the answer to the job that wrote it. So a worker ends the
 output of a job with a mark, and the supervisor waits for it: a line is told while its stage, and its part, still run.
 """
 
@@ -24,7 +24,7 @@ OnLine = Callable[[str], None]
 
 
 def mark_end(number: int) -> None:
-    """In the worker, whose `number`-th job is done: the mark goes behind everything it wrote."""
+    """In the worker, whose `number`-th job is done: the mark comes after everything it wrote."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # whatever a stage put in their place
             stream.flush()
@@ -56,12 +56,12 @@ class EngineOutput:
                 self._on_line(text)
 
     def wait_for(self, number: int, seconds: float) -> None:
-        """Until every line of the job of this number was handed on, the output ended, or so many seconds passed."""
+        """Until every line of the job of this number was handed on, the output ended, or this many seconds passed."""
         with self._news:
             self._news.wait_for(lambda: self._marked >= number, seconds)
 
     def join(self, seconds: float) -> None:
-        """Until the output has ended, or so many seconds passed: a child that lives on may hold it open."""
+        """Until the output has ended, or this many seconds passed: a child that lives on may hold it open."""
         self._reader.join(seconds)
 
     def _read(self, stream: IO[bytes]) -> None:

@@ -1,7 +1,7 @@
 """FrozenLake without slipping: cross a grid to the goal and step on no hole. Native, deterministic, solvable by seed.
 
 Each seed draws its own map: side, agent, goal, and each other cell safe with `frozen_probability`, until the goal can
-be reached within the turn limit and the map lies on the seed's side of what is held out (`crl/envs/levels.py`; side,
+be reached within the turn limit and the map is on the seed's side of what is held out (`crl/envs/levels.py`; side,
 start, goal and holes are its content). Plain, the symbols are gymnasium's and the rules are told; masked (the variant
 of the Experiential RL paper), symbols are abstract and only the names of the actions are told: what the symbols mean
 has to be learnt.
@@ -35,7 +35,7 @@ _ENDINGS = {
     StopReason.turn_limit: "No turns are left.",
 }
 _PATIENCE = 1000
-"""Draws of a seed after which hardly a cell seems to be frozen: from there on the goal lies beside the start."""
+"""Draws of a seed after which hardly a cell seems to be frozen: from there on the goal is beside the start."""
 _DRAWS = 20_000
 
 Cell = tuple[int, int]

@@ -23,7 +23,7 @@ HELD_OUT_SHARE = 0.25
 BLOCK = 64
 """Consecutive held-out seeds, from `held_out_from` on, whose levels differ."""
 REPEATS = 40
-"""Levels of the block that a seed passes over before it takes one of them again, and so do all seeds behind it: there
+"""Levels of the block that a seed passes over before it takes one of them again, and so do all seeds after it: there
 seem to be no others."""
 _CACHED = 4096
 

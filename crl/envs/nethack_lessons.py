@@ -1,7 +1,7 @@
 """What a game in a NetHack room teaches, in sentences that are true of it: for demonstrations to an extractor.
 
 They say where the stairs were seen and what led there, which moves led nowhere, and what was not tried. They are read
-off the observations (`nethack_screen.py`): where the stairs lie off the hint or, without hints, off the map.
+off the observations (`nethack_screen.py`): where the stairs are off the hint or, without hints, off the map.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
 
 
 def _stairs(observation: str) -> str | None:
-    """Where the stairs lie from the agent, in words; None where they are not in sight."""
+    """Where the stairs are from the agent, in words; None where they are not in sight."""
     hint = _STAIRS.search(observation)
     if hint:
         return hint.group(1)

@@ -6,7 +6,7 @@ with the same start, and shows all of it. The command `#terrain` leaves out mons
 
 The content of a level is its layout: walls, doors, water, stairs and where the agent begins, as they lie to each other.
 That is what a player knows by heart. Monsters, objects and traps are no part of it: two levels that differ in them
-alone count as one, so that no layout lies on both sides of what is held out.
+alone count as one, so that no layout is on both sides of what is held out.
 """
 
 from __future__ import annotations

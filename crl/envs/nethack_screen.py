@@ -122,7 +122,7 @@ def read_screen(observation: Mapping[str, Any]) -> Screen:
 
 
 def bearing(east: int, south: int) -> str:
-    """Where something lies, in words: `2 east`, `1 northeast`, `2 east 1 north`."""
+    """Where something is, in words: `2 east`, `1 northeast`, `2 east 1 north`."""
     vertical, horizontal = "south" if south > 0 else "north", "east" if east > 0 else "west"
     if east == 0:
         return f"{abs(south)} {vertical}"

@@ -1,15 +1,15 @@
 """Shrines: offer the right things in the right order. A hidden rule in plain words, for a real language model.
 
-A few things lie before a shrine. It opens when some of them are offered in the right order; a wrong offering ends the
+A few things are laid before a shrine. It opens when some are offered in the right order; a wrong offering ends the
 game. Which things, and in which order, is the shrine's rule: hidden, the same in all its games, drawn from the world's
 seed. A game shows what was taken and what was refused, so each one finds out a little, and an experience that is passed
 on (`shrine_notes.py`) saves the next player from finding it out again.
 
 What is held out, by construction (no list is kept):
 
-- games: the set of things that lie there decides by its hash (`crl/envs/levels.py`); seeds from `held_out_from` on draw
+- games: the set of things that are there decides by its hash (`crl/envs/levels.py`); seeds from `held_out_from` on draw
   only such sets, smaller ones never do, at every shrine and in every world;
-- rules: of all ordered choices of things, each shrine reserves a quarter by hash for worlds; practice draws the others,
+- rules: of all ordered choices of things a quarter is reserved for worlds, by hash; practice draws the others,
   and practises at shrines of other names, so that a warm start teaches how to play and no answer.
 """
 
@@ -42,7 +42,7 @@ THINGS = (
     "bell", "coin", "book", "ring", "cup", "flag", "stone", "mask", "shell", "apple", "rose", "clock", "wheel", "salt",
     "seed", "leaf", "bone", "thread", "glass", "milk", "bread", "wine", "egg", "horn",
 )  # fmt: skip
-"""What may lie there; a config uses the first so many. Each is one token of common tokenizers, as are the names."""
+"""What may be there; a config uses the first `things`. Each is one token of common tokenizers, as are the names."""
 _ATTEMPTS = 10_000
 _TRUE, _FULL, _REFUSED = 0.8, 0.45, 0.5
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""

@@ -1,6 +1,6 @@
 """Distillation: a wave of finished episodes to extractor outputs and the operations they ask for (section 3).
 
-One output an episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
+One output per episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
 the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle, and the row
 says how many turns were shown; where even that does not help, the episode keeps a row (reason `prompt_too_long`) with a
 generation without tokens, which trains nobody. Rows come back in the order of the episodes.
@@ -68,7 +68,7 @@ def distill_wave(
     weights_digest: str,
     round: int,
 ) -> list[Distilled]:
-    """Distil each episode once; one result an item, in their order."""
+    """Distil each episode once; one result per item, in their order."""
     role = method.extractor
     origin = Origin(round, "distill", weights_digest, method.distill.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)

@@ -1,12 +1,12 @@
 """The two forms of an extractor output: reading them into operations, and writing them (for demonstrations).
 
-`lines`: one operation a line and nothing else; blank lines are skipped, keywords may be in any case.
+`lines`: one operation per line and nothing else; blank lines are skipped, keywords may be in any case.
 
     ADD: text            UPDATE: text           RETURN            (distil)
     KEEP 1,2             MERGE 1,3: text        DROP 4            (merge)
 
-`json` (as the paper): a list of operations, an object with a list under `operations`, or one operation. It may stand in
-a ``` fence with text around it (the last fence counts); without a fence nothing else may stand beside it. An operation
+`json` (as the paper): a list of operations, an object with a list under `operations`, or one operation. It may be in
+a ``` fence with text around it (the last fence counts); without a fence nothing else may be beside it. An operation
 is an object with `operation` and, as its kind needs, `experience` and `entries`; `op` or `kind` and `text` are
 understood as well, other keys ignored.
 

@@ -62,7 +62,7 @@ class SlidingChunks:
     """Entry ids: all of the walk's, or those that resemble each other."""
     chunk: int
     beside: bool = False
-    """Whether a whole chunk of new entries stands behind what is carried, or as many as are left of the chunk."""
+    """Whether a whole chunk of new entries comes after what is carried, or as many as are left of the chunk."""
     _group: int = 0
     _position: int = 0
     _carried: list[str] = field(default_factory=list)
@@ -218,7 +218,7 @@ def _apply(
 def _operations(
     walk: _Walk, shown: Sequence[str], distillation_id: str, parsed: ParsedOutput, origin: Origin
 ) -> list[Operation]:
-    """Operations of one output: keep and drop one an entry, a merge with its parents and their episodes."""
+    """Operations of one output: keep and drop: one per entry; a merge with its parents and their episodes."""
     operations: list[Operation] = []
     for asked in parsed.operations:
         named = [shown[index - 1] for index in asked.indices]

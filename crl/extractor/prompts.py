@@ -6,7 +6,7 @@ System text and first user message are templates; the few-shot exchanges between
     merge     {family} {entries} {max_characters}
     ask       {goal} {observation} {question} {experience}
 
-`{experience}` is the text that guided the episode, or `none`. `{entries}` is one entry a line, counted from 1.
+`{experience}` is the text that guided the episode, or `none`. `{entries}` is one entry per line, counted from 1.
 """
 
 from __future__ import annotations

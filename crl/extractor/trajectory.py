@@ -1,6 +1,6 @@
 """An episode as text for the extractor's prompt (section 3: goal, full trajectory, outcome, guiding experience).
 
-A turn is shown as what was seen and what was done; behind the last one stands what the last action did. An observation
+A turn is shown as what was seen and what was done; after the last one comes what the last action did. An observation
 equal to the one before is said to be so, and of one that is partly the same only the new rows are shown: `=3` stands
 for three rows as before, which the first line explains where it occurs. Where the whole does not fit its budget, turns
 are left out of the middle: how it began and how it ended say most. How many were shown in full is told, so that no cut
@@ -62,7 +62,7 @@ def outcome_text(episode: Episode) -> str:
 
 
 def _pieces(turns: Sequence[Turn], last: str | None) -> list[str]:
-    """A text a turn, and one of what was seen after the last; the first is shown as it is."""
+    """One text per turn, and one of what was seen after the last; the first is shown as it is."""
     pieces: list[str] = []
     before: str | None = None
     for turn in turns:

@@ -53,7 +53,7 @@ def _state_file(directory: Path, rank: int) -> Path:
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int) -> None:
-    """Write this rank's optimiser state: one tensor a part and state name. `parts` are what the optimiser steps."""
+    """Write this rank's optimiser state: one tensor per part and state name. `parts` are what the optimiser steps."""
     tensors = {
         f"{index:05d}.{name}": value.detach().cpu().contiguous()
         for index, part in enumerate(parts)

@@ -34,7 +34,7 @@ def use_rewards(
     previous: Iterable[EntryUsefulness],
     config: ExtractorObjective,
 ) -> tuple[list[UseReward], list[EntryUsefulness]]:
-    """One reward a use, in the order of `episodes`, and the running usefulness of every entry so far, by entry id.
+    """One reward per use, in the order of `episodes`, and the running usefulness of every entry so far, by entry id.
 
     `credits` are those of the episodes; `retrievals` say who wrote what was rejected. `previous` is the usefulness
     after the round before; it stays empty unless `config.credit` is `running_usefulness`. Raises RecordDamaged for a

@@ -45,7 +45,7 @@ def nll_samples(
     *,
     round: int,
 ) -> list[Sample]:
-    """One sample an episode, in their order; `contexts` by episode id, `generations` by generation id.
+    """One sample per episode, in their order; `contexts` by episode id, `generations` by generation id.
 
     The loss of all of them is weight · mean over their trained tokens of −log π, beside the policy objective: the
     update divides by the tokens of these samples alone. Logits are divided by the temperature that sampled the tokens.

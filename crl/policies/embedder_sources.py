@@ -22,7 +22,7 @@ def check_embedder(name: str, query_instruction: str | None = None) -> None:
 
     Raises:
         BadInput: the name is unknown, its package is missing, the directory holds no sentence-transformers model, or an
-            instruction is to stand before the queries of `lexical`, which would take its words for the query's.
+            instruction is to be put before the queries of `lexical`, which would take its words for the query's.
     """
     if name == "lexical":
         if query_instruction:

@@ -77,13 +77,13 @@ class ModelEmbedder:
         Args:
             name: as configured.
             path: directory of the model (`resolve_embedder`).
-            query_instruction: what stands before a query, and before no other text; None: what the model's own
+            query_instruction: what is put before a query, and before no other text; None: what the model's own
                 config_sentence_transformers.json names as its prompt `query`, or nothing.
         """
         from sentence_transformers import SentenceTransformer
 
         self.name = name
-        # Weights may lie in bfloat16, which rounds too much for ranks that go into digests.
+        # Weights may be in bfloat16, which rounds too much for ranks that go into digests.
         self._model = SentenceTransformer(
             str(path), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
         ).eval()
@@ -134,7 +134,7 @@ _ENCODING: dict[str, Any] = {
 
 @cache
 def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
-    """The embedder of that name, one a process. Raises `BadInput` for an unknown name or missing files."""
+    """The embedder of that name, one per process. Raises `BadInput` for an unknown name or missing files."""
     check_embedder(name, query_instruction)
     source = resolve_embedder(name)
     if source is None:

@@ -32,7 +32,7 @@ class Turn:
         return sorted(self._answers or ())
 
     def draw(self, index: int, logprob: float, end_ids: frozenset[int]) -> list[int]:
-        """Append an id that was drawn, and those that leave no choice behind it; the ids that were appended."""
+        """Append an id that was drawn, and those after it that leave no choice; the ids that were appended."""
         if self._constrained:
             self._choices.append(self.options)
         self._append(index, logprob, drawn=1)

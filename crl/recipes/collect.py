@@ -1,4 +1,4 @@
-"""Stage `collect`: play the planned episodes, a wave a part; shards are whole waves."""
+"""Stage `collect`: play the planned episodes, one wave per part; shards are whole waves."""
 
 from __future__ import annotations
 

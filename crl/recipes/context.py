@@ -67,7 +67,7 @@ class StageContext:
         self.inputs: set[tuple[int, str]] = set()
         self._bank_rows: dict[tuple[int, str, type[Row]], pa.Table] = {}
         self.notes: dict[str, Any] = {}
-        """What the stage wants to stand in its manifest beside the digest: what rows may not hold, such as times."""
+        """What the stage wants in its manifest beside the digest: what rows may not hold, such as times."""
 
     @property
     def run_path(self) -> Path:

@@ -124,7 +124,7 @@ def _waves(ctx: StageContext) -> list[_Wave]:
 
 
 def _held_out(method: Method) -> list[list[tuple[str, int]]]:
-    """(family, seed) of every held-out task: a list a family, or one of all where a wave may hold several families."""
+    """(family, seed) of every held-out task: one list per family, or a single one where waves mix families."""
     of_family = []
     for family in method.families:
         first, count = family.evaluation_seeds.start, family.evaluation_seeds.count

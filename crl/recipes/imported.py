@@ -1,6 +1,6 @@
 """An experiment that begins with the bank of another one: the import becomes the bank of round 0.
 
-Every entry is new here: version 1, no use, no retrieval. What it was where it comes from stands in `imported_entries`.
+Every entry is new here: version 1, no use, no retrieval. What it was where it comes from is in `imported_entries`.
 Vectors are taken over where the same embedder made them, else made anew.
 """
 

@@ -71,7 +71,7 @@ def operations_of(rows: RowsOf) -> list[Operation]:
 
 
 def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[[int], Snapshot]) -> Proposal:
-    """Gather the rows of a round; `bank` gives the bank so many rounds back."""
+    """Gather the rows of a round; `bank` gives the bank a given number of rounds back."""
     # The operations first: of a round that has not come so far, that is what there is to say.
     operations = operations_of(rows)
     alike = recorded_resemblances(method, rows)

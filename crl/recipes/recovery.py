@@ -1,7 +1,7 @@
 """Making files of the record again from what they were made from, each proven before it is used.
 
 A stage that needs neither a language model nor a person is a function of rows that are recorded elsewhere: the bank's
-changes follow from the operations, the scores and the bank before; its texts stand in the operations; its vectors are
+changes follow from the operations, the scores and the bank before; its texts are in the operations; its vectors are
 the embedder's. Such a stage is run again in memory, and a file counts only if its SHA-256 is the one in the manifest
 (or in its own name); where the manifest itself is gone, if the digest of the whole stage is the one that a later stage
 read.

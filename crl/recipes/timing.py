@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 TIMINGS = "timings"
-"""Where they stand among the notes of a stage, by kind of work."""
+"""Their place among the notes of a stage, by kind of work."""
 
 
 def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -> None:

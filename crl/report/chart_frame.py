@@ -1,4 +1,4 @@
-"""What stands around the drawing of a chart: title, legend, grid, the numbers of both axes. Nothing is cut off.
+"""What is around the drawing of a chart: title, legend, grid, the numbers of both axes. Nothing is cut off.
 
 Nobody knows the reader's font, so room is left for a wide one (DejaVu Sans): names wrap into further rows, the left
 margin is as wide as the longest number, and what is too long for a row all the same is squeezed into it. A browser test
@@ -27,7 +27,7 @@ _DRAWING = 130
 _NARROW = frozenset("ijlftrI.,:;|!'() []")
 _BROAD = frozenset("mwMW%@–—")
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "5 2", "1 4", "12 4", "4 2 1 2")
-"""Dashes of the lines of a chart, in their order: a line that lies on an earlier one leaves it seen in its gaps."""
+"""Dashes of a chart's lines, in their order: a line that coincides with an earlier one leaves it seen in its gaps."""
 
 
 def width_of(text: str, size: float = 12.0) -> float:

@@ -16,7 +16,7 @@ from crl.report.chart_frame import HEIGHT, WIDTH, Axes, Head, Key, dashed, mark,
 
 _MARGIN = 16
 _DOTS = 40
-"""Up to so many points each is marked and tells its value."""
+"""Up to this many points each is marked and tells its value."""
 
 STYLE = (
     "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#3b4252}"
@@ -38,7 +38,7 @@ class Chart:
     columns: Sequence[str] = ()
     """Headings of the table; the first is that of the horizontal axis."""
     rows: Sequence[Sequence[str]] = ()
-    """A row a place on the axis; empty where there was nothing to draw."""
+    """One row per place on the axis; empty where there was nothing to draw."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def plain(happenings: list[Happening]) -> list[dict[str, Any]]:
 
 
 def history_listing(happenings: list[Happening]) -> Listing:
-    """The events for a terminal, one a row; a rewritten text shows the words that went and came."""
+    """The events for a terminal, one per row; a rewritten text shows the words that went and came."""
     from rich.text import Text
 
     rows = []

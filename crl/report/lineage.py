@@ -1,8 +1,9 @@
 """One SQL query: where an experience comes from and what became of it.
 
-`LINEAGE` is the body of the view `lineage`; it stands on the other views and is shown in `docs/sql.md`. A row a use, it
-answers: which episodes made this experience, which prompt and which extractor checkpoint wrote it, where it was used,
-with what outcome and which guided-minus-free difference. A version that was never used has one row with an empty use.
+`LINEAGE` is the body of the view `lineage`; it is built on the other views and is shown in `docs/sql.md`. With one row
+per use it answers: which episodes made this experience, which prompt and which extractor checkpoint wrote it, where it
+was used, with what outcome and which guided-minus-free difference. A version that was never used has one row with an
+empty use.
 """
 
 from __future__ import annotations

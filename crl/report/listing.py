@@ -1,4 +1,4 @@
-"""Rows for people: a table where it fits, else a record a row, with a line a column. No word is ever broken.
+"""Rows for people: a table where it fits, else one record per row, with one line per column. No word is ever broken.
 
 Ids, numbers and commands have to be whole, to be compared and copied. So only a column of words wraps, and only between
 words; where that is not enough the table is turned on its side. Without a terminal nothing wraps at all.
@@ -93,7 +93,7 @@ class Listing:
         return Text("\n").join(said)
 
     def _spread(self, row: Sequence[Text], width: int) -> list[Text]:
-        """A line a column, values below each other."""
+        """One line per column, values below each other."""
         from rich.text import Text
 
         label = max(map(len, self.columns)) + _GAP
@@ -105,7 +105,7 @@ class Listing:
         return lines
 
     def _packed(self, row: Sequence[Text], width: int) -> list[Text]:
-        """As many short values a line as fit, each with its name; then what is in words, indented."""
+        """As many short values per line as fit, each with its name; then what is in words, indented."""
         from rich.text import Text
 
         lines, texts = [Text("")], []

@@ -1,6 +1,6 @@
 """What a round came to, as Markdown and plain rows: for a scheduler's window, a chat, an issue.
 
-Texts of models stand in code spans whose fence is longer than any in the text, so that whatever they hold (tags, pipes,
+Texts of models are in code spans whose fence is longer than any in the text, so that whatever they hold (tags, pipes,
 links, backticks) stays text and nothing is loaded or followed.
 """
 
@@ -42,7 +42,7 @@ def plain(text: str) -> str:
 
 
 def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """The round table in two halves, newest first, with the alarms of the newest round and its seconds a stage."""
+    """The round table in two halves, newest first, with the alarms of the newest round and its seconds by stage."""
     shown = list(reversed(summaries[-SHOWN_ROUNDS:]))
     newest = next((each for each in reversed(summaries) if each.seconds), None)
     lines = [f"# Rounds of {plain(name)}", ""]

@@ -28,7 +28,7 @@ _PLACES = (("training", ("plan", "collect"), 2), ("held out", ("evaluate",), 3))
 
 
 def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """Form, actions and tokens a game, seconds of retrieval, answers and games, with experience and without."""
+    """Form, actions and tokens per game, seconds of retrieval, answers and games, with experience and without."""
     charts = [
         *observed(FORM, summaries),
         _costs("actions a game in training", _TRAINING, summaries, lambda cost: cost.actions),

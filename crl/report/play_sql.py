@@ -21,7 +21,7 @@ TIMING_COLUMNS = (
     ("seconds", "DOUBLE", "seconds in all"),
     ("longest", "DOUBLE", "seconds of the longest batch"),
 )  # fmt: skip
-"""Columns of the view `timings`, one row a stage and kind of work: name, type, meaning."""
+"""Columns of the view `timings`, one row per stage and kind of work: name, type, meaning."""
 
 SUCCESS_BY_ARM = """
 SELECT

@@ -1,4 +1,4 @@
-"""The rounds of a run as tables for a terminal (success, training, seconds a stage), and the notes below."""
+"""The rounds of a run as tables for a terminal (success, training, seconds by stage), and the notes below."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM = "random"
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; form, bank and training; seconds a stage. All but the last fit 80 columns. None for an empty run."""
+    """Success; form, bank and training; seconds by stage. All but the last fit 80 columns. None for an empty run."""
     if not summaries:
         return []
     return [_success(summaries), _training(summaries), *_seconds(summaries)]
@@ -63,7 +63,7 @@ def _seconds(summaries: Sequence[RoundSummary]) -> list[Table]:
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:
-    """What stands below the tables: the seconds of the preparation, alarms of the newest round that has any."""
+    """What follows the tables: the seconds of the preparation, alarms of the newest round that has any."""
     lines = []
     for each in summaries:
         if each.round == 0 and each.seconds:

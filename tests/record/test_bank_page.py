@@ -36,8 +36,8 @@ def test_the_commands_of_the_page_run(
         "ID": entry,
         "7": "1",
         "12": str(ROUNDS),
-        "room": "lake",
-        "room=room": "lake=lake",
+        "shrine1": "lake",
+        "shrine1=blue": "lake=lake",
     }
     config = (ROOT / CONFIG).read_text(encoding="utf-8")
     (tmp_path / "conf/prompts").mkdir(parents=True)
