@@ -17,9 +17,13 @@ from crl.protocols import Lesson
 from crl.records import Episode, Turn
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
-_OFFER = re.compile(r"\boffer the (\w+) shrine the (\w+(?:, then the \w+)*)", re.IGNORECASE)
-_REFUSES = re.compile(
-    rf"\b(?:the (\w+) shrine|it) refuses the (\w+(?: and the \w+)*) ({'|'.join(ORDINALS)})\b", re.IGNORECASE
+_THINGS = r"\w+(?: and the \w+)*"
+_REFUSES = rf"refuses the (?P<%s>{_THINGS}) (?P<%s>{'|'.join(ORDINALS)})\."
+_NOTE = re.compile(
+    r"Offer the \w+ shrine the (?P<taken>\w+(?:, then the \w+)*)\."
+    rf"(?: It {_REFUSES % ('next', 'next_place')})?"
+    rf"|The \w+ shrine {_REFUSES % ('first', 'first_place')}",
+    re.IGNORECASE,
 )
 
 
@@ -50,13 +54,15 @@ def write_claim(name: str, claim: Claim) -> str | None:
 
 
 def read_claim(text: str) -> Claim | None:
-    """The claim of a note; None where it makes none that can be checked."""
-    offer, refuses = _OFFER.search(text), _REFUSES.search(text)
-    taken = tuple(offer.group(2).lower().split(", then the ")) if offer else ()
-    refused: tuple[str, ...] = ()
-    if refuses and ORDINALS.index(refuses.group(3).lower()) == len(taken):
-        refused = tuple(refuses.group(2).lower().split(" and the "))
-    return Claim(taken, refused) if taken or refused else None
+    """The claim of a note; None where any of it is something else, which nobody could check."""
+    found = _NOTE.fullmatch(text.strip())
+    if found is None:
+        return None
+    taken = tuple(found["taken"].lower().split(", then the ")) if found["taken"] else ()
+    refused, place = found["next"] or found["first"], found["next_place"] or found["first_place"]
+    if refused and ORDINALS.index(place.lower()) != len(taken):
+        return None
+    return Claim(taken, tuple(refused.lower().split(" and the ")) if refused else ())
 
 
 def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:

@@ -16,13 +16,13 @@ What is held out, by construction (no list is kept):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from crl.config import ShrinesConfig
-from crl.envs.levels import is_held_out
+from crl.envs.levels import Levels
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
@@ -59,12 +59,12 @@ class Game:
     @property
     def content(self) -> str:
         """What a player could know by heart: the things, in whatever order they lie."""
-        return content_of(self.things)
+        return " ".join(sorted(self.things))
 
-
-def content_of(things: Sequence[str]) -> str:
-    """A set of things as text."""
-    return " ".join(sorted(things))
+    @property
+    def moves(self) -> int:
+        """Offerings that opening it takes."""
+        return len(self.rule)
 
 
 def hidden_rule(config: ShrinesConfig) -> tuple[str, ...]:
@@ -73,32 +73,35 @@ def hidden_rule(config: ShrinesConfig) -> tuple[str, ...]:
     return _drawn_rule(config, NAMES[config.shrine], generator, reserved=True)
 
 
-def draw_game(config: ShrinesConfig, seed: int) -> Game:
-    """The game of a seed, held out or not as the seed says. Raises BadInput where no set of things is on that side."""
+def games(config: ShrinesConfig) -> Levels[Game]:
+    """The game of every seed, held out or not as the seed says."""
+    return Levels(
+        lambda seed: _draws(config, seed),
+        held_out_from=config.held_out_from,
+        fewest_moves=0,
+        draws=_ATTEMPTS,
+        where=f"environment shrines, {config.things} things of which {config.shown} are shown",
+        next_step="raise things or shown, or choose another world",
+    )
+
+
+def _draws(config: ShrinesConfig, seed: int) -> Iterator[Game]:
     generator = np.random.default_rng(np.random.SeedSequence([config.world, config.shrine, seed]))
     name, rule = NAMES[config.shrine], hidden_rule(config)
     if config.practice:
         name = PRACTICE_NAMES[int(generator.integers(len(PRACTICE_NAMES)))]
         rule = _drawn_rule(config, name, generator, reserved=False)
     others = [thing for thing in THINGS[: config.things] if thing not in rule]
-    for _ in range(_ATTEMPTS):
+    while True:
         decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.shown - config.steps]]
         lying = [*rule, *decoys]
-        if is_held_out(content_of(lying)) is (seed >= config.held_out_from):
-            return Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
-    side = "held out" if seed >= config.held_out_from else "left for training"
-    raise BadInput(
-        f"of the things that may lie before the {name} shrine no set is {side}",
-        expected="some sets on either side",
-        where=f"environment shrines, {config.things} things of which {config.shown} are shown",
-        next_step="raise things or shown, or choose another world",
-    )
+        yield Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
 
 
 def check_shrines(config: ShrinesConfig) -> None:
     """Raise BadInput where there is nothing to train on or nothing to hold out."""
     for seed in (0, config.held_out_from):
-        draw_game(config, seed)
+        games(config).of(seed)
 
 
 @dataclass
@@ -118,19 +121,20 @@ class ShrinesEnvironment:
 
     def __init__(self, config: ShrinesConfig) -> None:
         self.config = config
+        self._games = games(config)
         self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
-        games = [draw_game(self.config, seed) for seed in seeds]
-        self._slots = [_Slot(game, list(game.things)) for game in games]
+        drawn = [self._games.of(seed) for seed in seeds]
+        self._slots = [_Slot(game, list(game.things)) for game in drawn]
         return [
             Start(
                 f"Open the {game.name} shrine: offer {self.config.steps} of these things, in its own order.",
                 _lying(game.things),
                 game.things,
             )
-            for game in games
+            for game in drawn
         ]
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:

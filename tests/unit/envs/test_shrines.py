@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,15 +18,17 @@ from crl.envs.shrines import (
     THINGS,
     ShrinesEnvironment,
     check_shrines,
-    draw_game,
+    games,
     hidden_rule,
 )
 from crl.errors import BadInput
+from crl.experiment import load_experiment
 from crl.protocols import Judge, Lesson, StopReason, Teacher
 from crl.records import Episode, Turn
 
 CONFIG = ShrinesConfig(shrine=2, world=7, things=24)
 HELD_OUT = 1_000_000
+ROOT = Path(__file__).parents[3]
 
 
 def played(
@@ -122,21 +125,30 @@ def test_held_out_sets_of_things_are_never_trained_on_in_any_world() -> None:
     for shrine in range(4):
         for world in (1, 2, 3):
             config = CONFIG.model_copy(update={"shrine": shrine, "world": world})
-            trained |= {frozenset(draw_game(config, seed).things) for seed in range(400)}
-            held_out |= {frozenset(draw_game(config, HELD_OUT + seed).things) for seed in range(400)}
+            drawn = games(config)
+            trained |= {drawn.of(seed).content for seed in range(400)}
+            held_out |= {drawn.of(HELD_OUT + seed).content for seed in range(400)}
     assert len(trained) > 100 and len(held_out) > 30
     assert not trained & held_out
 
 
+def test_the_games_that_the_quickstart_holds_out_are_all_different() -> None:
+    for family in load_experiment(ROOT / "conf/quickstart.yaml").method.families:
+        assert isinstance(family.environment, ShrinesConfig)
+        drawn, seeds = games(family.environment), family.evaluation_seeds
+        assert len({drawn.of(seeds.start + index).content for index in range(seeds.count)}) == seeds.count
+
+
 def test_practice_teaches_no_rule_of_a_world_and_no_name_of_a_shrine() -> None:
     practice = CONFIG.model_copy(update={"practice": True})
-    games = [draw_game(practice, seed) for seed in range(2000)]
+    drawn = games(practice)
+    practised = [drawn.of(seed) for seed in range(2000)]
     worlds = {
         hidden_rule(CONFIG.model_copy(update={"shrine": shrine, "world": world}))
         for shrine in range(16) for world in range(200)
     }  # fmt: skip
-    assert len(worlds) > 2000 and not worlds & {game.rule for game in games}
-    assert {game.name for game in games} == set(PRACTICE_NAMES) and not set(PRACTICE_NAMES) & set(NAMES)
+    assert len(worlds) > 2000 and not worlds & {game.rule for game in practised}
+    assert {game.name for game in practised} == set(PRACTICE_NAMES) and not set(PRACTICE_NAMES) & set(NAMES)
 
 
 @pytest.mark.parametrize("things", [4, 5])
@@ -148,7 +160,7 @@ def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int) -> 
             check_shrines(config)
         except BadInput as error:
             refused += 1
-            assert "set is" in error.found or "no rule" in error.found
+            assert "finds no level" in error.found or "no rule" in error.found
     assert refused > 0
 
 
@@ -176,6 +188,20 @@ def test_a_claim_is_read_as_it_was_written(claim: Claim) -> None:
     text = write_claim("red", claim)
     assert (text is None) == (not claim.taken and not claim.refused)
     assert text is None or read_claim(text) == claim
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Offer the red shrine the coin. It refuses the horn and the horn. It refuses the horn and the horn.",
+        "Offer the red shrine the coin, then the wine. It refuses the horn first.",
+        "The red shrine refuses the mask and the mask, then the mask.",
+        "It refuses the shell first.",
+        "Take the coin.",
+    ],
+)
+def test_a_note_that_says_anything_else_makes_no_claim_that_can_be_checked(text: str) -> None:
+    assert read_claim(text) is None
 
 
 @settings(max_examples=200, deadline=None)
