@@ -185,7 +185,7 @@ class ExtractorObjective(Model):
         -2.0, description="Reward of a malformed output; none: unscored, as in the paper."
     )
     baseline: Literal["all", "used"] = Field(
-        "all", description="Mean reward of the whole batch, or of its outputs that are not malformed."
+        "used", description="Mean reward of the whole batch, or of its outputs that are not malformed."
     )
     return_reward: Literal["none", "free_mean"] | float = Field(
         "none", description="Reward of `return`: unscored, the free twins' outcome, or a number."

@@ -86,7 +86,7 @@ def test_an_output_is_rewarded_by_the_mean_of_its_uses_less_the_mean_of_the_batc
         item("z", uses=2, score_sum=2.0, train_count=3, last_trained_round=1),
     ]
     generations = {row.generation_id: generation(row.generation_id, 1, "distill") for row in batch}
-    samples = cispo_samples([batch], generations, ExtractorObjective(), round=5)
+    samples = cispo_samples([batch], generations, ExtractorObjective(baseline="all"), round=5)
     baseline = (0.5 - 2.0 + 1.0) / 3
     assert [sample.reward for sample in samples] == [0.5, -2.0, 1.0]
     assert [sample.advantage for sample in samples] == pytest.approx([0.5 - baseline, -2.0 - baseline, 1.0 - baseline])
