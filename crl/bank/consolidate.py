@@ -9,8 +9,9 @@ bank as it stands at that operation.
 
 - *add* makes a new entry. A text the family already holds is rejected, unless `duplicates: keep`: an entry then stands
   for an output, so that every output that writes the text can be used, scored and trained. With `duplicates: near` a
-  text that resembles an entry's is rejected as well (appendix C.2): what resembles what comes in as rows
-  (`Resemblance`), so nothing here needs an embedder. An entry that is updated or merged away does not count.
+  text that resembles an entry's is rejected as well (appendix C.2), and so is the very text of another family where
+  other families count: what resembles what comes in as rows (`Resemblance`), so nothing here needs an embedder. An
+  entry that is updated or merged away does not count.
 - *update* rewrites an entry of the same family in place: `entry_id`, `order` and `created_round` stay, `version` grows,
   the episodes of the new text join those of the old. Of two updates of one entry in a round the second sees the first.
 - *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one. Its
@@ -294,9 +295,11 @@ class Consolidation:
         if duplicates != "near":
             return None
         family = None if self._rules.resemblance_anywhere else operation.family
+        # The same text resembles itself most: that of another family is no `duplicate`, but no less a twin.
+        alike = {digest: 1.0, **self._alike.of(digest)}
         nearest = [
             (-similarity, bank.order_of(holder, other), holder)
-            for other, similarity in self._alike.of(digest).items()
+            for other, similarity in alike.items()
             for holder in bank.holders(family, other)
             if holder not in replaced
         ]

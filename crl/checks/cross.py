@@ -44,9 +44,11 @@ CROSS_RULES: tuple[CrossRule, ...] = (
     ),
     CrossRule(
         "an episode read and wrote the tokens of its record",
-        ("episodes", "generations"),
-        "SELECT e.row, e.episode_id AS id FROM episodes e JOIN generations g USING (generation_id) "
-        "WHERE e.tokens_sampled <> g.trained OR e.tokens_read <> g.n_tokens - g.trained",
+        ("episodes", "generations", "turns"),
+        "SELECT e.row, e.episode_id AS id FROM episodes e JOIN generations g USING (generation_id) LEFT JOIN "
+        "(SELECT episode_id, sum(last_token - first_token) AS wrote FROM turns GROUP BY episode_id) t "
+        "USING (episode_id) "
+        "WHERE e.tokens_sampled <> coalesce(t.wrote, 0) OR e.tokens_read <> g.n_tokens - coalesce(t.wrote, 0)",
     ),
     CrossRule(
         "a token record of the actor belongs to an episode",

@@ -149,14 +149,30 @@ def _while_held(item: BufferItem, held: Set[str]) -> BufferItem:
     return replace(item, status="dropped", reason="text_left_bank")
 
 
+def scored_items(buffer: Iterable[BufferItem]) -> list[BufferItem]:
+    """What waits and has earned something; the rest waits for its first use."""
+    return [item for item in buffer if item.status == "waiting" and item.uses > 0]
+
+
+def ripe_items(buffer: Iterable[BufferItem], config: ExtractorObjective, *, round: int) -> list[BufferItem]:
+    """What an update of the round may take, oldest first.
+
+    An item is ripe once it is scored, unless eq. 7 gives it weight 0 (within delta rounds of its last training):
+    training it would spend its uses for no gradient and shift the batch's baseline, so it keeps waiting.
+    """
+    return [
+        item
+        for item in sorted(scored_items(buffer), key=lambda item: item.entered_order)
+        if reweight(item.train_count, item.last_trained_round, round=round, config=config) > 0
+    ]
+
+
 def select_batches(
     buffer: Sequence[BufferItem], config: ExtractorObjective, *, round: int
 ) -> tuple[list[list[BufferItem]], list[BufferItem]]:
     """The batches of this round's updates, oldest first, and the buffer after them.
 
-    As many batches of `config.batch` ripe items as there are, at most `config.max_batches`. An item is ripe once it has
-    a use, unless eq. 7 gives it weight 0 (within delta rounds of its last training): training it would spend its uses
-    for no gradient and shift the batch's baseline, so it keeps waiting.
+    As many batches of `config.batch` ripe items (:func:`ripe_items`) as there are, at most `config.max_batches`.
 
     A batch takes the oldest. Equal rewards have no advantage and train nothing, so where the oldest are all equal the
     last place goes to the oldest item with another reward; where there is none, nothing is taken and all keep waiting.
@@ -164,13 +180,7 @@ def select_batches(
     The selected items are returned as they stand **before** this training (eq. 7 counts earlier ones); in the buffer
     returned they have status `selected`, one more training and this round as the last. All others are unchanged.
     """
-    ripe = [
-        item
-        for item in sorted(buffer, key=lambda item: item.entered_order)
-        if item.status == "waiting"
-        and item.uses > 0
-        and reweight(item.train_count, item.last_trained_round, round=round, config=config) > 0
-    ]
+    ripe = ripe_items(buffer, config, round=round)
     batches: list[list[BufferItem]] = []
     while len(ripe) >= config.batch and len(batches) < config.max_batches:
         batch = ripe[: config.batch]
@@ -196,14 +206,20 @@ def _mean_reward(item: BufferItem) -> float:
     return item.score_sum / item.uses
 
 
+def oldest_wait(buffer: Iterable[BufferItem], *, round: int) -> int:
+    """Rounds that the oldest scored item has waited."""
+    return max((round - item.entered_round for item in scored_items(buffer)), default=0)
+
+
 def buffer_metrics(
-    buffer: Sequence[BufferItem], *, round: int, config: ExtractorObjective, stage: str = "credit"
+    buffer: Sequence[BufferItem], *, round: int, config: ExtractorObjective, trains: bool, stage: str = "credit"
 ) -> list[Metric]:
     """How full the buffer is, of what, and how long its oldest scored item has waited (rounds).
 
-    What is scored and was not trained although it fills more than two batches will be trained ever later: an alarm.
+    Where the round trains the extractor (`trains`), what is scored and was not trained although it fills more than two
+    batches will be trained ever later: an alarm.
     """
-    waiting = [item for item in buffer if item.status == "waiting" and item.uses > 0]
+    waiting = scored_items(buffer)
     figures: dict[str, float] = {
         "buffer_waiting": len(waiting),
         "buffer_unused": sum(item.status == "waiting" and not item.uses for item in buffer),
@@ -212,9 +228,9 @@ def buffer_metrics(
     }
     for kind in ("used", "malformed", "return", "answer"):
         figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
-    figures["buffer_oldest_wait"] = max((round - item.entered_round for item in waiting), default=0)
+    figures["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
     alarms = {}
-    if len(waiting) > 2 * config.batch:
+    if trains and len(waiting) > 2 * config.batch:
         alarms["buffer_waiting"] = (
             f"{len(waiting)} scored outputs wait for batches of {config.batch}, at most {config.max_batches} a round: "
             "raise extractor_objective.max_batches, unless all of their rewards are equal"

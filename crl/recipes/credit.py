@@ -77,11 +77,14 @@ def credit(ctx: StageContext) -> None:
         ctx.write(EntryUsefulness, usefulness)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
+    filled: list[Metric] = []
+    if "extractor" in ctx.recipe.trains:
+        filled = buffer_metrics(buffer, round=ctx.round, config=objective, trains="extractor" in trains)
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
         + output_health(distillations, round=ctx.round)
-        + (buffer_metrics(buffer, round=ctx.round, config=objective) if "extractor" in ctx.recipe.trains else [])
+        + filled
         + reward_metrics(uses, objective, round=ctx.round)
         + judgement_metrics(judgements, round=ctx.round)
         + distilled,

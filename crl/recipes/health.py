@@ -6,12 +6,13 @@ stage reads this one, so nothing that trains can see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
+from crl.learn.buffer import oldest_wait, ripe_items
 from crl.learn.collapse import health_metrics
 from crl.learn.form import output_figures, turn_figures
 from crl.learn.health import (
@@ -71,7 +72,7 @@ def health(ctx: StageContext) -> None:
         read, alarms = _read(ctx)
         figures |= read
         figures |= _notes(ctx, episodes)
-        figures |= _training(ctx)
+        figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
         figures |= clip_figures(role, _recorded(ctx, f"update_{role}"))
     alarms |= cut_alarm(figures)
@@ -163,21 +164,26 @@ def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:
     return found
 
 
-def _training(ctx: StageContext) -> Figures:
+def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     """The extractor's batch and buffer, and how old the texts are that were used."""
     samples = ctx.table(Sample, "credit")
     batch = samples.filter(pc.and_(pc.equal(samples["role"], "extractor"), pc.equal(samples["objective"], "cispo")))
     effects = pc.multiply(batch["advantage"], batch["weight"]).to_pylist()
     written = [int(source.split("/")[0]) for source in batch["source"].to_pylist()]
-    buffer = ctx.table(BufferItem, "credit")
-    waiting = buffer.filter(pc.equal(buffer["status"], "waiting"))["entered_round"].to_pylist()
-    made = dict(zip(buffer["generation_id"].to_pylist(), buffer["generation_round"].to_pylist(), strict=True))
+    buffer = ctx.rows(BufferItem, "credit")
+    made = {item.generation_id: item.generation_round for item in buffer}
     used = [made[each] for each in _column(ctx, Credit, "credit", "generation_id") if each in made]
+    objective = ctx.method.extractor_objective
+    ripe = ripe_items(buffer, objective, round=ctx.round)
+    figures = reward_figures(batch["reward"].to_pylist(), effects)
+    if not figures and "extractor" in trained and len(ripe) >= objective.batch:
+        # A full batch is left alone for one reason only: every reward is the same, so no update would move anything.
+        figures["extractor_without_gradient"] = 1.0
     return {
-        **reward_figures(batch["reward"].to_pylist(), effects),
+        **figures,
         **age_figures("trained_age", [ctx.round - number for number in written]),
         **age_figures("used_age", [ctx.round - number for number in used]),
-        "buffer_oldest_wait": float(max((ctx.round - number for number in waiting), default=0)),
+        "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
 
 

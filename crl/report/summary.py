@@ -71,7 +71,7 @@ class RoundSummary:
     malformed: int = 0
     """Of them malformed."""
     buffer: int | None = None
-    """Extractor outputs that wait to be trained, after the round."""
+    """Extractor outputs that are scored and wait to be trained, after the round."""
     extractor_updates: int | None = None
     """RL updates of the extractor so far."""
     actor_updates: int | None = None
@@ -162,7 +162,7 @@ class _Figures:
             row[0]: tuple(map(_whole, row[1:]))
             for row in fetch(
                 # With FILTER, not count_if: that is NULL, and not 0, where every row is NULL.
-                "SELECT stages.round, count(*) FILTER (buffer.status = 'waiting'), "
+                "SELECT stages.round, count(*) FILTER (buffer.status = 'waiting' AND buffer.uses > 0), "
                 "count(*) FILTER (buffer.status = 'selected'), count(*) FILTER (buffer.status = 'dropped') FROM stages "
                 "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
             )

@@ -3,7 +3,7 @@
 A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unless waves are mixed. Its rows share one
 session, which keeps the key-value cache between turns; a finished row is dropped from it. The token record of an
 episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is
-tokenised twice, and the mask is 1 exactly on the ids that were sampled. Rows are returned to the caller; no file is
+tokenised twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller; no file is
 written here. What becomes of a turn that asks a question (search-and-ask) is in `asking.py`.
 """
 
@@ -267,6 +267,8 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
     stop_reason = (row.stop_reason or StopReason.error).value
     generation_id = f"{task.episode_id}-{stage}"
     guided = slot.experience is not None
+    # By spans, not by the mask: ids that left no choice are written too, though nothing was drawn.
+    wrote = sum(turn.last_token - turn.first_token for turn in row.turns)
     episode = Episode(
         episode_id=task.episode_id,
         round=task.round,
@@ -286,8 +288,8 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         reward=row.reward,
         turns=len(row.turns),
         invalid_actions=row.invalid_actions,
-        tokens_read=len(row.loss_mask) - sum(row.loss_mask),
-        tokens_sampled=sum(row.loss_mask),
+        tokens_read=len(row.token_ids) - wrote,
+        tokens_sampled=wrote,
         stop_reason=stop_reason,
         last_observation=row.last_observation,
         error=row.error,

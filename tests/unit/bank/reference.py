@@ -74,7 +74,7 @@ class _Bank:
         near: Mapping[tuple[str, str], float],
         anywhere: bool,
     ) -> None:
-        self._near, self._anywhere = near, anywhere
+        self._near, self._anywhere, self._refuses_near = near, anywhere, duplicates == "near"
         self._round, self._max_characters, self._twins = round, max_characters, duplicates == "keep"
         listed = sorted(previous, key=lambda entry: (entry.order, entry.entry_id))
         for entry in listed:
@@ -124,12 +124,15 @@ class _Bank:
 
     def _resembled(self, operation: Operation) -> str | None:
         """The entry that resembles the text most, the oldest of equals; those that it replaces do not count."""
+        if not self._refuses_near:
+            return None
         digest = text_digest(operation.text or "")
         replaced = operation.parents if operation.kind == "merge" else [operation.entry_id]
+        near = {**self._near, (digest, digest): 1.0}
         found = [
-            (-self._near[digest, entry.content_digest], entry.order, entry.entry_id)
+            (-near[digest, entry.content_digest], entry.order, entry.entry_id)
             for entry in self._entries.values()
-            if (digest, entry.content_digest) in self._near
+            if (digest, entry.content_digest) in near
             and entry.entry_id not in replaced
             and (self._anywhere or entry.family == operation.family)
         ]

@@ -89,6 +89,19 @@ def test_another_family_counts_only_where_retrieval_searches_the_whole_bank():
     assert told(previous, asked, pairs, resemblance_anywhere=True) == [near("z")]
 
 
+def test_the_very_text_of_another_family_is_refused_where_one_that_resembles_it_would_be():
+    previous = [entry("z", "Z", 0, "lake")]
+    asked = [operation("add", "n", "Z")]
+    assert told(previous, asked, []) == [ADDED]
+    assert told(previous, asked, [], duplicates="reject", resemblance_anywhere=True) == [ADDED]
+    assert told(previous, asked, [], resemblance_anywhere=True) == [near("z")]
+    # It names that entry, whatever else resembles it.
+    previous.append(entry("a", "A", 1))
+    assert told(previous, asked, [pair("A", "Z", 0.99)], resemblance_anywhere=True) == [near("z")]
+    replaced = operation("update", "z", "Z!", "lake")
+    assert told(previous, [replaced, *asked], [], resemblance_anywhere=True) == [("update", None, None), ADDED]
+
+
 def test_the_near_twin_of_a_refused_text_does_not_slip_in_for_it():
     first, twin = operation("add", "n", "one"), operation("add", "m", "one!")
     assert told([], [first, twin], [pair("one!", "one")], refused=[first]) == [("rejected", "no", None), near(None)]

@@ -82,6 +82,6 @@ def test_an_answer_waits_for_its_batch_is_trained_once_and_then_gone() -> None:
         ("a", 1, "collect"),
         ("b", 2, "collect"),
     ]
-    waiting = {row.name: row.value for row in buffer_metrics(rows, round=2, config=config)}
+    waiting = {row.name: row.value for row in buffer_metrics(rows, round=2, config=config, trains=True)}
     assert waiting["buffer_waiting_answer"] == 1
     assert [row.generation_id for row in fill(rows, [], 3)] == ["c"]

@@ -253,6 +253,8 @@ def test_every_use_is_trained_exactly_once_or_still_waits(
         waiting = [row for row in rows if row.status == "waiting"]
         assert trained_uses + sum(row.uses for row in waiting) == given_uses
         assert trained_score + sum(row.score_sum for row in waiting) == given_score
-        told = {row.name: row for row in buffer_metrics(rows, round=number, config=config)}["buffer_waiting"]
-        assert told.value == len(waiting)
-        assert (told.alarm is not None) == (len(waiting) > 2 * batch), "a backlog of more than two batches is an alarm"
+        for trains in (True, False):
+            told = {row.name: row for row in buffer_metrics(rows, round=number, config=config, trains=trains)}
+            backlog = told["buffer_waiting"]
+            assert backlog.value == len(waiting)
+            assert (backlog.alarm is not None) == (trains and len(waiting) > 2 * batch), "more than two batches wait"

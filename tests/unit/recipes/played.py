@@ -173,11 +173,11 @@ class Services:
 class Played:
     """A run of so many rounds."""
 
-    def __init__(self, root: Path, made: Experiment, rounds: int) -> None:
+    def __init__(self, root: Path, made: Experiment, rounds: int, services: Services | None = None) -> None:
         self.run = RunDirectory.create_or_open(made, root)
         self.method, self.rounds = self.run.method, rounds
         self.recipe = recipe_of(self.method)
-        self.services: Any = Services(made)
+        self.services: Any = services or Services(made)
         with Lease.acquire(self.run.path, seconds=600) as lease:
             for number in range(rounds + 1):
                 for stage in self.recipe.stages_of(self.method, number):

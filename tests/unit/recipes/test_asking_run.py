@@ -292,8 +292,11 @@ def test_the_time_of_every_search_and_answer_is_noted_and_their_tokens_are_count
     assert {"retrieval", "play with_bank", "play without_bank"} <= evaluated.keys()
     stages = [name for name in ("collect", "distill", "merge") if run.is_complete(ROUNDS, name)]
     written = [each for stage in stages for each in rows(run, Generation, stage, [ROUNDS])]
-    for role in ("actor", "extractor"):
-        sampled = sum(sum(each.loss_mask) for each in written if each.role == role)
+    wrote = {
+        "actor": sum(each.last_token - each.first_token for each in rows(run, Turn, "collect", [ROUNDS])),
+        "extractor": sum(sum(each.loss_mask) for each in written if each.role == "extractor"),
+    }
+    for role, sampled in wrote.items():
         read = sum(len(each.token_ids) for each in written if each.role == role) - sampled
         figures = {row.name: row.value for row in rows(run, Metric, "health", [ROUNDS])}
         assert (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"]) == (read, sampled)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from crl.config import Experiment
+from crl.learn import collapse
 from crl.records import BankEvent, BufferItem, Metric, Operation, Sample, UseReward
-from tests.unit.recipes.played import Played, experiment
+from crl.report.summary import summarise
+from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 
 @pytest.mark.parametrize("recipe", ["static_online", "offline_bank"])
@@ -51,3 +55,47 @@ def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Pat
     assert gained > 10
     trained = {row.generation_id for number in range(1, 5) for row in played.rows(Sample, "credit", number)}
     assert trained & {operations[event.operation_id or ""].generation_id for _, event in repeated}, "and is trained"
+
+
+def lose_when_guided(read: str, generator: np.random.Generator) -> str:
+    return "wait" if "Advice:" in read else act(read, generator)
+
+
+class AllNotesFail(Services):
+    """Whatever is noted, the game is lost: every use earns -1."""
+
+    def __init__(self, made: Experiment) -> None:
+        super().__init__(made)
+        self._policies["actor"] = Policy(lose_when_guided)
+
+
+def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_extractor_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal rewards train nothing, so no batch is ever selected: without a sign of it the run would go on for ever."""
+    monkeypatch.setattr(collapse, "ROUNDS", 2)
+    # A text that is repeated enters unscored: it waits for a use, and nobody waits for it.
+    made = experiment(method__warm_up_rounds=3, method__bank__duplicates="reject")
+    played = Played(tmp_path, made, 5, AllNotesFail(made))
+    batch = made.method.extractor_objective.batch
+    shown = {row.round: row for row in summarise(played.run.path) if row.label == str(row.round)}
+    figures, alarms = {}, {}
+    for number in range(1, 6):
+        rows = [*played.rows(Metric, "credit", number), *played.rows(Metric, "health", number)]
+        alarms[number] = {row.name: row.alarm for row in rows if row.alarm is not None}
+        figures[number] = {(row.stage, row.name): row.value for row in rows}
+        buffer = played.rows(BufferItem, "credit", number)
+        scored = [row for row in buffer if row.uses]
+        assert {row.status for row in buffer} <= {"waiting"} and {row.score_sum / row.uses for row in scored} <= {-1.0}
+        oldest = max((number - row.entered_round for row in scored), default=0)
+        assert figures[number]["credit", "buffer_oldest_wait"] == oldest
+        assert figures[number]["health", "buffer_oldest_wait"] == oldest
+        assert shown[number].buffer == figures[number]["credit", "buffer_waiting"] == len(scored)
+    assert played.rows(BufferItem, "credit", 1) and shown[1].buffer == 0, "repeated texts wait for a first use"
+    assert min(shown[number].buffer or 0 for number in (3, 4, 5)) > 2 * batch
+    assert [number for number in range(1, 6) if "buffer_waiting" in alarms[number]] == [4, 5]
+    name = ("health", "extractor_without_gradient")
+    assert [figures[number].get(name) for number in range(1, 6)] == [None, None, None, 1.0, 1.0]
+    assert "collapsed" not in alarms[4]
+    told = str(alarms[5]["collapsed"])
+    assert "all rewards of its full batches are equal, since round 4" in told
