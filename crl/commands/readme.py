@@ -1,9 +1,9 @@
-"""What the README shows of a run, made from one: `python -m crl.commands.readme runs/quickstart`.
+"""What the README shows of runs, made from them: `python -m crl.commands.readme runs/quickstart [A_LONGER_RUN]`.
 
-Writes docs/quickstart.svg (the tables) and replaces in README.md the code block after each line
-`<!-- from a run: NAME -->`; a name that the README does not have is printed, to be put there. Names: `ending` (the
-words that `crl train` ends with) and `why` (the story of the experience that was used most, its lines cut at their
-right).
+Writes docs/quickstart.svg (the tables), of the longer run docs/learning.svg (held-out success by round), and replaces
+in README.md the code block behind each line `<!-- from a run: NAME -->`; a name that the README does not have is
+printed, to be put there. Names: `ending` (the words that `crl train` ends with) and `why` (the story of the experience
+that was used most, its lines cut at their right).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import sys
 from pathlib import Path
 
 from crl.commands.train import an_entry, ending
+from crl.report.curves import learning_curve
 from crl.report.picture import picture
 from crl.report.summary import summarise
 from crl.report.why import why
 from crl.report.why_tree import why_tree
 from crl.run.directory import RunDirectory
 
-PICTURE, README = Path("docs/quickstart.svg"), Path("README.md")
+PICTURE, CURVE, README = Path("docs/quickstart.svg"), Path("docs/learning.svg"), Path("README.md")
 COLUMNS = 108
 """Longest line of a block."""
 _WIDE = 100_000
@@ -58,10 +59,13 @@ def _story(run_path: Path, entry: str) -> str:
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 2].rstrip()} …" for line in lines)
 
 
-def main(run_path: Path, folder: Path) -> None:
-    """Write the picture and the README below `folder`; print what has no place."""
+def main(run_path: Path, folder: Path, longer: Path | None = None) -> None:
+    """Write the pictures and the README below `folder`; print what has no place."""
     found = blocks(run_path)
     (folder / PICTURE).write_text(picture(run_path) + "\n", encoding="utf-8")
+    if longer is not None:
+        _, (_, held_out) = learning_curve(summarise(longer))
+        (folder / CURVE).write_text(held_out + "\n", encoding="utf-8")
     text, missing = inserted((folder / README).read_text(encoding="utf-8"), found)
     (folder / README).write_text(text, encoding="utf-8")
     for name in missing:
@@ -69,4 +73,4 @@ def main(run_path: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path.cwd())
+    main(Path(sys.argv[1]), Path.cwd(), *map(Path, sys.argv[2:]))

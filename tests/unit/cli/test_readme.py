@@ -59,7 +59,8 @@ def test_picture_and_page_are_written_and_the_rest_is_printed(
 ) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(README)
-    main(run, tmp_path)
+    main(run, tmp_path, run)
     assert blocks(run)["ending"] in (tmp_path / "README.md").read_text()
     assert "<!-- from a run: why -->\n```\nexperience x-d-r0001-0-o0" in capsys.readouterr().out
-    assert ElementTree.parse(tmp_path / "docs" / "quickstart.svg").getroot().tag.endswith("svg")
+    for name in ("quickstart.svg", "learning.svg"):
+        assert ElementTree.parse(tmp_path / "docs" / name).getroot().tag.endswith("svg")
