@@ -1,9 +1,10 @@
-"""What a quickstart costs: seconds a stage, peak memory of all its processes, bytes on disk.
+"""What a quickstart costs: seconds per stage, peak memory of all its processes, bytes on disk.
 
-    python benchmarks/quickstart.py [EXPERIMENT] [ROUNDS]
+    python benchmarks/quickstart.py [EXPERIMENT] [ROUNDS] [RUNS]
 
-Runs the experiment from nothing in a temporary directory, as a user would, and watches the process tree. Memory is the
-sum of proportional set sizes (pages that processes share are counted once), sampled every two seconds.
+Runs the experiment from nothing, as a user would, and watches the process tree: in a temporary directory, or in the empty
+directory RUNS, which is kept. Memory is the sum of proportional set sizes (pages that processes share are counted once),
+sampled every two seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -31,7 +33,8 @@ def main() -> None:
     """Run, watch, print."""
     experiment = sys.argv[1] if len(sys.argv) > 1 else "conf/quickstart.yaml"
     rounds = sys.argv[2] if len(sys.argv) > 2 else "3"
-    with tempfile.TemporaryDirectory() as runs:
+    kept = sys.argv[3] if len(sys.argv) > 3 else None
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-m", "crl", "train", experiment, "--rounds", rounds, "--runs", runs]
         started, peak = time.monotonic(), 0
         child = psutil.Popen(command)
