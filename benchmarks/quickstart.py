@@ -2,9 +2,9 @@
 
     python benchmarks/quickstart.py [EXPERIMENT] [ROUNDS] [RUNS]
 
-Runs the experiment from nothing, as a user would, and watches the process tree: in a temporary directory, or in the empty
-directory RUNS, which is kept. Memory is the sum of proportional set sizes (pages that processes share are counted once),
-sampled every two seconds.
+Runs the experiment from nothing, as a user would, and watches the process tree: in a temporary directory, or in the
+empty directory RUNS, which is kept. Memory is the sum of proportional set sizes (pages that processes share are counted
+once), sampled every two seconds.
 """
 
 from __future__ import annotations
