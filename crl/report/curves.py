@@ -104,7 +104,7 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     size = round_line("entries", _THIRD, summaries, lambda each: _float(each.bank))
     mix = [(name, colour) for name, colour in OUTCOMES if name != "malformed"]
     rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
-    used = round_line("used", _WITH, summaries, lambda each: each.used_age)
+    used = round_line("used", _WITH, summaries, lambda each: each.health.get("used_age_mean"))
     ages = _Ages(summaries)
     whole = round_line("whole bank", _THIRD, summaries, ages.mean)
     classes = [(name, _RAMP + place) for place, (_, name) in enumerate(AGES)]

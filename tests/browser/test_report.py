@@ -55,7 +55,7 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     assert by_round(finished, used)
     assert numbers(page.column("mean age of texts, in rounds", "used")) == pytest.approx(by_round(finished, used))
     for heading, status in (("waiting", "waiting"), ("trained now", "selected")):
-        asked = f"SELECT round, count(*) FROM buffer WHERE status = '{status}' GROUP BY round"
+        asked = f"SELECT round, count(*) FROM buffer WHERE status = '{status}' AND uses > 0 GROUP BY round"
         shown = page.column("outputs in the training buffer", heading)
         assert {number: count for number, count in numbers(shown).items() if count} == by_round(finished, asked)
     clipped = (

@@ -10,7 +10,9 @@ import pytest
 
 from crl.config import Experiment
 from crl.learn import collapse
-from crl.records import BankEvent, BufferItem, Metric, Operation, Sample, UseReward
+from crl.recipes.banks import recorded_bank
+from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
+from crl.report.curves import bank_charts
 from crl.report.summary import summarise
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
@@ -21,6 +23,18 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
     for number in (1, 2, 3):
         assert played.rows(BufferItem, "credit", number) == []
         assert not any(row.name.startswith("buffer") for row in played.rows(Metric, "credit", number))
+    told = {}
+    for number in (2, 3):
+        searched = recorded_bank(played.run, played.recipe, number - 1).table
+        written = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
+        ages = [number - written[row.entry_id] for row in played.rows(Retrieval, "plan", number) if row.chosen]
+        figures = {row.name: row.value for row in played.rows(Metric, "health", number)}
+        assert (figures["used_age_mean"], figures["used_age_max"]) == (pytest.approx(np.mean(ages)), max(ages))
+        told[number] = figures["used_age_mean"]
+    assert recipe != "offline_bank" or told == {2: 1.0, 3: 2.0}, "its bank grows older"
+    [chart] = [each for each in bank_charts(summarise(played.run.path)) if each.title.startswith("mean age")]
+    shown = {row[0]: row[chart.columns.index("used")] for row in chart.rows}
+    assert {number: float(shown[str(number)]) for number in told} == pytest.approx(told, rel=1e-2)
 
 
 def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Path) -> None:
