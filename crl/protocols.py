@@ -199,7 +199,7 @@ class Policy(Protocol):
     context: int
 
     def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Session:
-        """Start one row a prompt; what all rows, then rows of one group, share is read once."""
+        """Start one row per prompt; what all rows, then rows of one group, share is read once."""
 
 
 @dataclass(frozen=True, slots=True)

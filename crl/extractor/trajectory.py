@@ -62,7 +62,7 @@ def outcome_text(episode: Episode) -> str:
 
 
 def _pieces(turns: Sequence[Turn], last: str | None) -> list[str]:
-    """A text a turn, and one of what was seen after the last; the first is shown as it is."""
+    """One text per turn, and one of what was seen after the last; the first is shown as it is."""
     pieces: list[str] = []
     before: str | None = None
     for turn in turns:

@@ -27,7 +27,7 @@ class AnswerReward(NamedTuple):
 def answer_rewards(
     questions: Iterable[Question], episodes: Sequence[Episode], config: ExtractorObjective
 ) -> list[AnswerReward]:
-    """One reward an answer that was sampled for a usable episode, in the order of `questions`.
+    """One reward per answer that was sampled for a usable episode, in the order of `questions`.
 
     The reward is the outcome, less what the free twins of the group came to with `credit: guided_minus_free`; a running
     usefulness belongs to an entry, so with it too an answer earns the outcome. An empty answer is a malformed output:

@@ -55,7 +55,7 @@ def shown_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieva
 def credits_of(
     episodes: Sequence[Episode], retrievals: Iterable[Retrieval], judgements: Iterable[Judgement] = ()
 ) -> list[Credit]:
-    """One credit an experience of a usable guided episode, in the order of `episodes` and as they were shown.
+    """One credit per experience of a usable guided episode, in the order of `episodes` and as they were shown.
 
     `retrievals` are the rows of the round's plan: the chosen ones of an episode say which output wrote each text. What
     the actor made of a text (`judgements`) is credited to that output too. Raises RecordDamaged where a guided episode

@@ -63,7 +63,7 @@ def grpo_samples(
     round: int,
     role: str = "actor",
 ) -> list[Sample]:
-    """One sample a usable episode, in the order of `episodes` (eq. 5). `generations` is keyed by generation id.
+    """One sample per usable episode, in the order of `episodes` (eq. 5). `generations` is keyed by generation id.
 
     Errored episodes are left out of the subgroup's size, mean and deviation; a group without any usable episode does
     not count among the groups that J is averaged over. Weight: 1/groups * 1/2 * 1/K_c (1/groups * 1/K pooled).
@@ -107,7 +107,7 @@ def cispo_samples(
     round: int,
     role: str = "extractor",
 ) -> list[Sample]:
-    """One sample a selected output, in the order given (eq. 3): r = score_sum / uses, advantage = r - baseline.
+    """One sample per selected output, in the order given (eq. 3): r = score_sum / uses, advantage = r - baseline.
 
     `batches` are those of :func:`crl.learn.buffer.select_batches`, so training counts are those of earlier updates; the
     weight is w(m) of eq. 7, and each batch is a step of its own. The baseline is the mean reward of the batch, or with

@@ -114,7 +114,7 @@ def _train(
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
     class LearntTokensTrainer(SFTTrainer):  # type: ignore[misc]
-        """Runs the vocabulary head on learnt tokens only, and reckons no entropy or accuracy that nobody reads: of a
+        """Runs the vocabulary head on learnt tokens only, and computes no entropy or accuracy that nobody reads: of a
         step of a miniature these were a third."""
 
         def compute_loss(

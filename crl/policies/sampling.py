@@ -1,4 +1,4 @@
-"""Draw one token a row by inverse transform: one uniform number a token, from the row's own stream.
+"""Draw one token per row by inverse transform: one uniform number per token, from the row's own stream.
 
 A row's draw depends on its own logits and its own number only, so it is the same whatever else is in the batch.
 Shapes: B rows, V vocabulary.
@@ -21,7 +21,7 @@ def scaled_logprobs(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 def draw(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: SamplingConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token a row.
+    """Sample one token per row.
 
     Args:
         logits_BV: the model's last logits.

@@ -1,6 +1,6 @@
 """Rows of one batch with their key-value cache, sampled turn by turn (protocol `Session`).
 
-Every token is read once: what all prompts share is read as one row, what a group shares as one row a group, the rest
+Every token is read once: what all prompts share is read as one row, what a group shares as one row per group, the rest
 row by row. Ids that are appended (and the last id sampled) wait until the row is next sampled and are read in that
 first forward pass. Rows have no padding in the cache (`crl/policies/cache.py`), so positions are plain counts and the
 log-probabilities are those of teacher forcing up to rounding.
@@ -58,7 +58,7 @@ class BatchSession:
             PromptTooLong: a prompt leaves no room for a token.
         """
         if len(prompts) != len(groups) or not prompts or not all(prompts):
-            raise ValueError("a session needs at least one prompt, no empty one, and one group a prompt")
+            raise ValueError("a session needs at least one prompt, no empty one, and one group per prompt")
         longest = max(range(len(prompts)), key=lambda row: len(prompts[row]))
         if len(prompts[longest]) >= context:
             raise PromptTooLong(
@@ -97,7 +97,7 @@ class BatchSession:
 
         Args:
             rows: rows to sample, none twice.
-            generators: each row's random stream; one number is taken a token drawn.
+            generators: each row's random stream; one number is taken per token drawn.
             sampling: temperature, top_k, top_p, max_new_tokens.
             answers: the answers each row may give. Ids that leave no choice are not drawn and cost no pass.
 
@@ -160,7 +160,7 @@ class BatchSession:
         if shared:
             self._order, self._cached, self._pending = [0], {0: 0}, {0: prompts[0][:shared]}
             self._read(dict(self._pending))
-        # Until the rows are laid out, row numbers are positions in `names`: one row a group.
+        # Until the rows are laid out, row numbers are positions in `names`: one row per group.
         self._place([0] * len(names), range(len(names)), shared)
         group_shared = {}
         for position, name in enumerate(names):
@@ -176,7 +176,7 @@ class BatchSession:
             self._pending[row] = prompts[row][group_shared[group] :]
 
     def _place(self, sources: list[int], rows: range, cached: int) -> None:
-        """Lay the cache out anew: one cache row a row, copied from `sources`."""
+        """Lay the cache out anew: one cache row per row, copied from `sources`."""
         self._cache.select(sources)
         self._order = list(rows)
         self._cached = dict.fromkeys(rows, cached)

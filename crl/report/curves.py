@@ -155,7 +155,7 @@ def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
 
 
 def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
-    """Seconds a round, by stage."""
+    """Seconds per round, by stage."""
     totals: dict[str, float] = {}
     for each in summaries:
         for stage, seconds in each.seconds.items():
@@ -170,7 +170,7 @@ def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
             sum(taken for stage, taken in each.seconds.items() if stage not in named),
         )
 
-    return round_bars("seconds a round", kinds, summaries, heights, mean=True)
+    return round_bars("seconds per round", kinds, summaries, heights, mean=True)
 
 
 class _Ages:

@@ -1,4 +1,4 @@
-"""Rows for people: a table where it fits, else a record a row, with a line a column. No word is ever broken.
+"""Rows for people: a table where it fits, else one record per row, with one line per column. No word is ever broken.
 
 Ids, numbers and commands have to be whole, to be compared and copied. So only a column of words wraps, and only between
 words; where that is not enough the table is turned on its side. Without a terminal nothing wraps at all.

@@ -42,7 +42,7 @@ def plain(text: str) -> str:
 
 
 def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """The round table in two halves, newest first, with the alarms of the newest round and its seconds a stage."""
+    """The round table in two halves, newest first, with the alarms of the newest round and its seconds per stage."""
     shown = list(reversed(summaries[-SHOWN_ROUNDS:]))
     newest = next((each for each in reversed(summaries) if each.seconds), None)
     lines = [f"# Rounds of {plain(name)}", ""]

@@ -108,7 +108,7 @@ def net_diff(run_path: Path, first: int, last: int) -> NetDiff:
 
 
 def net_listing(diff: NetDiff) -> Listing:
-    """The changes for a terminal, a row an entry."""
+    """The changes for a terminal, one row per entry."""
     from rich.text import Text
 
     rows = []

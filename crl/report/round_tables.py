@@ -1,4 +1,4 @@
-"""The rounds of a run as tables for a terminal (success, training, seconds a stage), and the notes below."""
+"""The rounds of a run as tables for a terminal (success, training, seconds per stage), and the notes below."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM = "random"
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; form, bank and training; seconds a stage. All but the last fit 80 columns. None for an empty run."""
+    """Success; form, bank and training; seconds per stage. All but the last fit 80 columns. None for an empty run."""
     if not summaries:
         return []
     return [_success(summaries), _training(summaries), *_seconds(summaries)]
@@ -53,7 +53,7 @@ def _seconds(summaries: Sequence[RoundSummary]) -> list[Table]:
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
     if not stages:
         return []
-    table = _table("seconds a stage")
+    table = _table("seconds per stage")
     for stage in ("round", *stages, "total"):
         table.add_column(stage.replace("_", " "), justify="left" if stage == "round" else "right")
     for each in trained:

@@ -97,7 +97,7 @@ class RoundSummary:
     health: Mapping[str, float] = field(default_factory=dict)
     """Figures of the stage `health` (`crl/learn/health.py`); none in a round from before it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds a stage, in the order they ran."""
+    """Seconds per stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
     """Metrics outside their bounds: `stage: name value, what is wrong`."""
 

@@ -4,10 +4,10 @@ One view a row type of `crl/records/`, over every round and stage that wrote it,
 
 - `bank`: the bank after every round, put together from `bank_changes`; `bank_text`: the same with the texts;
 - `approvals`: the rows of that type with the time of the decision, which stands in the stage's manifest;
-- `stages`: one row a committed stage, from its manifest; `rounds`: one row a round;
-- `success_by_arm`: success of each round and arm, with its interval, actions and tokens a game;
+- `stages`: one row per committed stage, from its manifest; `rounds`: one row per round;
+- `success_by_arm`: success of each round and arm, with its interval, actions and tokens per game;
 - `timings`: how long retrieval, answers and playing took, from the manifests;
-- `lineage`: one row a use of an experience, with all that led to it (`lineage.py`);
+- `lineage`: one row per use of an experience, with all that led to it (`lineage.py`);
 - the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.
 
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published

@@ -64,7 +64,7 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     shown = page.column("tokens the objective clipped", "actor")
     assert numbers(shown) == pytest.approx(by_round(finished, clipped), rel=1e-3, abs=1e-9)
     seconds = by_round(finished, "SELECT round, sum(seconds) FROM stages WHERE round > 0 GROUP BY round")
-    heads, *found = page.table("seconds a round")
+    heads, *found = page.table("seconds per round")
     assert heads[0] == "round" and {row[0]: sum(map(float, row[1:])) for row in found} == pytest.approx(
         seconds, rel=1e-2
     )
