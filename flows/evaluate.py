@@ -105,7 +105,7 @@ def summary(path: Path) -> list[dict[str, Any]]:
                 "won": str(rate),
                 "success": round(sum(row.success for row in mine) / len(mine), 4),
                 "95 % interval": f"{rate.span} %",
-                "actions a game": round(turns / len(mine), 2),
+                "actions per game": round(turns / len(mine), 2),
                 "invalid actions": round(sum(row.invalid_actions for row in mine) / max(turns, 1), 4),
                 "guided": sum(row.guided for row in mine),
             }

@@ -92,7 +92,7 @@ def change_rows(changes: Iterable[Change]) -> pa.Table:
 
 
 def summary_of(round_number: int, table_of: TableOf) -> BankSnapshot:
-    """The summary of the bank after a round; reckoned from the whole bank where the round stored none."""
+    """The summary of the bank after a round; computed from the whole bank where the round stored none."""
     found = rows_of(BankSnapshot, table_of(BankSnapshot, round_number))
     if found:
         return found[0]

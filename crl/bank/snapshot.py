@@ -70,7 +70,7 @@ class Snapshot:
         return [found.get(entry_id) for entry_id in entry_ids]
 
     def digest(self) -> str:
-        """Digest of the whole bank, reckoned from its rows: see :func:`add_digests`."""
+        """Digest of the whole bank, computed from its rows: see :func:`add_digests`."""
         return add_digests("0", added=[row_digest(entry) for entry in self.entries()])
 
 

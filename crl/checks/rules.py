@@ -323,6 +323,10 @@ SUITES: dict[type[Row], Suite] = {
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
             "an item enters no earlier than it was written": "entered_round >= generation_round",
+            "a text that it repeats has its entry and its output, and is named once": (
+                "len(repeats) = len(repeated_entries)"
+                " AND len(list_distinct(list_zip(repeats, repeated_entries))) = len(repeats)"
+            ),
             "an answer is written while collecting, an experience is not": (
                 "CASE kind WHEN 'answer' THEN generation_stage = 'collect' WHEN 'malformed' THEN true "
                 "ELSE generation_stage <> 'collect' END"

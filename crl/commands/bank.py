@@ -138,7 +138,7 @@ def diff(
 
 
 def show_diff(diff: BankDiff) -> None:
-    """Print a bank diff: its headline, then a row a change."""
+    """Print a bank diff: its headline, then one row per change."""
     from crl.commands.screen import console, print_listing
     from crl.report.diff import diff_listing
 

@@ -123,7 +123,7 @@ def _print(rows: list[Evaluation], number: int) -> None:
     from crl.rates import Rate
 
     table = Table(title=f"round {number}, held-out seeds", title_justify="left")
-    for name in ("family", "arm", "won", "success [95 %]", "actions a game", "invalid actions", "guided"):
+    for name in ("family", "arm", "won", "success [95 %]", "actions per game", "invalid actions", "guided"):
         table.add_column(name, justify="left" if name in ("family", "arm") else "right")
     for family, arm in sorted({(row.family, row.arm) for row in rows}):
         mine = [row for row in rows if (row.family, row.arm) == (family, arm)]

@@ -30,10 +30,18 @@ class MiniHackConfig(Model):
     id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
     max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
     hints: bool = Field(
-        True, description="Say where the stairs and other things lie (`> is 2 east`); false: a legend of the symbols."
+        True,
+        description="Say where the stairs and other things lie (`> is 2 east`); false: a legend of the symbols, and "
+        "prompts of its own: the examples of `prompts: minihack` show hints.",
     )
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3
+
+    @model_validator(mode="after")
+    def _moves(self) -> MiniHackConfig:
+        if self.held_out_from is not None and self.held_out_moves > self.max_turns:
+            raise ValueError(f"held_out_moves {self.held_out_moves} is more than max_turns {self.max_turns}")
+        return self
 
 
 class FrozenLakeConfig(Model):

@@ -4,8 +4,8 @@ An output enters at its first use (a malformed one at once, where it is scored; 
 it is trained, and may re-enter with new uses. An output whose text the bank held already enters too and shares the uses
 of that text from then on: repeating what is known is no way out of being scored. An update takes the oldest; a round
 trains as many batches as are full. An answer to a question, where those are trained, enters scored and is trained once.
-What can never be used again (its text left the bank) ends with a reason; nothing
-else is dropped. Pure functions: buffer rows of the last round in, buffer rows of this round out.
+What can never be used again (its text left the bank) ends: with a reason where it was never trained; nothing else is
+dropped. Pure functions: buffer rows of the last round in, buffer rows of this round out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
@@ -21,6 +22,15 @@ from crl.records import BufferItem, Distillation, Metric, UseReward
 
 _ORDERS_A_ROUND = 1_000_000
 """`entered_order` is round * this + index of entry: unique over a run without carrying a counter."""
+
+
+class HeldText(NamedTuple):
+    """A text of the bank. An output may write several, and an entry is rewritten: only the two together name one."""
+
+    entry_id: str
+    """Entry that holds it."""
+    generation_id: str
+    """Output that wrote it."""
 
 
 def reweight(train_count: int, last_trained_round: int | None, *, round: int, config: ExtractorObjective) -> float:
@@ -72,8 +82,8 @@ def fill_buffer(
     origins: Mapping[str, tuple[int, str]],
     free_means: Mapping[str, float],
     imported: Set[str] = frozenset(),
-    repeats: Mapping[str, Sequence[str]] | None = None,
-    held: Set[str] | None = None,
+    repeats: Mapping[str, Sequence[HeldText]] | None = None,
+    held: Set[HeldText] | None = None,
     answers: Sequence[AnswerReward] = (),
 ) -> list[BufferItem]:
     """The buffer after this round's uses and outputs, oldest entry first.
@@ -83,31 +93,32 @@ def fill_buffer(
     id which (round, stage) wrote it; it is read for outputs that enter. `free_means` is `credit.free_means` of this
     round's episodes, for `return_reward: free_mean` (a `return` whose group has no free member stays unscored).
     `imported` are outputs of another run, whose uses train nobody here but those that repeat their texts.
-    `repeats` gives, for outputs of this round whose text the bank held already, the outputs that wrote that text.
-    `held` are the outputs whose texts the bank holds after the round (None: unknown): what has no use and no text there
-    is dropped. `answers` are what answers of this round's episodes earned. New items enter in the order of first use,
-    then in the order of `distillations`, then in that of `answers`. Raises RecordDamaged for a used output without an
-    origin.
+    `repeats` gives, for outputs of this round that wrote what the bank held already, those texts, each once.
+    `held` are the texts of the bank after the round (None: unknown; others than those of the outputs in question may be
+    left out): what has no use and no text there is dropped, or just ends where it was trained before. `answers` are
+    what answers of this round's episodes earned. New items enter in the order of first use, then in the order of
+    `distillations`, then in that of `answers`. Raises RecordDamaged for a used output without an origin.
     """
     items = _settled(previous)
-    repeated_by: dict[str, list[str]] = defaultdict(list)
+    repeated_by: dict[HeldText, list[str]] = defaultdict(list)
     for item in items.values():
-        for generation_id in item.repeats:
-            repeated_by[generation_id].append(item.generation_id)
+        for text in _repeated_texts(item):
+            repeated_by[text].append(item.generation_id)
     entered = 0
 
-    def enter(generation_id: str, kind: str, origin: tuple[int, str], repeated: Sequence[str] = ()) -> BufferItem:
+    def enter(generation_id: str, kind: str, origin: tuple[int, str], repeated: Sequence[HeldText] = ()) -> BufferItem:
         nonlocal entered
         order = round * _ORDERS_A_ROUND + entered
         entered += 1
         return BufferItem(
             generation_id=generation_id, generation_round=origin[0], generation_stage=origin[1], kind=kind,
             entered_round=round, entered_order=order, uses=0, score_sum=0.0, train_count=0,
-            last_trained_round=None, status="waiting", reason=None, repeats=list(repeated),
+            last_trained_round=None, status="waiting", reason=None,
+            repeats=[text.generation_id for text in repeated], repeated_entries=[text.entry_id for text in repeated],
         )  # fmt: skip
 
     for use in uses:
-        for generation_id in (use.generation_id, *repeated_by[use.generation_id]):
+        for generation_id in (use.generation_id, *repeated_by[HeldText(use.entry_id, use.generation_id)]):
             if generation_id in imported:
                 continue
             known = items.get(generation_id)
@@ -122,7 +133,7 @@ def fill_buffer(
                 item = enter(generation_id, "used", origins[generation_id])
             elif known.status == "trained":
                 origin = (known.generation_round, known.generation_stage)
-                fresh = enter(generation_id, known.kind, origin, known.repeats)
+                fresh = enter(generation_id, known.kind, origin, _repeated_texts(known))
                 item = replace(fresh, train_count=known.train_count, last_trained_round=known.last_trained_round)
             else:
                 item = known
@@ -138,15 +149,24 @@ def fill_buffer(
     for answer in answers:
         item = enter(answer.generation_id, answer.kind, (round, "collect"))
         items[answer.generation_id] = replace(item, uses=1, score_sum=answer.reward)
-    kept = [item if held is None else _while_held(item, held) for item in items.values()]
+    kept = items.values() if held is None else _while_held(items.values(), held)
     return sorted(kept, key=lambda item: item.entered_order)
 
 
-def _while_held(item: BufferItem, held: Set[str]) -> BufferItem:
-    """The item, dropped where no use of it can come any more."""
-    if item.uses or not held.isdisjoint((item.generation_id, *item.repeats)):
-        return item
-    return replace(item, status="dropped", reason="text_left_bank")
+def _repeated_texts(item: BufferItem) -> list[HeldText]:
+    return [HeldText(*named) for named in zip(item.repeated_entries, item.repeats, strict=True)]
+
+
+def _while_held(items: Iterable[BufferItem], held: Set[HeldText]) -> list[BufferItem]:
+    """The items; one of which no use can come any more is dropped, or left out where it was trained before."""
+    writers = {text.generation_id for text in held}
+    kept = []
+    for item in items:
+        if item.uses or item.generation_id in writers or not held.isdisjoint(_repeated_texts(item)):
+            kept.append(item)
+        elif not item.train_count:
+            kept.append(replace(item, status="dropped", reason="text_left_bank"))
+    return kept
 
 
 def scored_items(buffer: Iterable[BufferItem]) -> list[BufferItem]:

@@ -1,4 +1,4 @@
-"""The update: one optimiser step over all samples of a round, on the DeepSpeed engine (ZeRO 0 to 3).
+"""The update: one optimiser step over a batch of samples, on the DeepSpeed engine (ZeRO 0 to 3).
 
 :class:`Trainer` holds a role's model, optimiser and engine. It reads samples and writes a checkpoint directory (layout
 in `checkpoint`); it knows nothing of rounds or of the record. Several may live in one process, one after another or

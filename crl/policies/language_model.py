@@ -45,7 +45,7 @@ class LanguagePolicy:
         self.end_ids = frozenset([*own, *eos, *self.chat.end_ids])
 
     def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> BatchSession:
-        """Start one row a prompt; what all rows, then rows of one group, share is read once.
+        """Start one row per prompt; what all rows, then rows of one group, share is read once.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.

@@ -58,7 +58,7 @@ class BatchSession:
             PromptTooLong: a prompt leaves no room for a token.
         """
         if len(prompts) != len(groups) or not prompts or not all(prompts):
-            raise ValueError("a session needs at least one prompt, no empty one, and one group a prompt")
+            raise ValueError("a session needs at least one prompt, no empty one, and one group per prompt")
         longest = max(range(len(prompts)), key=lambda row: len(prompts[row]))
         if len(prompts[longest]) >= context:
             raise PromptTooLong(

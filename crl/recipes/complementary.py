@@ -129,8 +129,8 @@ HEALTH = Stage(
     name="health",
     run=health.health,
     reads=(
-        Read("collect"), Read("distill"), Read("merge"), Read("consolidate"), Read("credit"), Read("update_actor"),
-        Read("update_extractor"), Read("health", -1),
+        Read("collect"), Read("distill"), Read("merge"), BANK, Read("consolidate"), Read("credit"),
+        Read("update_actor"), Read("update_extractor"), Read("health", -1),
     ),
     writes=(Metric,),
     observes=True,

@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from crl.bank.resemblance import Alike
 from crl.bank.segments import text_digest
 from crl.learn.answers import AnswerReward, answer_rewards
-from crl.learn.buffer import buffer_metrics, fill_buffer, select_batches
+from crl.learn.buffer import HeldText, buffer_metrics, fill_buffer, select_batches
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.context import StageContext
 from crl.recipes.judge import verdicts_of
+from crl.recipes.resembling import recorded_resemblances
 from crl.records import (
     BankEvent,
     BufferItem,
@@ -102,8 +104,9 @@ def _filled(
     # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
     imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
     bank = ctx.bank().table
+    previous, repeats = ctx.rows(BufferItem, "credit", -1), _repeats(ctx, bank)
     return fill_buffer(
-        ctx.rows(BufferItem, "credit", -1),
+        previous,
         uses,
         [row for row in distillations if row.reason_code != UNTRAINABLE],
         round=ctx.round,
@@ -111,8 +114,8 @@ def _filled(
         origins=_origins(ctx, written),
         free_means=free_means(episodes),
         imported=imported,
-        repeats=_repeats(ctx, bank),
-        held=set(bank["generation_id"].to_pylist()),
+        repeats=repeats,
+        held=_held(bank, previous, repeats),
         answers=_answers(ctx, episodes),
     )
 
@@ -124,22 +127,33 @@ def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[AnswerRewar
     return answer_rewards(ctx.rows(Question, "collect"), episodes, ctx.method.extractor_objective)
 
 
-def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[str]]:
-    """By output of this round: the outputs that wrote the texts which it repeats, as the bank holds them now."""
+def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
+    """By output of this round: the texts that it repeats, each once, as the bank holds them now."""
     events = ctx.table(BankEvent, "consolidate")
-    repeated = events.filter(pc.is_valid(events["repeats"])).select(["operation_id", "repeats", "reason"]).to_pylist()
+    repeated = events.filter(pc.is_valid(events["repeats"])).select(["operation_id", "repeats"]).to_pylist()
     holders = rows_with(bank, "entry_id", [row["repeats"] for row in repeated]).to_pylist()
     holder_of = {row["entry_id"]: row for row in holders}
     operations = {row.operation_id: row for stage in ("distill", "merge") for row in ctx.rows(Operation, stage)}
-    found: dict[str, list[str]] = {}
+    alike = Alike(recorded_resemblances(ctx.method, ctx.rows))
+    found: dict[str, dict[HeldText, None]] = {}
     for row in repeated:
         operation, holder = operations[row["operation_id"]], holder_of.get(row["repeats"])
         if holder is None or holder["generation_id"] == operation.generation_id:
             continue
-        # The holder may have been rewritten later in the round: then nothing holds the text any more.
-        if row["reason"] == "near_duplicate" or holder["content_digest"] == text_digest(operation.text or ""):
-            found.setdefault(operation.generation_id, []).append(holder["generation_id"])
-    return found
+        # The holder may have been rewritten later in the round: then it may say something else by now.
+        digest = text_digest(operation.text or "")
+        if holder["content_digest"] == digest or holder["content_digest"] in alike.of(digest):
+            text = HeldText(holder["entry_id"], holder["generation_id"])
+            found.setdefault(operation.generation_id, {})[text] = None
+    return {generation_id: list(texts) for generation_id, texts in found.items()}
+
+
+def _held(bank: pa.Table, previous: Iterable[BufferItem], repeats: Mapping[str, Iterable[HeldText]]) -> set[HeldText]:
+    """Those texts of the bank that any output of the buffer wrote or repeats."""
+    writers = {name for item in previous for name in (item.generation_id, *item.repeats)}
+    writers |= {text.generation_id for texts in repeats.values() for text in texts}
+    held = rows_with(bank, "generation_id", writers)
+    return set(map(HeldText, held["entry_id"].to_pylist(), held["generation_id"].to_pylist()))
 
 
 def _self_distilled(

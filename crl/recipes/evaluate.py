@@ -150,22 +150,29 @@ def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
 
 
 def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
-    """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each."""
+    """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each.
+
+    A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
+    later state names none, the turn goes by without an action.
+    """
     environment = environment_of(ctx, [family for family, _ in wave.tasks])
     rows = []
     for play_number in range(RANDOM_PLAYS):
         starts = environment.reset_many([seed for _, seed in wave.tasks])
-        legal = {slot: start.actions for slot, start in enumerate(starts)}
+        legal = {slot: start.actions for slot, start in enumerate(starts) if start.actions}
+        for slot, (family, _) in enumerate(wave.tasks):
+            if slot not in legal:
+                ctx.notes[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
         streams = [
             np.random.default_rng(seed_for(ctx.method.seed, "evaluation", RANDOM, f"{family}-s{seed}", play_number))
             for family, seed in wave.tasks
         ]
         actions: list[list[str]] = [[] for _ in wave.tasks]
         while legal:
-            chosen = {slot: str(streams[slot].choice(listed)) for slot, listed in legal.items()}
+            chosen = {slot: str(streams[slot].choice(listed)) if listed else None for slot, listed in legal.items()}
             steps = step_or_error(environment, chosen)
             for slot, step in steps.items():
-                actions[slot].append(chosen[slot])
+                actions[slot].append(chosen[slot] or "")
                 if step.done:
                     rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
             legal = {slot: step.actions for slot, step in steps.items() if not step.done}
@@ -191,7 +198,7 @@ def _random_row(
         success=success,
         reward=step.reward if step.error is None else 0.0,
         turns=len(actions),
-        invalid_actions=0,
+        invalid_actions=actions.count(""),
         tokens_read=0,
         tokens_sampled=0,
         stop_reason=reason.value,

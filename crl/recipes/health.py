@@ -171,8 +171,9 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     effects = pc.multiply(batch["advantage"], batch["weight"]).to_pylist()
     written = [int(source.split("/")[0]) for source in batch["source"].to_pylist()]
     buffer = ctx.rows(BufferItem, "credit")
-    made = {item.generation_id: item.generation_round for item in buffer}
-    used = [made[each] for each in _column(ctx, Credit, "credit", "generation_id") if each in made]
+    used = _column(ctx, Credit, "credit", "entry_id")
+    searched = rows_with(ctx.bank(-1).table, "entry_id", set(used))
+    made = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
     objective = ctx.method.extractor_objective
     ripe = ripe_items(buffer, objective, round=ctx.round)
     figures = reward_figures(batch["reward"].to_pylist(), effects)
@@ -182,7 +183,7 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     return {
         **figures,
         **age_figures("trained_age", [ctx.round - number for number in written]),
-        **age_figures("used_age", [ctx.round - number for number in used]),
+        **age_figures("used_age", [ctx.round - made[each] for each in used]),
         "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
 

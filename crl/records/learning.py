@@ -81,6 +81,9 @@ class BufferItem(Row):
     repeats: A[list[str], "outputs whose text it wrote again: uses of these texts count for it, too"] = (
         dataclasses.field(default_factory=list)
     )
+    repeated_entries: A[list[str], "entries that hold these texts, in the same order"] = dataclasses.field(
+        default_factory=list
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     size = round_line("entries", _THIRD, summaries, lambda each: _float(each.bank))
     mix = [(name, colour) for name, colour in OUTCOMES if name != "malformed"]
     rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
-    used = round_line("used", _WITH, summaries, lambda each: each.used_age)
+    used = round_line("used", _WITH, summaries, lambda each: each.health.get("used_age_mean"))
     ages = _Ages(summaries)
     whole = round_line("whole bank", _THIRD, summaries, ages.mean)
     classes = [(name, _RAMP + place) for place, (_, name) in enumerate(AGES)]
@@ -155,7 +155,7 @@ def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
 
 
 def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
-    """Seconds a round, by stage."""
+    """Seconds per round, by stage."""
     totals: dict[str, float] = {}
     for each in summaries:
         for stage, seconds in each.seconds.items():
@@ -170,7 +170,7 @@ def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
             sum(taken for stage, taken in each.seconds.items() if stage not in named),
         )
 
-    return round_bars("seconds a round", kinds, summaries, heights, mean=True)
+    return round_bars("seconds per round", kinds, summaries, heights, mean=True)
 
 
 class _Ages:

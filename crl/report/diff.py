@@ -150,7 +150,7 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
 
 
 def diff_listing(diff: BankDiff) -> Listing:
-    """The changes for a terminal: a row a change, grouped by kind."""
+    """The changes for a terminal: one row per change, grouped by kind."""
     from rich.text import Text
 
     rows = [

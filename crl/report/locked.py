@@ -75,7 +75,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
             raise _refused(f"{name}() in FROM", f"views, and {', '.join(sorted(TABLE_FUNCTIONS))}", sql)
         if (name := str(node.get("function_name", "")).lower()) in _EFFECTS:
-            raise _refused(f"the function {name}()", "functions that only reckon", sql)
+            raise _refused(f"the function {name}()", "functions that only compute", sql)
 
 
 def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], R]) -> R:

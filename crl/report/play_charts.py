@@ -31,13 +31,13 @@ def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Form, actions and tokens per game, seconds of retrieval, answers and games, with experience and without."""
     charts = [
         *observed(FORM, summaries),
-        _costs("actions a game in training", _TRAINING, summaries, lambda cost: cost.actions),
-        _costs("actions a game, held out", _HELD_OUT, summaries, lambda cost: cost.actions),
-        _costs("tokens read a game in training", _TRAINING, summaries, lambda cost: cost.tokens_read),
-        _costs("tokens written a game in training", _TRAINING, summaries, lambda cost: cost.tokens_sampled),
+        _costs("actions per game in training", _TRAINING, summaries, lambda cost: cost.actions),
+        _costs("actions per game, held out", _HELD_OUT, summaries, lambda cost: cost.actions),
+        _costs("tokens read per game in training", _TRAINING, summaries, lambda cost: cost.tokens_read),
+        _costs("tokens written per game in training", _TRAINING, summaries, lambda cost: cost.tokens_sampled),
         _tokens(summaries),
-        _times("milliseconds a query of the bank", "retrieval", 1000, summaries),
-        _times("seconds an answer to a question", "answers", 1, summaries),
+        _times("milliseconds per query of the bank", "retrieval", 1000, summaries),
+        _times("seconds per answer to a question", "answers", 1, summaries),
         _playing(summaries),
     ]
     return [chart for chart in charts if chart.rows]
@@ -48,14 +48,14 @@ def _tokens(summaries: Sequence[RoundSummary]) -> Chart:
         return [each.health.get(figure, 0.0) / 1000 for _, figure, _ in _TOKENS]
 
     kinds = [(name, colour) for name, _, colour in _TOKENS]
-    return round_bars("thousand tokens a round", kinds, summaries, heights, mean=True)
+    return round_bars("thousand tokens per round", kinds, summaries, heights, mean=True)
 
 
 def _playing(summaries: Sequence[RoundSummary]) -> Chart:
     lines = [
         round_line(name, colour, summaries, _each(("evaluate",), f"play {arm}", 1)) for name, arm, colour in _HELD_OUT
     ]
-    return line_chart("seconds a game, held out", lines)
+    return line_chart("seconds per game, held out", lines)
 
 
 def _costs(

@@ -47,7 +47,7 @@ SUCCESS_COLUMNS = (
     ("success", "DOUBLE", "share of them won"),
     ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
     ("high", "DOUBLE", "upper end"),
-    ("actions", "DOUBLE", "turns a game, mean"),
+    ("actions", "DOUBLE", "turns per game, mean"),
     ("valid", "DOUBLE", "share of the turns with a legal action"),
     ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
     ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),

@@ -53,7 +53,7 @@ def _seconds(summaries: Sequence[RoundSummary]) -> list[Table]:
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
     if not stages:
         return []
-    table = _table("seconds a stage")
+    table = _table("seconds per stage")
     for stage in ("round", *stages, "total"):
         table.add_column(stage.replace("_", " "), justify="left" if stage == "round" else "right")
     for each in trained:

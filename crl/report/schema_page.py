@@ -20,18 +20,18 @@ Rows of most views lie in the Parquet file of that name of the stage that wrote 
 |---|---|
 | `bank` | the bank after every round, from `bank_changes` (below) |
 | `bank_text` | `bank`, with the `text` of each entry |
-| `stages` | one a committed stage, from its manifest (below) |
-| `rounds` | one a round: `round`, `stages` (how many are complete), `complete` (their names) |
-| `success_by_arm` | one a round and arm: success with its interval, actions and tokens a game (below) |
-| `timings` | one a stage and kind of work: how long retrieval, answers and playing took (below) |
-| `lineage` | one a use of an experience, with all that led to it: [sql.md](sql.md) shows the query |
+| `stages` | one per committed stage, from its manifest (below) |
+| `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
+| `success_by_arm` | one per round and arm: success with its interval, actions and tokens per game (below) |
+| `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
+| `lineage` | one per use of an experience, with all that led to it: [sql.md](sql.md) shows the query |
 
 and there are macros:
 
 | macro | what it gives |
 |---|---|
 | `bank_at(round)` | `bank_text` of one round: `FROM bank_at(7)` |
-| `bank_diff(earlier, later)` | a row an entry that differs: `entry_id`, `family`, `change` (added, changed or removed), `version_before`, `version_after`, `text_before`, `text_after` |
+| `bank_diff(earlier, later)` | one row per entry that differs: `entry_id`, `family`, `change` (added, changed or removed), `version_before`, `version_after`, `text_before`, `text_after` |
 | `wilson_low(won, games)`, `wilson_high(won, games)` | the ends of the 95 % interval of a success rate (Wilson) |
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
 """  # noqa: E501 - a row of a table
@@ -39,7 +39,7 @@ _NOTES = {
     BankEntry: """
 This view is put together: a round stores the entries it changed (`bank_changes`), now and then the whole bank (the
 file `bank.parquet` of its stage: a *base*). A row here is an entry as it stood after `round`: its row in the newest
-base up to that round, or its last row of `bank_changes` since. So there is a row an entry and round, and
+base up to that round, or its last row of `bank_changes` since. So there is one row per entry and round, and
 `WHERE round = …` gives one bank. Rounds from before changes were stored hold the whole bank each, and are here too.
 """,
     BankSnapshot: """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # No bank is put together here: where a file of one is gone, its round has no figures of it.
 _VIEWS = frozenset(
     {
-        "bank", "bank_changes", "bank_events", "bank_snapshots", "buffer", "credits", "distillations", "episodes",
+        "bank", "bank_changes", "bank_events", "bank_snapshots", "buffer", "distillations", "episodes",
         "evaluations", "metrics", "operations", "stages", "weights",
     }
 )  # fmt: skip
@@ -86,8 +86,6 @@ class RoundSummary:
     """Entries that left it, likewise."""
     rewritten: int = 0
     """Entries that stayed and changed."""
-    used_age: float | None = None
-    """Rounds since the texts that guided this round's episodes were written, mean over the episodes."""
     malformed_by: Mapping[str, int] = field(default_factory=dict)
     """Malformed outputs by reason, most frequent first."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
@@ -99,7 +97,7 @@ class RoundSummary:
     health: Mapping[str, float] = field(default_factory=dict)
     """Figures of the stage `health` (`crl/learn/health.py`); none in a round from before it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds a stage, in the order they ran."""
+    """Seconds per stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
     """Metrics outside their bounds: `stage: name value, what is wrong`."""
 
@@ -151,12 +149,6 @@ class _Figures:
             f"FROM bank_changes WHERE round IN ({some}) GROUP BY ALL ORDER BY ALL"
         ):
             self._moved.setdefault(number, {}).setdefault(str(how), {})[_whole(created)] = _whole(count)
-        self._used_age: dict[Any, Any] = dict(
-            fetch(
-                "SELECT round, avg(round - buffer.generation_round) FROM credits JOIN buffer "
-                "USING (round, generation_id) GROUP BY round"
-            )
-        )
         # A stage that kept an empty buffer has one of 0, not an unknown one: so stages first, rows second.
         self._buffer = {
             row[0]: tuple(map(_whole, row[1:]))
@@ -234,7 +226,6 @@ class _Figures:
             arrived=moved.get("arrived", {}),
             left=moved.get("left", {}),
             rewritten=sum(moved.get("rewritten", {}).values()),
-            used_age=self._used_age.get(number),
             malformed_by=self._reasons.get(number, {}),
             extractor_updates=self._updates.get((number, "extractor")),
             actor_updates=self._updates.get((number, "actor")),

@@ -105,7 +105,7 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
 
 
 def _snapshot_digest(bank: BankAfter, place: tuple[int, str]) -> str:
-    """As the round recorded it; reckoned from the rows where it recorded none, and checked where it did."""
+    """As the round recorded it; computed from the rows where it recorded none, and checked where it did."""
     digest = bank.snapshot.digest()
     recorded = rows_of(BankSnapshot, bank.run.read(*place, BankSnapshot))
     if recorded and recorded[0].digest != digest:

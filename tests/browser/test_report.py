@@ -55,7 +55,7 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     assert by_round(finished, used)
     assert numbers(page.column("mean age of texts, in rounds", "used")) == pytest.approx(by_round(finished, used))
     for heading, status in (("waiting", "waiting"), ("trained now", "selected")):
-        asked = f"SELECT round, count(*) FROM buffer WHERE status = '{status}' GROUP BY round"
+        asked = f"SELECT round, count(*) FROM buffer WHERE status = '{status}' AND uses > 0 GROUP BY round"
         shown = page.column("outputs in the training buffer", heading)
         assert {number: count for number, count in numbers(shown).items() if count} == by_round(finished, asked)
     clipped = (
@@ -64,7 +64,7 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     shown = page.column("tokens the objective clipped", "actor")
     assert numbers(shown) == pytest.approx(by_round(finished, clipped), rel=1e-3, abs=1e-9)
     seconds = by_round(finished, "SELECT round, sum(seconds) FROM stages WHERE round > 0 GROUP BY round")
-    heads, *found = page.table("seconds a round")
+    heads, *found = page.table("seconds per round")
     assert heads[0] == "round" and {row[0]: sum(map(float, row[1:])) for row in found} == pytest.approx(
         seconds, rel=1e-2
     )

@@ -6,7 +6,7 @@ the vector alone. A query reads the codes of its nearest lists, and the best of 
 
 What is found may depend on nothing but the rows: not on threads, the other queries of a batch, or what was cached.
 Floating-point sums would make it: BLAS adds in another order with other threads and shapes, and one different last bit
-in training moves lists. So everything is reckoned in whole numbers held in float32: vectors times :data:`_SCALE`,
+in training moves lists. So everything is computed in whole numbers held in float32: vectors times :data:`_SCALE`,
 rounded, and centroids rounded as well. Every product and partial sum then stays below 2^24, where float32 is exact in
 any order. A graph (HNSW) has no such form: it depends on the order in which rows came, and takes minutes to build.
 """

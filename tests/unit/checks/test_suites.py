@@ -152,6 +152,8 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.credit, r.EntryScore, 0, {"mean_outcome": -1.5}, "mean_outcome is between -1 and 1"),
     (examples.credit, r.BufferItem, 0, {"score_sum": 6.5}, "the sum of rewards is at most three a use"),
     (examples.credit, r.BufferItem, 0, {"status": "waiting"}, "was selected from the buffer"),
+    (examples.credit, r.BufferItem, 0, {"repeats": ["x1"]}, "has its entry and its output"),
+    (examples.credit, r.BufferItem, 0, {"repeats": ["x", "x"], "repeated_entries": ["e", "e"]}, "is named once"),
     (examples.credit, r.Sample, 1, {"generation_id": "x5"}, "what is selected from the buffer is trained on"),
     (examples.credit, r.Sample, 0, {"weight": float("inf")}, "reward, advantage and weight are finite"),
     (examples.credit, r.Sample, 0, {"loss_mask": [0, 0], "logprobs": [0.0, 0.0]}, "has a trained token"),

@@ -230,3 +230,12 @@ def test_draws_that_make_no_level_are_counted_and_passed_over():
         assert Levels(draws, held_out_from=first, fewest_moves=1, draws=10, where="here").of(5) == Named("a")
         with pytest.raises(BadInput, match="9 draws made 0 different levels"):
             Levels(draws, held_out_from=first, fewest_moves=1, draws=9, where="here").of(5)
+
+
+@pytest.mark.parametrize("config", [MiniHackConfig, FrozenLakeConfig])
+def test_held_out_levels_may_not_need_more_moves_than_a_game_has_turns(config):
+    """Every held-out game would be lost, and nothing would say why."""
+    with pytest.raises(ValueError, match="held_out_moves 3 is more than max_turns 2"):
+        config(max_turns=2)
+    assert config(max_turns=3).held_out_moves == 3
+    assert config(max_turns=2, held_out_from=None).max_turns == 2, "nothing is held out"

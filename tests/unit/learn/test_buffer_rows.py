@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
-from crl.learn.buffer import buffer_metrics, fill_buffer, reweight, select_batches
+from crl.learn.buffer import HeldText, buffer_metrics, fill_buffer, reweight, select_batches
 from crl.records import BufferItem, Distillation, UseReward
 
 
-def use(generation_id: str, reward: float, round: int = 1) -> UseReward:
+def use(generation_id: str, reward: float, round: int = 1, entry: str = "m") -> UseReward:
     return UseReward(
-        round=round, episode_id="e", entry_id="m", generation_id=generation_id, basis="outcome", outcome=reward,
+        round=round, episode_id="e", entry_id=entry, generation_id=generation_id, basis="outcome", outcome=reward,
         usefulness=None, critic_score=None, reward=reward,
     )  # fmt: skip
 
@@ -27,6 +27,10 @@ def output(generation_id: str, verdict: str, round: int = 1, kind: str = "distil
         guiding_entry_id=None, source_entry_ids=[], generation_id=generation_id, format="lines", reason_code="ok",
         verdict=verdict, operations=1, turns=1, turns_shown=1,
     )  # fmt: skip
+
+
+def text(generation_id: str, entry: str = "m") -> HeldText:
+    return HeldText(entry, generation_id)
 
 
 class AnyOrigin(dict[str, tuple[int, str]]):
@@ -45,8 +49,8 @@ def fill(
     round: int = 1,
     free_means: dict[str, float] | None = None,
     imported: frozenset[str] = frozenset(),
-    repeats: dict[str, list[str]] | None = None,
-    held: set[str] | None = None,
+    repeats: dict[str, list[HeldText]] | None = None,
+    held: set[HeldText] | None = None,
     **settings: Any,
 ) -> list[BufferItem]:
     return fill_buffer(
@@ -169,36 +173,54 @@ def test_malformed_outputs_are_unscored_where_that_is_asked_for() -> None:
 
 
 def test_an_output_that_repeats_a_text_shares_the_uses_of_that_text_from_then_on() -> None:
-    rows = fill([], [use("first", -1.0)], [output("again", "add")], repeats={"again": ["first"]}, held={"first"})
+    held = {text("first")}
+    rows = fill([], [use("first", -1.0)], [output("again", "add")], repeats={"again": [text("first")]}, held=held)
     assert {row.generation_id: (row.uses, row.kind) for row in rows} == {"first": (1, "used"), "again": (0, "used")}
     config = ExtractorObjective(batch=2)
     assert select_batches(rows, config, round=1)[0] == [], "what has no use yet is not ripe"
-    rows = fill(rows, [use("first", 1.0, 2)], [], round=2, held={"first"})
+    rows = fill(rows, [use("first", 1.0, 2)], [], round=2, held=held)
     assert {row.generation_id: (row.uses, row.score_sum) for row in rows} == {"first": (2, 0.0), "again": (1, 1.0)}
     [selected], rows = select_batches(rows, config, round=2)
     assert {row.generation_id for row in selected} == {"first", "again"}
-    rows = fill(rows, [use("first", 1.0, 3)], [], round=3, held={"first"})
+    rows = fill(rows, [use("first", 1.0, 3)], [], round=3, held=held)
     assert {row.generation_id: (row.status, row.uses) for row in rows} == {
         "first": ("waiting", 1), "again": ("waiting", 1),
     }, "both re-enter with new uses"  # fmt: skip
 
 
+def test_of_an_output_with_several_texts_the_repeated_ones_count_alone_and_each_use_once() -> None:
+    one, two = text("first", "e1"), text("first", "e2")
+    repeats = {"both": [one, two], "half": [one]}
+    rows = fill([], [], [output("both", "add"), output("half", "add")], repeats=repeats, held={one, two})
+    uses = [use("first", 1.0, 2, "e1"), use("first", -1.0, 2, "e2"), use("first", -1.0, 2, "e2")]
+    rows = fill(rows, uses, [], round=2, held={one, two})
+    assert {row.generation_id: (row.uses, row.score_sum) for row in rows} == {
+        "first": (3, -1.0), "both": (3, -1.0), "half": (1, 1.0),
+    }  # fmt: skip
+    again = fill([], [], [output("both", "add"), output("half", "add")], repeats=repeats, held={two})
+    assert {row.generation_id: row.status for row in again} == {"both": "waiting", "half": "dropped"}
+    rewritten = fill(again, [use("later", 1.0, 2, "e2")], [], round=2, held={text("later", "e2")})
+    assert {row.generation_id: row.uses for row in rewritten} == {"later": 1, "both": 0}, "the entry says another text"
+
+
 def test_an_output_that_repeats_an_imported_text_is_credited_though_the_import_trains_nobody() -> None:
-    rows = fill([], [], [output("again", "add")], repeats={"again": ["other-run"]}, held={"other-run"})
-    rows = fill(rows, [use("other-run", 1.0, 2)], [], round=2, imported=frozenset({"other-run"}), held={"other-run"})
+    held = {text("other-run")}
+    rows = fill([], [], [output("again", "add")], repeats={"again": [text("other-run")]}, held=held)
+    rows = fill(rows, [use("other-run", 1.0, 2)], [], round=2, imported=frozenset({"other-run"}), held=held)
     assert {row.generation_id: row.uses for row in rows} == {"again": 1}
 
 
-def test_what_can_never_be_used_again_ends_with_a_reason() -> None:
-    rows = fill(
-        [], [use("a", 1.0), use("b", -1.0)], [output("again", "add")], repeats={"again": ["a"]}, held={"a", "b"}
-    )
+def test_what_can_never_be_used_again_ends_and_is_dropped_only_where_it_was_never_scored() -> None:
+    held, repeats = {text("a"), text("b")}, {"again": [text("a")]}
+    rows = fill([], [use("a", 1.0), use("b", -1.0)], [output("again", "add")], repeats=repeats, held=held)
     _, rows = select_batches(rows, ExtractorObjective(batch=2), round=1)
-    rows = fill(rows, [], [], round=2, held={"b"})
+    rows = fill(rows, [], [], round=2, held={text("b")})
     assert {row.generation_id: (row.status, row.reason) for row in rows} == {
-        "a": ("dropped", "text_left_bank"), "b": ("trained", None), "again": ("dropped", "text_left_bank"),
-    }  # fmt: skip
-    assert [row.generation_id for row in fill(rows, [], [], round=3, held={"b"})] == ["b"]
+        "b": ("trained", None), "again": ("dropped", "text_left_bank"),
+    }, "`a` was trained and waited for new uses: nothing of it is lost"  # fmt: skip
+    told = buffer_metrics(rows, round=2, config=ExtractorObjective(), trains=True)
+    assert {row.name: row.value for row in told}["buffer_dropped"] == 1
+    assert [row.generation_id for row in fill(rows, [], [], round=3, held={text("b")})] == ["b"]
     waiting = fill([], [use("a", 1.0)], [], held=set())
     assert waiting[0].status == "waiting", "uses that were scored are trained, wherever the text is now"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from crl.config import Experiment
 from crl.learn import collapse
-from crl.records import BankEvent, BufferItem, Metric, Operation, Sample, UseReward
+from crl.recipes.banks import recorded_bank
+from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
+from crl.report.curves import bank_charts
 from crl.report.summary import summarise
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
@@ -20,6 +23,18 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
     for number in (1, 2, 3):
         assert played.rows(BufferItem, "credit", number) == []
         assert not any(row.name.startswith("buffer") for row in played.rows(Metric, "credit", number))
+    told = {}
+    for number in (2, 3):
+        searched = recorded_bank(played.run, played.recipe, number - 1).table
+        written = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
+        ages = [number - written[row.entry_id] for row in played.rows(Retrieval, "plan", number) if row.chosen]
+        figures = {row.name: row.value for row in played.rows(Metric, "health", number)}
+        assert (figures["used_age_mean"], figures["used_age_max"]) == (pytest.approx(np.mean(ages)), max(ages))
+        told[number] = figures["used_age_mean"]
+    assert recipe != "offline_bank" or told == {2: 1.0, 3: 2.0}, "its bank grows older"
+    [chart] = [each for each in bank_charts(summarise(played.run.path)) if each.title.startswith("mean age")]
+    shown = {row[0]: row[chart.columns.index("used")] for row in chart.rows}
+    assert {number: float(shown[str(number)]) for number in told} == pytest.approx(told, rel=1e-2)
 
 
 def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Path) -> None:
@@ -40,14 +55,16 @@ def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Pat
         assert (item.kind, item.uses) == ("used", 0) and item.repeats, "it enters at once, without a use"
     gained = 0
     for number in (2, 3, 4):
-        earned: dict[str, list[float]] = {}
+        earned: dict[tuple[str, str], list[float]] = {}
         for use in played.rows(UseReward, "credit", number):
-            earned.setdefault(use.generation_id, []).append(use.reward)
+            earned.setdefault((use.entry_id, use.generation_id), []).append(use.reward)
         for before in first[number - 1].values():
             if before.repeats and before.status == "waiting":
+                texts = {*zip(before.repeated_entries, before.repeats, strict=True)}
                 expected = [
-                    reward for each in (before.generation_id, *before.repeats) for reward in earned.get(each, [])
-                ]
+                    reward for (entry, output), rewards in earned.items() for reward in rewards
+                    if output == before.generation_id or (entry, output) in texts
+                ]  # fmt: skip
                 now = first[number][before.generation_id]
                 assert now.uses == before.uses + len(expected)
                 assert now.score_sum == pytest.approx(before.score_sum + sum(expected))
@@ -55,6 +72,37 @@ def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Pat
     assert gained > 10
     trained = {row.generation_id for number in range(1, 5) for row in played.rows(Sample, "credit", number)}
     assert trained & {operations[event.operation_id or ""].generation_id for _, event in repeated}, "and is trained"
+
+
+class Pairs(Services):
+    """Each output of the extractor writes two texts: soon both are repetitions of one earlier output's."""
+
+    def __init__(self, made: Experiment) -> None:
+        super().__init__(made)
+        outputs = [
+            json.dumps([{"operation": "add", "experience": text} for text in texts])
+            for texts in (("fine", "win"), ("win", "fine"), ("win",))
+        ]
+        first = iter(outputs[:1])
+        self._policies["extractor"] = Policy(
+            lambda read, generator: next(first, None) or str(generator.choice(outputs))
+        )
+
+
+def test_an_output_that_repeats_two_texts_of_another_names_each_and_counts_a_use_once(tmp_path: Path) -> None:
+    changes = {"method__bank__duplicates": "reject", "method__extractor_objective__credit": "running_usefulness"}
+    made = experiment(method__distill__format="json", **changes)
+    played = Played(tmp_path, made, 2, Pairs(made))
+    first = {row.generation_id: row for row in played.rows(BufferItem, "credit", 1)}
+    texts = {name: list(zip(row.repeated_entries, row.repeats, strict=True)) for name, row in first.items()}
+    assert {len(named) for named in texts.values()} == {1, 2}
+    assert any(len(set(row.repeats)) < len(row.repeats) for row in first.values()), "two texts of one output"
+    uses = played.rows(UseReward, "credit", 2)
+    assert len({use.entry_id for use in uses}) == 2
+    for name, row in {each.generation_id: each for each in played.rows(BufferItem, "credit", 2)}.items():
+        if name in first:
+            mine = [use for use in uses if (use.entry_id, use.generation_id) in texts[name]]
+            assert row.uses == len(mine) and row.score_sum == pytest.approx(sum(use.reward for use in mine))
 
 
 def lose_when_guided(read: str, generator: np.random.Generator) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +13,11 @@ import pytest
 from crl.bank.segments import load_texts
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
+from crl.protocols import Start, Step
 from crl.recipes.banks import recorded_bank
 from crl.recipes.evaluate import RANDOM_PLAYS
 from crl.records import Evaluation, RetrievalCount
-from tests.unit.recipes.played import Played, experiment
+from tests.unit.recipes.played import Played, Services, experiment
 
 ROUNDS = 3
 SMALL_BANK = {
@@ -84,3 +88,37 @@ def test_the_random_policy_plays_every_held_out_task_in_round_0(played: Played) 
             wins.append(step.success)
     share, spread = np.mean(wins), np.sqrt(np.mean(wins) * (1 - np.mean(wins)) / len(rows))
     assert abs(np.mean([row.success for row in rows]) - share) < 4 * spread
+
+
+class Quiet:
+    """An environment that names no actions: none at all, or none after the first turn."""
+
+    def __init__(self, inner: Any, *, at_once: bool) -> None:
+        self._inner, self._at_once = inner, at_once
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        starts = self._inner.reset_many(seeds)
+        return [dataclasses.replace(start, actions=()) for start in starts] if self._at_once else starts
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        steps = self._inner.step_many(actions)
+        return {slot: dataclasses.replace(step, actions=()) for slot, step in steps.items()}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_random_policy_plays_only_what_names_its_actions(tmp_path: Path, at_once: bool) -> None:
+    made = experiment()
+    services = Services(made)
+    services._families = {name: Quiet(inner, at_once=at_once) for name, inner in services._families.items()}
+    played = Played(tmp_path, made, 0, services)
+    arms: dict[str, list[Evaluation]] = {"random": [], "without_bank": []}
+    for row in played.rows(Evaluation, "evaluate", 0):
+        arms[row.arm].append(row)
+    notes = played.run.manifest(0, "evaluate").provenance
+    assert len(arms["without_bank"]) == made.method.families[0].evaluation_seeds.count
+    if at_once:
+        assert not arms["random"] and "names no action" in notes["random lake"]
+        return
+    assert "random lake" not in notes
+    assert {tuple(row.actions[1:]) for row in arms["random"]} == {(), ("", "", "")}, "four turns, one with a move"
+    assert all(row.invalid_actions == row.turns - 1 for row in arms["random"])

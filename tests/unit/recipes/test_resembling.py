@@ -16,7 +16,17 @@ from crl.recipes.context import StageContext
 from crl.recipes.proposal import proposal_of
 from crl.recipes.resembling import Resembling, with_resemblances
 from crl.recipes.stage import Read
-from crl.records import BankEvent, Distillation, Generation, Operation, Resemblance, rows_of, schema_of, table_of
+from crl.records import (
+    BankEvent,
+    BufferItem,
+    Distillation,
+    Generation,
+    Operation,
+    Resemblance,
+    rows_of,
+    schema_of,
+    table_of,
+)
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.recipes.test_candidates import HOLE, ICE, add
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
@@ -167,3 +177,15 @@ def test_a_run_with_near_duplicates_verifies_and_its_bank_can_be_made_again(run)
     (run.path / "rounds/0002/distill/resemblances.parquet").write_bytes(b"nothing")
     with pytest.raises(RecordDamaged):
         recorded_bank(run.run, run.recipe, 2)
+
+
+@pytest.mark.parametrize(("rewritten", "shares"), [("keep calm", False), (f"{HOLE} also", True), (None, True)])
+def test_a_near_duplicate_shares_the_uses_of_what_still_resembles_it(run, rewritten, shares):
+    """The entry that it repeats may be rewritten later in the round."""
+    first = recorded_bank(run.run, run.recipe, 1).table["entry_id"][0].as_py()
+    asked = [Ask("add", f"{HOLE} too")] + ([Ask("update", rewritten, entry=first)] if rewritten else [])
+    run.play(*asked, near=[(f"{HOLE} too", HOLE), (f"{HOLE} too", f"{HOLE} also")])
+    event = rows_of(BankEvent, run.run.read(2, "consolidate", BankEvent))[0]
+    assert (event.reason, event.repeats) == ("near_duplicate", first)
+    items = rows_of(BufferItem, run.run.read(2, "credit", BufferItem))
+    assert [item.repeated_entries for item in items] == ([[first]] if shares else [])

@@ -139,7 +139,8 @@ def test_charts_have_their_numbers_beside_them(finished: Path) -> None:
     used = "SELECT c.round, avg(c.round - g.round) FROM credits c JOIN generations g USING (generation_id) GROUP BY 1"
     assert by_round(used) and shown("mean age of texts, in rounds", "used") == by_round(used)
     for heading, status in (("waiting", "waiting"), ("trained now", "selected")):
-        buffered = by_round(f"SELECT round, count(*) FROM buffer WHERE status = '{status}' GROUP BY round")
+        scored = f"SELECT round, count(*) FROM buffer WHERE status = '{status}' AND uses > 0 GROUP BY round"
+        buffered = by_round(scored)
         assert shown("outputs in the training buffer", heading) == buffered
     reasons = query(finished, "SELECT reason_code, count(*) FROM distillations WHERE verdict = 'malformed' "
                               "AND stage IN ('distill', 'merge') GROUP BY 1")[1]  # fmt: skip

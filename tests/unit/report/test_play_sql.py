@@ -82,9 +82,9 @@ def test_times_are_those_of_the_manifests(finished: Path) -> None:
     parts = next(batches for _, stage, work, _, batches, *_ in rows if (stage, work) == ("collect", "play"))
     assert parts > 1
     titles = {chart.title for chart in play_charts([each for each in summarise(finished) if each.label.isdigit()])}
-    assert titles >= {"milliseconds a query of the bank", "seconds a game, held out", "actions a game, held out",
-                      "thousand tokens a round"}  # fmt: skip
-    assert "seconds an answer to a question" not in titles, "nobody asked any"
+    assert titles >= {"milliseconds per query of the bank", "seconds per game, held out", "actions per game, held out",
+                      "thousand tokens per round"}  # fmt: skip
+    assert "seconds per answer to a question" not in titles, "nobody asked any"
 
 
 def test_a_run_that_counted_no_tokens_is_read_all_the_same(tmp_path: Path) -> None:
@@ -95,4 +95,4 @@ def test_a_run_that_counted_no_tokens_is_read_all_the_same(tmp_path: Path) -> No
     summary = summarise(run)[-1]
     assert summary.costs["guided"] == Cost(2, 6, None, None) and summary.guided.episodes == 2
     assert query(run, "SELECT DISTINCT tokens_read FROM episodes")[1] == [(None,)]
-    assert "actions a game in training" in render(run) and "tokens read a game" not in render(run)
+    assert "actions per game in training" in render(run) and "tokens read per game" not in render(run)
