@@ -1,4 +1,4 @@
-"""What a round costs: seconds a stage and in all, without Prefect and with it.
+"""What a round costs: seconds per stage and in all, without Prefect and with it.
 
     python benchmarks/round.py [EXPERIMENT] [ROUNDS]
 
