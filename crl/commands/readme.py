@@ -3,7 +3,7 @@
 Writes docs/quickstart.svg (the tables), of the longer run docs/learning.svg (held-out success by round), and replaces
 in README.md the code block behind each line `<!-- from a run: NAME -->`; a name that the README does not have is
 printed, to be put there. Names: `ending` (the words that `crl train` ends with) and `why` (the story of the experience
-that was used most, its lines cut at their right).
+that did best when it was used, its lines cut at their right).
 """
 
 from __future__ import annotations

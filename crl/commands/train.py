@@ -189,11 +189,11 @@ def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]
 
 
 def an_entry(path: Path) -> str | None:
-    """An entry worth looking at: the one that was used most."""
+    """An entry worth looking at: the one that did best when it was used."""
     from crl.report.bank import Sort, snapshot
 
     try:
-        entries = snapshot(path, sort=Sort.uses, limit=1).entries
+        entries = snapshot(path, sort=Sort.credit, limit=1).entries
     except BadInput:
         return None
     return entries[0].entry_id if entries else None
