@@ -176,6 +176,7 @@
     at("slider").value = turn + 1;
     at("slider").setAttribute("aria-valuetext", at("turn").textContent);
     at("observation").textContent = text(saw);
+    at("observation").classList.toggle("prose", !text(saw).includes("\n"));  // a map keeps its lines
     at("output").textContent = text(wrote);
     const question = asked(episode, turn);
     at("action").replaceChildren(...(question ? inquiry(question, valid) : valid ? ["Action: ", element("b", text(did))]
