@@ -5,6 +5,7 @@ Only tables of the record are read, each held against its manifest. Nothing is k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -68,7 +69,7 @@ class RunFigures(BaseModel):
     answer_seconds: float | None = None
     """Mean over the answered questions of all rounds; None where nobody asked."""
     alarms: list[str]
-    """What the health of the last round warns of: in what way the run has collapsed."""
+    """In what way the run had collapsed in its last round; other alarms of its health are not here."""
 
     def success(self, *, bank: bool) -> dict[int, float]:
         """Held-out success by round."""
@@ -109,8 +110,14 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         costs_without_bank={number: found[WITHOUT_BANK] for number, found in costs.items() if WITHOUT_BANK in found},
         retrieval_seconds=_latency(run, numbers, "retrieval"),
         answer_seconds=_latency(run, numbers, "answers"),
-        alarms=[row.alarm for row in health.values() if row.alarm is not None],
+        alarms=collapse_alarms(health),
     )
+
+
+def collapse_alarms(health: Mapping[str, Metric]) -> list[str]:
+    """The alarm of a round's metric `collapsed`, if it has one."""
+    alarm = health["collapsed"].alarm if "collapsed" in health else None
+    return [] if alarm is None else [alarm]
 
 
 def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:

@@ -154,7 +154,7 @@ def notes(result: StudyResult) -> list[str]:
             + "."
         )
     for arm in result.arms:
-        found += [f"{arm.title}, seed {seed}, collapsed: {'; '.join(said)}." for seed, said in arm.alarms.items()]
+        found += [f"{arm.title}, seed {seed}: {'; '.join(said)}." for seed, said in arm.alarms.items()]
     if result.unfinished:
         found.append(f"{result.unfinished} runs are not finished and not in these figures.")
     return found

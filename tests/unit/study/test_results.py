@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from crl.learn.collapse import health_metrics
+from crl.records import Metric
 from crl.report.study_page import chart_groups
 from crl.study.config import Study
-from crl.study.figures import Rate, RunFigures
+from crl.study.figures import Rate, RunFigures, collapse_alarms
 from crl.study.results import StudyResult, summarise_study
 from crl.study.statistics import interval
 from crl.study.table import interval_text, study_markdown
@@ -32,7 +34,7 @@ def run(arm: str, place: int, rounds: int = 2) -> RunFigures:
         returned=1,
         notes_true=0.6 if arm == "ours" else None,
         coverage=None,
-        alarms=["no episode succeeds any more"] if (arm, place) == ("static", 2) else [],
+        alarms=["this run has collapsed: no episode succeeds any more"] if (arm, place) == ("static", 2) else [],
     )
 
 
@@ -102,9 +104,13 @@ def test_runs_that_began_with_different_weights_of_one_model_are_not_compared_in
 
 def test_a_run_that_collapsed_is_named() -> None:
     result = summarised()
-    assert [arm.alarms for arm in result.arms] == [{}, {3: ["no episode succeeds any more"]}, {}]
+    assert [arm.alarms for arm in result.arms] == [
+        {},
+        {3: ["this run has collapsed: no episode succeeds any more"]},
+        {},
+    ]
     said = study_markdown(result)
-    assert "static, seed 3, collapsed: no episode succeeds any more." in said
+    assert "static, seed 3: this run has collapsed: no episode succeeds any more." in said
     assert "| static | 256 | 0.20 | 0.10 | – | – | 1 of 5 |" in said
 
 
@@ -133,3 +139,11 @@ def test_numbers_in_words() -> None:
     # On which side of 0 an interval ends is kept; a rate has no side.
     assert interval_text(interval([-0.001]), signed=True) == "−0.00" and interval_text(interval([-0.001])) == "0.00"
     assert interval_text(interval([0.0]), signed=True) == "+0.00" and interval_text(None) == "–"
+
+
+def test_only_a_collapse_counts_as_one_and_no_other_alarm_of_a_rounds_health() -> None:
+    figures = {"outputs_cut": 0.2, "turns_valid": 0.5}
+    metrics = {row.name: row for row in health_metrics(figures, {}, set(), round=3)}
+    assert metrics["outputs_cut"].alarm and metrics["turns_valid"].alarm and collapse_alarms(metrics) == []
+    metrics["collapsed"] = Metric(round=3, stage="health", name="collapsed", value=1.0, alarm="this run has …")
+    assert collapse_alarms(metrics) == ["this run has …"] and collapse_alarms({}) == []
