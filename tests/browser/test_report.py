@@ -173,9 +173,13 @@ def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], fin
     page.page.get_by_label("Search").fill("no such text anywhere")
     assert page.text("#found").startswith("0 of ")
     # An entry in the tables of usefulness leads to the games that it is in.
+    wanted = page.texts("#usefulness td a")[0]
     page.page.locator("#usefulness td a").first.click()
-    wanted = page.page.get_by_label("Search").input_value()
-    assert wanted == page.texts("#usefulness td a")[0] and page.page.locator("#list li").count() >= 1
+    # The page hears of its new address after the click.
+    page.page.wait_for_function(
+        "(wanted) => [...document.querySelectorAll('input')].some((each) => each.value === wanted)", arg=wanted
+    )
+    assert page.page.locator("#list li").count() >= 1
     assert page.text("#guide dd") == wanted or wanted in page.text("#distilled")
 
 
