@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-_THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
+THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
+"""What begins and ends a thought."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
@@ -20,7 +21,7 @@ def after_thoughts(text: str, *, begun: bool = False) -> str | None:
     `<think>` nothing is said yet. A text without a tag is an answer as a whole, unless its thought was `begun` before
     it: templates of thinking models end a prompt with `<think>`.
     """
-    tags = list(_THOUGHT_TAG.finditer(text))
+    tags = list(THOUGHT_TAG.finditer(text))
     if not tags:
         return None if begun else text
     return text[tags[-1].end() :] if tags[-1].group(1) else None

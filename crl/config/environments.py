@@ -39,8 +39,7 @@ class MiniHackConfig(Model):
 
     @model_validator(mode="after")
     def _moves(self) -> MiniHackConfig:
-        if self.held_out_from is not None and self.held_out_moves > self.max_turns:
-            raise ValueError(f"held_out_moves {self.held_out_moves} is more than max_turns {self.max_turns}")
+        _check_winnable(self)
         return self
 
 
@@ -62,8 +61,7 @@ class FrozenLakeConfig(Model):
     def _sizes(self) -> FrozenLakeConfig:
         if self.size_min > self.size_max:
             raise ValueError(f"size_min {self.size_min} is larger than size_max {self.size_max}")
-        if self.held_out_from is not None and self.held_out_moves > self.max_turns:
-            raise ValueError(f"held_out_moves {self.held_out_moves} is more than max_turns {self.max_turns}")
+        _check_winnable(self)
         return self
 
 
@@ -129,6 +127,12 @@ class ShrinesConfig(Model):
         if self.max_turns < self.steps:
             raise ValueError(f"max_turns {self.max_turns} is less than the {self.steps} steps that winning takes")
         return self
+
+
+def _check_winnable(config: MiniHackConfig | FrozenLakeConfig) -> None:
+    """Raise ValueError where no held-out level could be won in its turns."""
+    if config.held_out_from is not None and config.held_out_moves > config.max_turns:
+        raise ValueError(f"held_out_moves {config.held_out_moves} is more than max_turns {config.max_turns}")
 
 
 EnvironmentConfig = Annotated[

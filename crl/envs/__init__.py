@@ -79,11 +79,6 @@ _KINDS = {
 }
 
 
-def kinds() -> tuple[str, ...]:
-    """The kinds of environments there are: what `environment.kind` may be."""
-    return tuple(_KINDS)
-
-
 def _kind(config: EnvironmentConfig) -> _Kind:
     try:
         return _KINDS[config.kind]

@@ -17,6 +17,7 @@ from itertools import count
 import numpy as np
 
 from crl.config import FrozenLakeConfig
+from crl.envs.endings import ENDINGS
 from crl.envs.levels import Levels
 from crl.protocols import Start, Step, StopReason
 
@@ -29,11 +30,6 @@ _PLAIN_GOAL = (
     "Walk from @ to the goal G over frozen cells F. Stepping on a hole H ends the game. Actions: up, down, left, right."
 )
 _MASKED_GOAL = "Actions: up, down, left, right."
-_ENDINGS = {
-    StopReason.success: "The goal is reached.",
-    StopReason.failure: "The game is over.",
-    StopReason.turn_limit: "No turns are left.",
-}
 _PATIENCE = 1000
 """Draws of a seed after which hardly a cell seems to be frozen: from there on the goal is beside the start."""
 _DRAWS = 20_000
@@ -129,16 +125,9 @@ def _draws(config: FrozenLakeConfig, seed: int) -> Iterator[Lake | None]:
         yield lake if moves is not None and moves <= config.max_turns else None
 
 
-def draw_lake(config: FrozenLakeConfig, seed: int) -> Lake:
-    """The map of one seed."""
-    return lakes(config).of(seed)
-
-
 def check_frozenlake(config: FrozenLakeConfig) -> None:
     """Raise BadInput where such maps are too few for a training and a held-out side."""
-    levels = lakes(config)
-    for seed in (0, config.held_out_from or 0):
-        levels.of(seed)
+    lakes(config).check()
 
 
 @dataclass
@@ -192,7 +181,7 @@ class FrozenLakeEnvironment:
         slot.done = reason is not None
         success = reason is StopReason.success
         feedback = "" if legal else "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
-        observation = "\n".join([self._text(slot), *([_ENDINGS[reason]] if reason else [])])
+        observation = "\n".join([self._text(slot), *([ENDINGS[reason]] if reason else [])])
         actions = () if slot.done else tuple(ACTIONS)
         return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
 

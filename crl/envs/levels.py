@@ -86,6 +86,12 @@ class Levels(Generic[L]):
             levels.append(self._held_out_level(self._first + block * BLOCK + len(levels), levels, block))
         return levels[place]
 
+    def check(self) -> None:
+        """Raise BadInput where there is no level to train on, or none to hold out."""
+        self.of(0)
+        if self._first is not None:
+            self.of(self._first)
+
     def _training_level(self, seed: int) -> L:
         seen: set[str] = set()
         for level in self._drawn(seed):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crl.config import MiniHackConfig
+from crl.envs.endings import ENDINGS
 from crl.envs.levels import Levels
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
 from crl.envs.nethack_ending import LastScreen
@@ -59,11 +60,6 @@ _GOALS: tuple[tuple[str, str], ...] = (
     ("LavaCross", "Get over the lava unharmed and reach the stairs down (>)."),
 )  # fmt: skip
 _SYMBOLS = " On the map @ is you, . is floor, < is the stairs up, where you began, blank is unknown."
-_ENDINGS = {
-    StopReason.success: "The goal is reached.",
-    StopReason.failure: "The game is over.",
-    StopReason.turn_limit: "No turns are left.",
-}
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
@@ -290,11 +286,11 @@ class MiniHackEnvironment:
         if over:
             screen = slot.ending.screen()
             if screen is None:
-                return _ENDINGS[reason]
+                return ENDINGS[reason]
             slot.screen = screen
         # On the stairs the agent hides them: what is in sight would say that there are none.
         seeks_stairs = self._seeks_stairs and reason is not StopReason.success
-        return f"{self._describe(slot, seeks_stairs=seeks_stairs)}\n{_ENDINGS[reason]}"
+        return f"{self._describe(slot, seeks_stairs=seeks_stairs)}\n{ENDINGS[reason]}"
 
     def _describe(self, slot: _Slot, *, seeks_stairs: bool | None = None) -> str:
         items = slot.screen.inventory

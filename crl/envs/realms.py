@@ -142,16 +142,9 @@ def observed(side: int, symbols: int) -> list[str]:
     return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
 
 
-def draw_layout(config: RealmsConfig, seed: int) -> Layout:
-    """The layout of one seed."""
-    return layouts(config).of(seed)
-
-
 def check_realms(config: RealmsConfig) -> None:
     """Raise BadInput where a grid of these sizes cannot be drawn."""
-    levels = layouts(config)
-    for seed in (0, config.held_out_from):
-        levels.of(seed)
+    layouts(config).check()
 
 
 @dataclass

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from crl.answers import after_thoughts
+from crl.answers import THOUGHT_TAG, after_thoughts
 from crl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Letters and digits only: no template strips, escapes or splits on them.
 _SLOT = "crlSlot{}Text"
 _SLOTS = re.compile(r"crlSlot(\d+)Text")
-_THOUGHT_TAG = re.compile(r"</?think>", re.IGNORECASE)
 _NO_THOUGHT = "\n</think>\n\n"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
@@ -62,7 +61,7 @@ class ChatFormat:
         strings = sorted(self._control_ids, key=lambda text: (-len(text), text))
         self._control = re.compile("|".join(map(re.escape, strings))) if strings else re.compile(r"(?!)")
         # A thought's tags may be control tokens; what follows the end of a thought is found by them, so they are read.
-        self._hidden_ids = {index for text, index in self._control_ids.items() if not _THOUGHT_TAG.fullmatch(text)}
+        self._hidden_ids = {index for text, index in self._control_ids.items() if not THOUGHT_TAG.fullmatch(text)}
         self._plain = self._without_control_tokens()
         self._multi_turn = multi_turn
         self._after, self._before = self._between_turns()

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from crl.config import Experiment
-from crl.envs.frozenlake import draw_lake
+from crl.envs.frozenlake import lakes
 from crl.experiment import parse_experiment
 from crl.records import Credit, Distillation, Episode, Metric, Operation
 from crl.run.directory import RunDirectory
@@ -159,9 +159,10 @@ def chance(run: RunDirectory, episodes: int = 2000) -> float:
     """Success of uniformly random legal actions on the training maps, by simulation apart from the pipeline."""
     family = run.method.families[0]
     random = np.random.default_rng(0)
+    drawn = lakes(family.environment)
     won = []
     for index in range(episodes):
-        lake = draw_lake(family.environment, family.train_seeds.start + index % family.train_seeds.count)
+        lake = drawn.of(family.train_seeds.start + index % family.train_seeds.count)
         cell = lake.start
         for action in random.choice(starts.ACTIONS, size=family.environment.max_turns):
             cell = lake.moved(cell, action)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.envs.frozenlake import draw_lake
+from crl.envs.frozenlake import lakes
 from crl.records import BufferItem, Distillation, Episode, Operation
 from tests.learning import learners
 from tests.learning.harness import rows
@@ -45,8 +45,9 @@ def test_grpo_raises_success_from_chance(tmp_path: Path, seed: int) -> None:
     run = learners.train_actor(tmp_path, seed)
     told("GRPO: success", seed, learners.success_by_round(run))
     family = run.method.families[0]
-    lakes = [draw_lake(family.environment, family.train_seeds.start + index) for index in range(6)]
-    assert all(len(lake.path(lake.start) or []) >= 2 for lake in lakes), "every map is won over several turns"
+    drawn = lakes(family.environment)
+    maps = [drawn.of(family.train_seeds.start + index) for index in range(6)]
+    assert all(len(lake.path(lake.start) or []) >= 2 for lake in maps), "every map is won over several turns"
     check("actor", learners.actor_figures(run))
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from crl.config import EnvironmentConfig, RealmsConfig
-from crl.envs.realms import ACTIONS, draw_layout, hidden_rule
+from crl.envs.realms import ACTIONS, hidden_rule, layouts
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import distill_messages, prompt_text
 from crl.policies import load_chat
@@ -92,7 +92,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 def layouts_of(config: EnvironmentConfig, seeds: Iterable[int]) -> set[str]:
     """First observations of the seeds, drawn again."""
     assert isinstance(config, RealmsConfig)
-    return {draw_layout(config, seed).text() for seed in seeds}
+    drawn = layouts(config)
+    return {drawn.of(seed).text() for seed in seeds}
 
 
 def trained_on(run: RunDirectory) -> list[Task]:
@@ -154,14 +155,14 @@ def test_no_demonstration_follows_the_hidden_rule_of_its_realm(made):
     episodes = {row.episode_id: row for row in made.record(Episode, "actor_episodes")}
     practised = set()
     for task in taught:
-        layout = draw_layout(practice, task.environment_seed)
+        layout = layouts(practice).of(task.environment_seed)
         assert task.goal == f"r{layout.realm}"
         plan = re.findall(r"([A-Z])@\d+", outputs[episodes[task.episode_id].generation_id])
         assert plan[:2] == [layout.key, layout.goal], "the plan that is imitated says the rule in force"
         practised.add((layout.realm, layout.key, layout.goal))
     practised |= {
         (layout.realm, layout.key, layout.goal)
-        for layout in (draw_layout(practice, seed) for seed in extractor_seeds(made))
+        for layout in (layouts(practice).of(seed) for seed in extractor_seeds(made))
     }
     assert len(practised) > 100
     worlds = {family.environment for run in made.runs.values() for family in run.method.families}

@@ -19,7 +19,7 @@ import pytest
 from crl.config import Method, RealmsConfig, SamplingConfig
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.envs.realms import ACTIONS, draw_layout, hidden_rule, note
+from crl.envs.realms import ACTIONS, hidden_rule, layouts, note
 from crl.experiment import load_experiment
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import ask_messages, distill_messages, merge_messages, prompt_text
@@ -184,12 +184,13 @@ def test_no_evaluated_layout_is_ever_trained_on(run: RunDirectory) -> None:
     trained = {task.first_observation for task in tasks}
     assert len(tasks) == ROUNDS * REALMS * MEMBERS
     for family in run.method.families:
+        drawn = layouts(family.environment)
         for task in tasks:
             if task.family == family.name:  # drawing again gives what was recorded, so it tells of evaluation too
-                assert draw_layout(family.environment, task.environment_seed).text() == task.first_observation
+                assert drawn.of(task.environment_seed).text() == task.first_observation
         evaluated = rows(run, Evaluation, "evaluate", (0, ROUNDS))
         seeds = {row.environment_seed for row in evaluated if row.family == family.name}
-        grids = {draw_layout(family.environment, seed).text() for seed in seeds}
+        grids = {drawn.of(seed).text() for seed in seeds}
         assert len(seeds) == HELD_OUT and grids and not grids & trained
 
 
@@ -198,8 +199,8 @@ def test_the_rules_of_the_run_are_in_no_practice(run: RunDirectory) -> None:
     worlds = [family.environment for family in run.method.families]
     hidden = {(world.realm, *hidden_rule(world)) for world in worlds if isinstance(world, RealmsConfig)}
     assert len(hidden) == REALMS and {world.world for world in worlds} == {WORLD}
-    drawn = [draw_layout(practice, seed) for seed in range(400)]
-    practised = {(layout.realm, layout.key, layout.goal) for layout in drawn}
+    drawn = layouts(practice)
+    practised = {(layout.realm, layout.key, layout.goal) for layout in map(drawn.of, range(400))}
     assert len(practised) > 200 and not practised & hidden
 
 

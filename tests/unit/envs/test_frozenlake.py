@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crl.config import FrozenLakeConfig
 from crl.envs import check_environment, make_environment
-from crl.envs.frozenlake import ACTIONS, draw_lake
+from crl.envs.frozenlake import ACTIONS, lakes
 from crl.protocols import StopReason
 
 
@@ -46,7 +46,7 @@ def test_every_map_is_solved_by_its_oracle_within_the_limit(seed, low, more, pro
 def test_oracle_path_is_shortest():
     """Against an independent distance: powers of the adjacency matrix."""
     for seed in range(20):
-        lake = draw_lake(FrozenLakeConfig(size_min=5, size_max=5, max_turns=25, frozen_probability=0.6), seed)
+        lake = lakes(FrozenLakeConfig(size_min=5, size_max=5, max_turns=25, frozen_probability=0.6)).of(seed)
         safe = [(r, c) for r in range(5) for c in range(5) if (r, c) not in lake.holes]
         near = np.array([[abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for b in safe] for a in safe])
         reach, length = np.eye(len(safe), dtype=bool)[safe.index(lake.start)], 0
@@ -60,7 +60,7 @@ def test_known_map_word_for_word():
     environment = make_environment(FrozenLakeConfig())
     masked = make_environment(FrozenLakeConfig(masked=True))
     plain_start, masked_start = environment.reset_many([7])[0], masked.reset_many([7])[0]
-    lake = draw_lake(FrozenLakeConfig(), 7)
+    lake = lakes(FrozenLakeConfig()).of(7)
     cells = [row.split() for row in plain_start.observation.splitlines()]
     assert cells[lake.start[0]][lake.start[1]] == "@" and cells[lake.goal[0]][lake.goal[1]] == "G"
     assert {(r, c) for r in range(4) for c in range(4) if cells[r][c] == "H"} == lake.holes
@@ -75,7 +75,7 @@ def test_holes_borders_limits_and_illegal_actions():
     environment = make_environment(config)
     fell = stayed = False
     for seed in range(60):
-        lake = draw_lake(config, seed)
+        lake = lakes(config).of(seed)
         for action in ACTIONS:
             start = environment.reset_many([seed])[0]
             step = environment.step_many({0: action})[0]

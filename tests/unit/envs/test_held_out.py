@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from crl.config import FamilyConfig, FrozenLakeConfig, MiniHackConfig, RealmsConfig, SeedRange, ShrinesConfig
-from crl.envs import check_environment, kinds, make_environment
+from crl.envs import _KINDS, check_environment, make_environment
 from crl.envs.frozenlake import lakes
 from crl.envs.levels import BLOCK, REPEATS, Levels, is_held_out
 from crl.envs.realms import layouts
@@ -64,7 +64,7 @@ def made():
 
 
 def test_every_registered_environment_is_proved_here():
-    assert {config.kind for config, _ in CASES} == set(kinds())
+    assert {config.kind for config, _ in CASES} == set(_KINDS)
 
 
 @EVERY

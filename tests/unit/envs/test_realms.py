@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crl.config import RealmsConfig
 from crl.envs.levels import is_held_out
-from crl.envs.realms import PRACTICE_REALMS, RealmsEnvironment, draw_layout, hidden_rule, note
+from crl.envs.realms import PRACTICE_REALMS, RealmsEnvironment, hidden_rule, layouts, note
 from crl.errors import BadInput
 from crl.protocols import StopReason
 
@@ -58,7 +58,7 @@ def test_the_goal_before_the_key_and_a_decoy_are_deadly_and_a_wall_costs_a_turn(
     environment = RealmsEnvironment(RealmsConfig(realm=1, world=2, max_turns=6))
     endings = {}
     for seed in range(200):
-        layout = draw_layout(environment.config, seed)
+        layout = layouts(environment.config).of(seed)
         for action in ("up", "down", "left", "right"):
             environment.reset_many([seed])
             step = environment.step_many({0: action})[0]
@@ -100,17 +100,16 @@ def test_layouts_and_rules_of_evaluation_are_held_out(
     config = RealmsConfig(
         realm=realm, world=world, side=side, objects=objects, longest_path=8, practice=practice, held_out_from=1000
     )
+    drawn = layouts(config)
     for seed in (0, 1, 999):
-        assert not is_held_out(draw_layout(config, seed).text())
+        assert not is_held_out(drawn.of(seed).text())
     for seed in (1000, 1001, 5000):
-        assert is_held_out(draw_layout(config, seed).text())
+        assert is_held_out(drawn.of(seed).text())
 
 
 def test_practice_never_shows_the_rule_of_a_world() -> None:
     practice = RealmsConfig(practice=True)
-    shown = {
-        (layout.realm, layout.key, layout.goal) for layout in (draw_layout(practice, seed) for seed in range(6000))
-    }
+    shown = {(layout.realm, layout.key, layout.goal) for layout in map(layouts(practice).of, range(6000))}
     worlds = {
         (realm, *hidden_rule(RealmsConfig(realm=realm, world=world))) for realm in range(16) for world in range(200)
     }
@@ -137,11 +136,11 @@ def test_sizes_that_cannot_be_won_are_refused_by_name(monkeypatch: pytest.Monkey
     monkeypatch.setattr("crl.envs.realms._DRAWS", 1)
     with pytest.raises(BadInput, match="finds no level of training"):
         for seed in range(100):
-            draw_layout(RealmsConfig(longest_path=2, held_out_moves=2), seed)
+            layouts(RealmsConfig(longest_path=2, held_out_moves=2)).of(seed)
 
 
 def test_layout_text_lists_symbols_in_order_of_cells() -> None:
-    layout = draw_layout(CONFIG, 5)
+    layout = layouts(CONFIG).of(5)
     words = layout.text().split()
     cells = [int(word.split("@")[1]) for word in words[:-2]]
     assert cells == sorted(cells) and words[-2:] == ["at", f"p{layout.start}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.config import Method, RealmsConfig
-from crl.envs.realms import RealmsEnvironment, draw_layout, note
+from crl.envs.realms import RealmsEnvironment, layouts, note
 from crl.errors import BadInput
 from crl.extractor.parse import parse_output
 from crl.policies.chat import ChatFormat
@@ -53,7 +53,7 @@ def shown(chat: Chat, method: Method, **changes: object) -> list[Demonstration]:
 
 def test_every_demonstration_is_won_with_a_true_plan(chat: Chat, method: Method) -> None:
     for each in shown(chat, method, slips=0.0):
-        layout = draw_layout(method.families[0].environment, each.task.environment_seed)  # type: ignore[arg-type]
+        layout = layouts(method.families[0].environment).of(each.task.environment_seed)  # type: ignore[arg-type]
         key, goal = layout.key, layout.goal
         plan = f"{key} {key}@{layout.cells[key]} {goal} {goal}@{layout.cells[goal]} "
         assert each.episode.success and each.generation.output.startswith(plan)
@@ -62,7 +62,7 @@ def test_every_demonstration_is_won_with_a_true_plan(chat: Chat, method: Method)
 def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, method: Method) -> None:
     seen = {"full": 0, "partial": 0, "none": 0}
     for each in shown(chat, method, episodes=600, full=0.5, partial=0.25):
-        layout = draw_layout(method.families[0].environment, each.task.environment_seed)  # type: ignore[arg-type]
+        layout = layouts(method.families[0].environment).of(each.task.environment_seed)  # type: ignore[arg-type]
         kinds = {note(layout.key, layout.goal): "full", f"take {layout.key}": "partial", None: "none"}
         seen[kinds[each.episode.experience]] += 1
     assert all(
@@ -122,7 +122,7 @@ def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_a
         for each in wave:
             text = each.operations[0].text
             words = each.generation.prompt.split("Action: ")[1].split()
-            layout = draw_layout(environment, int((each.distillation.episode_id or "").split("-")[1]))
+            layout = layouts(environment).of(int((each.distillation.episode_id or "").split("-")[1]))
             success = "success" in each.generation.prompt
             won += success
             assert text == note(layout.key, layout.goal) if success else text != note(words[0], words[2])
