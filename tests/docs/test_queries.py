@@ -269,7 +269,8 @@ def seconds(rows: Rows) -> list[tuple[Any, ...]]:
     for stage, listed in grouped(trained, lambda row: row[0]):
         taken = [each for _, each in listed]
         told.append((stage, len(taken), statistics.median(taken), max(taken), sum(taken) / whole))
-    return sorted(told, key=lambda row: (-row[4], row[0]))
+    # Equal shares may differ in their last bit, by the order in which they were added up.
+    return sorted(told, key=lambda row: (-round(row[4], 6), row[0]))
 
 
 def invalid_actions(rows: Rows) -> list[tuple[Any, ...]]:
