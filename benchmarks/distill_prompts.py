@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from crl.config import FamilyConfig
+from crl.config.load import load_experiment
 from crl.envs import make_environment
-from crl.experiment import load_experiment
 from crl.extractor.prompts import distill_messages
 from crl.policies import load_chat, resolve_model
 from crl.records import Episode, Turn

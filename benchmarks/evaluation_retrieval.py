@@ -21,9 +21,9 @@ from rich.table import Table
 from crl.config import Method
 from crl.engine.jobs import default_recipe, load_recipe
 from crl.engine.services import EngineServices, prepare_environment
+from crl.lab.study.statistics import Interval, interval, paired
 from crl.recipes.evaluate_again import evaluate_again
 from crl.run.directory import RunDirectory
-from crl.study.statistics import Interval, interval, paired
 
 
 def successes(run: RunDirectory, number: int | None) -> dict[str, float] | None:

@@ -55,9 +55,9 @@ def nothing(ctx: Any) -> None:
 def measure(way: str, rounds: int) -> dict[str, Any]:
     """Seconds of each round in this process, and its processor seconds a round."""
     import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
+    from crl.config.load import load_experiment, runs_root
     from crl.engine.driver import Driver, watch
     from crl.engine.events import Event, RoundDone
-    from crl.experiment import load_experiment, runs_root
     from crl.run.directory import RunDirectory
 
     marks: list[tuple[float, float]] = []

@@ -19,15 +19,15 @@ from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
+from crl.config.load import runs_root
 from crl.errors import CrlError
-from crl.experiment import runs_root
+from crl.lab.study.files import write_study
+from crl.lab.study.page import PAGE
+from crl.lab.study.plan import PlannedRun, chosen, plan_runs, study_directory
+from crl.lab.study.results import StudyResult
+from crl.lab.study.runs import Children, check_all, default_jobs, incomplete, make_warm_starts, only_one, run_one
+from crl.lab.study.table import study_markdown
 from crl.report.markdown import code, plain
-from crl.report.study_page import PAGE
-from crl.study.files import write_study
-from crl.study.plan import PlannedRun, chosen, plan_runs, study_directory
-from crl.study.results import StudyResult
-from crl.study.runs import Children, check_all, default_jobs, incomplete, make_warm_starts, only_one, run_one
-from crl.study.table import study_markdown
 from flows.label import label
 from flows.parameters import StudyChoice, study_from
 from flows.schedule import superseded

@@ -22,8 +22,8 @@ from prefect.logging import get_run_logger
 from pydantic import BaseModel, Field
 
 from crl.errors import CrlError, StageFailed
-from crl.rates import Rate
 from crl.records import Evaluation
+from crl.report.rates import Rate
 from flows.label import label
 from flows.parameters import RunPath, run_from
 from flows.schedule import superseded

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, WithJsonSchema, WrapValidator, create_model
 
-from crl.commands.places import find_run
+from crl.cli.places import find_run
 from crl.config import EnvironmentConfig, Experiment, FamilyConfig, Method, PromptSet
+from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
-from crl.experiment import load_experiment, parse_experiment, read_yaml
-from crl.study.config import Study, load_study
+from crl.lab.study.config import Study, load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

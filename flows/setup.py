@@ -88,8 +88,8 @@ def experiments() -> list[str]:
     """Names of all experiments at hand: the files of `conf/` and the run directories."""
     import yaml
 
-    from crl.commands.places import is_run
-    from crl.experiment import runs_root
+    from crl.cli.places import is_run
+    from crl.config.load import runs_root
 
     found = set()
     for path in sorted((ROOT / "conf").rglob("*.yaml")):

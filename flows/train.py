@@ -11,8 +11,8 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from crl.config import Experiment
+from crl.config.load import runs_root
 from crl.errors import CrlError
-from crl.experiment import runs_root
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
 from flows.label import label, rounds_text

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 import flows  # noqa: F401  (first: it turns telemetry off)
+from crl.config.load import runs_root
 from crl.engine.guardian import guard
 from crl.errors import CrlError, PortBusy, SetupFailed
-from crl.experiment import runs_root
 from flows.child import Child
 from flows.ending import end_flow_runs
 from flows.interface import interface_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.config import Experiment
-from crl.experiment import load_experiment
+from crl.config.load import load_experiment
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.redo import set_aside

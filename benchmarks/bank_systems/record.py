@@ -18,7 +18,7 @@ from bank_systems.base import Changes, Rows, bytes_below
 from crl.bank.changes import Change
 from crl.bank.segments import load_embeddings, new_segments, place, text_digest
 from crl.bank.snapshot import Snapshot
-from crl.experiment import load_experiment
+from crl.config.load import load_experiment
 from crl.recipes import recipe_of
 from crl.recipes.banks import recorded_bank
 from crl.recipes.consolidate import publish

@@ -13,7 +13,7 @@ from crl.bank.changes import Change, applied, stored
 from crl.bank.consolidate import Rules, consolidate
 from crl.bank.segments import new_segments, place, text_digest
 from crl.bank.snapshot import Snapshot
-from crl.experiment import load_experiment
+from crl.config.load import load_experiment
 from crl.recipes.timing import TIMINGS
 from crl.records import (
     BankChange,

@@ -2,7 +2,7 @@
 
 Every field has a description and a bound: it becomes the form in the Prefect UI and the text of `crl doctor`. Models
 are frozen and refuse unknown keys. `method` holds whatever can change a number; a changed method is a new experiment.
-Reading a YAML file and resolving the prompt file it names is in `crl/experiment.py`.
+Reading a YAML file and resolving the prompt file it names is in `crl/config/load.py`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crl.answers import after_thoughts
 from crl.config import AskPrompt, Method
 from crl.extractor.outputs import Prompt, SeedOf, room_for_prompt, sample_outputs, token_record
 from crl.extractor.prompts import ask_messages
 from crl.protocols import Inquiry, Policy
 from crl.records import Generation
+from crl.text.answers import after_thoughts
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from crl.answers import json_part
+from crl.text.answers import json_part
 
 Format = Literal["json", "lines"]
 OutputKind = Literal["distill", "merge"]

@@ -18,7 +18,6 @@ import contextlib
 from collections.abc import Set
 from dataclasses import dataclass
 
-from crl.answers import after_thoughts, text_flaw
 from crl.config import PromptConfig
 from crl.extractor.formats import (
     Format,
@@ -28,6 +27,7 @@ from crl.extractor.formats import (
     ReasonCode,
     read_operations,
 )
+from crl.text.answers import after_thoughts, text_flaw
 
 
 @dataclass(frozen=True, slots=True)

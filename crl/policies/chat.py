@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from crl.answers import THOUGHT_TAG, after_thoughts
 from crl.errors import BadInput
+from crl.text.answers import THOUGHT_TAG, after_thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from crl.rates import NONE, Rate, wilson
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, nice_top, picture
+from crl.report.rates import NONE, Rate, wilson
 from crl.report.summary import RoundSummary, random_policy
 
 LIMIT = 120

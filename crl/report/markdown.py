@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import CrlError
-from crl.rates import Rate
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import learning_curve
 from crl.report.diff import KINDS, BankDiff, Change
+from crl.report.rates import Rate
 from crl.report.summary import RoundSummary, random_policy
 
 SHOWN_CHANGES = 60

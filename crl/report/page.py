@@ -245,7 +245,7 @@ def _words(name: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    from crl.commands.screen import seconds_text
+    from crl.cli.screen import seconds_text
 
     return seconds_text(seconds)
 

@@ -1,4 +1,4 @@
-"""The round tables of a run as an SVG picture. That of the README is made by `crl/commands/readme.py`."""
+"""The round tables of a run as an SVG picture. That of the README is made by `crl/cli/readme.py`."""
 
 from __future__ import annotations
 

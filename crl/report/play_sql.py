@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crl.rates import Z
+from crl.report.rates import Z
 
 TIMINGS = """
 SELECT
@@ -60,4 +60,4 @@ SCALARS = {
     "wilson_low(won, games)": f"if(won = 0, 0.0, {_END.format(sign='-')})",
     "wilson_high(won, games)": f"if(won = games, 1.0, {_END.format(sign='+')})",
 }
-"""Macros that views stand on: the ends of the 95 % interval of `won` games of `games`, as `crl/rates.py`."""
+"""Macros that views stand on: the ends of the 95 % interval of `won` games of `games`, as `crl/report/rates.py`."""

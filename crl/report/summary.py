@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crl.rates import NONE, Rate
+from crl.report.rates import NONE, Rate
 from crl.report.views import reading
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from crl.rates import Rate, wilson
 from crl.records import EntryScore, rows_of, rows_with
 from crl.report.charts import Bar, Chart, bar_chart
+from crl.report.rates import Rate, wilson
 
 if TYPE_CHECKING:
     from crl.bank.snapshot import Snapshot

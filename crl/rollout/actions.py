@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from crl.answers import after_thoughts
+from crl.text.answers import after_thoughts
 
 ActionFormat = Literal["tag", "word"]
 

@@ -19,7 +19,7 @@ from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.records import Generation, Judgement, Retrieval, Task
 from crl.rollout.prompts import prompt_text
 from crl.rollout.verdicts import Verdict, VerdictReason, malformed, parse_verdict
-from crl.templates import check, fill
+from crl.text.templates import check, fill
 
 BATCH = 16
 """Prompts a session: part of the numbers (a batch's composition can change a last digit), so it is fixed."""

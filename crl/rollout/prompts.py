@@ -1,8 +1,8 @@
 """What the actor reads: messages filled from the templates of a `PromptConfig`, and the check of these templates.
 
-Placeholders are filled by name in one pass (`crl/templates.py`), so braces in observations and experiences stay as they
-are. The experience comes last before the first observation, or at the end of the system text (`placement`, section 2 of
-the method notes): with `user`, guided and free members of a group share everything before it. The extractor's
+Placeholders are filled by name in one pass (`crl/text/templates.py`), so braces in observations and experiences stay as
+they are. The experience comes last before the first observation, or at the end of the system text (`placement`, section
+2 of the method notes): with `user`, guided and free members of a group share everything before it. The extractor's
 templates are filled and checked in `crl/extractor/prompts.py`.
 """
 
@@ -14,7 +14,7 @@ from typing import Literal
 
 from crl.config import PromptConfig, PromptSet
 from crl.errors import BadInput
-from crl.templates import check, fill, placeholders
+from crl.text.templates import check, fill, placeholders
 
 Placement = Literal["system", "user"]
 

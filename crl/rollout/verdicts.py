@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from crl.answers import after_thoughts, json_part, text_flaw
+from crl.text.answers import after_thoughts, json_part, text_flaw
 
 Form = Literal["json", "lines"]
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
-from crl.rates import wilson
+from crl.report.rates import wilson
 from crl.report.views import query
 from tests.browser.opened import Opened
 

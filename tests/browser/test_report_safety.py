@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from crl.rates import Rate
 from crl.records import Turn
 from crl.report.charts import bar_chart
 from crl.report.diff import BankDiff, Change
 from crl.report.history import History
 from crl.report.page import write_report
+from crl.report.rates import Rate
 from crl.report.usefulness import Standing, Usefulness
 from tests.browser.opened import Opened
 from tests.unit.report import builder

@@ -57,8 +57,8 @@ def test_every_crl_command_is_understood(where: str, command: str) -> None:
 
 @pytest.mark.parametrize("path", re.findall(r"\bconf/[\w/]+\.yaml", (ROOT / "README.md").read_text(encoding="utf-8")))
 def test_every_experiment_named_exists(path: str) -> None:
-    from crl.experiment import load_experiment
-    from crl.study.config import load_study
+    from crl.config.load import load_experiment
+    from crl.lab.study.config import load_study
 
     assert (load_study if path.startswith("conf/study/") else load_experiment)(ROOT / path).name
 

@@ -9,8 +9,8 @@ import pytest
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
 from crl.config import Experiment
+from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.experiment import load_experiment
 from tests.tiny_run import ROOT
 
 pytest.importorskip("prefect")

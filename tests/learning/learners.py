@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from crl.config import Experiment
+from crl.config.load import parse_experiment
 from crl.envs.frozenlake import lakes
-from crl.experiment import parse_experiment
 from crl.records import Credit, Distillation, Episode, Metric, Operation
 from crl.run.directory import RunDirectory
 from tests.learning import starts

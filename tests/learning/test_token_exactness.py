@@ -20,7 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from crl.config import Experiment
-from crl.experiment import parse_experiment
+from crl.config.load import parse_experiment
 from crl.policies import resolve_model
 from crl.records import Episode, Generation, Task, Turn, Weights
 from crl.rollout.play import waves_of

@@ -21,7 +21,7 @@ TYPED = [
 
 
 def test_every_subcommand_is_shown() -> None:
-    from crl.commands.bank import app
+    from crl.cli.bank import app
 
     shown = {shlex.split(line)[2] for line in TYPED}
     assert shown == {command.name for command in app.registered_commands}

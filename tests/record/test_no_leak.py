@@ -21,14 +21,14 @@ from crl.config import EnvironmentConfig, RealmsConfig
 from crl.envs.realms import ACTIONS, hidden_rule, layouts
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import distill_messages, prompt_text
+from crl.lab.study.config import load_study
+from crl.lab.study.plan import plan_runs
+from crl.lab.warm.make import make
 from crl.policies import load_chat
 from crl.policies.sources import resolve_model
 from crl.records import Distillation, Episode, Evaluation, Generation, Operation, Task, Turn, Weights, rows_of
 from crl.records.base import R
 from crl.run.directory import RunDirectory
-from crl.study.config import load_study
-from crl.study.plan import plan_runs
-from crl.warm.make import make
 from tests.learning.harness import rows, train
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setenv("CRL_MODELS", str(place / "models"))
         # It would play two thousand games to say how good the models are, which nothing here asks.
         for measure in ("_measure", "_measure_extractor"):
-            patch.setattr(f"crl.warm.make.{measure}", lambda *told: {})
+            patch.setattr(f"crl.lab.warm.make.{measure}", lambda *told: {})
         warm = make(place / "warm.yaml")
         planned = plan_runs(load_study(place / "study.yaml"), place / "runs")
         runs = {each.arm: train(each.experiment, each.path.parent, each.rounds) for each in planned}

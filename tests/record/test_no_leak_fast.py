@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 
 from crl.config import Method, RealmsConfig, SamplingConfig
+from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
 from crl.envs.realms import ACTIONS, hidden_rule, layouts, note
-from crl.experiment import load_experiment
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import ask_messages, distill_messages, merge_messages, prompt_text
+from crl.lab.warm.config import load_warm_start
+from crl.lab.warm.words import words_of
 from crl.policies import load_chat
 from crl.policies.miniature import write_miniature
 from crl.policies.sources import resolve_model, warm_directory
@@ -45,8 +47,6 @@ from crl.records import (
 from crl.rollout.critic import UNKNOWN, critic_messages
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.warm.config import load_warm_start
-from crl.warm.words import words_of
 from tests.learning.harness import rows
 
 CONF = Path(__file__).parents[2] / "conf"

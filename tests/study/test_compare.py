@@ -210,7 +210,7 @@ def test_an_interrupted_study_leaves_no_process_and_goes_on(
 
 def test_a_second_command_is_refused_while_one_works(finished_study: Finished) -> None:
     from crl.errors import LeaseHeld
-    from crl.study.runs import only_one
+    from crl.lab.study.runs import only_one
 
     with only_one(finished_study.directory):
         refused = crl(finished_study.runs, "compare", finished_study.file, code=LeaseHeld.exit_code, extra=fake())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from crl.study.results import StudyResult
-from crl.study.statistics import Interval
-from crl.study.table import interval_text, tables
+from crl.lab.study.results import StudyResult
+from crl.lab.study.statistics import Interval
+from crl.lab.study.table import interval_text, tables
 from tests.browser.opened import Opened
 from tests.study.conftest import Finished
 from tests.study.studies import ARMS, NAME, SEEDS

@@ -17,7 +17,7 @@ VOCABULARY = {"crl.config", "crl.records", "crl.errors", "crl.protocols"}
 ROOMS = ("bank", "extractor", "rollout", "learn")
 HELP = "from crl.cli import main\ntry:\n    main({})\nexcept SystemExit as end:\n    assert not end.code"
 # The command line is the front door: the one module that reaches up to the flows, by name and when it runs.
-FRONT_DOOR = "crl/commands/train.py"
+FRONT_DOOR = "crl/cli/train.py"
 
 
 def files(folder: str) -> list[Path]:
@@ -60,12 +60,12 @@ def test_model_libraries_stay_in_policies_learn_and_engine() -> None:
     allowed = ("crl/policies/", "crl/learn/", "crl/engine/")
     # `crl doctor` asks torch which GPU there is.
     found = [name for name in importers("crl", MODEL_LIBRARIES) if not name.startswith(allowed)]
-    assert found == ["crl/commands/doctor.py"]
+    assert found == ["crl/cli/doctor.py"]
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_do_not_know_each_other(room: str) -> None:
-    others = {f"crl.{name}" for name in (*ROOMS, "recipes", "engine", "report", "commands", "checks") if name != room}
+    others = {f"crl.{name}" for name in (*ROOMS, "recipes", "engine", "report", "cli", "lab", "checks") if name != room}
     for path in files(f"crl/{room}"):
         known = {".".join(module.split(".")[:2]) for module in imports(path)}
         assert not known & others, f"{path.relative_to(ROOT)} imports {sorted(known & others)}"
@@ -91,7 +91,7 @@ def loaded_after(statement: str) -> set[str]:
     "statement",
     [
         "import crl",
-        "import crl.config, crl.records, crl.protocols, crl.experiment",
+        "import crl.config, crl.records, crl.protocols, crl.config.load",
         HELP.format(["--help"]),
         HELP.format(["train", "--help"]),
         "import crl.report.views, crl.report.summary, crl.report.bank, crl.run.directory",

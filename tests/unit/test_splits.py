@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from crl.experiment import load_experiment
+from crl.config.load import load_experiment
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = [

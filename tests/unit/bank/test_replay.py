@@ -16,8 +16,8 @@ from crl.bank.replay import replay, replayed_banks, replayed_digests
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import STORAGE, Snapshot
 from crl.config import Method
+from crl.config.load import load_experiment
 from crl.errors import RecordDamaged
-from crl.experiment import load_experiment
 from crl.recipes import recipe_of
 from crl.recipes.banks import tables_of
 from crl.recipes.consolidate import publish

@@ -20,7 +20,7 @@ def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, fake: Path) -> 
 
 
 def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crl.commands import doctor
+    from crl.cli import doctor
 
     monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from crl.commands.live import LiveProgress, progress_text, time_left
-from crl.commands.screen import seconds_text
+from crl.cli.live import LiveProgress, progress_text, time_left
+from crl.cli.screen import seconds_text
 from crl.engine import events
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from crl.commands.status import last_failure, running_stage
+from crl.cli.status import last_failure, running_stage
 from tests.unit.cli.conftest import Outcome
 from tests.unit.report.builder import NEW, OLD
 

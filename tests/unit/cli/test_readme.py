@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crl.commands.readme import COLUMNS, blocks, inserted, main
+from crl.cli.readme import COLUMNS, blocks, inserted, main
 from crl.report.views import query
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 

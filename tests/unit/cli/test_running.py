@@ -96,7 +96,7 @@ def test_an_interrupt_says_how_to_go_on(crl: Crl, fake: Path, monkeypatch: pytes
 
 
 def test_a_second_process_is_refused_with_the_owner_named(crl: Crl, fake: Path, runs: Path) -> None:
-    from crl.experiment import load_experiment
+    from crl.config.load import load_experiment
     from crl.run.directory import RunDirectory
 
     run = RunDirectory.create_or_open(load_experiment(fake), runs)
@@ -132,7 +132,7 @@ def test_bad_input_is_refused_before_work_starts(
 
 
 def test_a_changed_method_names_the_keys(crl: Crl, fake: Path, runs: Path) -> None:
-    from crl.experiment import load_experiment
+    from crl.config.load import load_experiment
     from crl.run.directory import RunDirectory
 
     RunDirectory.create_or_open(load_experiment(fake), runs)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.config import ShrinesConfig
+from crl.config.load import load_experiment
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.envs.shrines import (
     NAMES,
@@ -22,7 +23,6 @@ from crl.envs.shrines import (
     hidden_rule,
 )
 from crl.errors import BadInput
-from crl.experiment import load_experiment
 from crl.protocols import Judge, Lesson, StopReason, Teacher
 from crl.records import Episode, Turn
 

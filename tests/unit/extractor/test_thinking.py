@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from crl.config import RoleConfig
+from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.experiment import load_experiment
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.policies import load_chat, resolve_model
 from crl.policies.language_model import load_policy

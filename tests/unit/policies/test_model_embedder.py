@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.experiment import load_experiment
 from crl.policies.embedder_sources import check_embedder, resolve_embedder
 from crl.policies.embedders import ModelEmbedder, load_embedder
 from crl.preflight import check_ready

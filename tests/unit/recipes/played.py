@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from crl.config import Experiment, SamplingConfig
+from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.envs import make_environment
-from crl.experiment import load_experiment
 from crl.policies.embedders import LexicalEmbedder
 from crl.protocols import Sampled, StopReason
 from crl.recipes import recipe_of

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from crl.config import Experiment, SamplingConfig
+from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_part, execute_stage
 from crl.engine.services import EngineServices
-from crl.experiment import parse_experiment
 from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of

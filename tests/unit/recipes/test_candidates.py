@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.experiment import load_experiment
+from crl.config.load import load_experiment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.context import StageContext
 from crl.records import Distillation, Generation, Operation, rows_of, schema_of, table_of

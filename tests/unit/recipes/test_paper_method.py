@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from crl.config import Experiment
+from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.experiment import load_experiment
 from crl.policies import resolve_model
 from crl.preflight import check_ready, checks
-from crl.prompt_checks import check_placeholders
+from crl.preflight.prompts import check_placeholders
 from crl.protocols import Policy
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from crl.config import Method, ShrinesConfig
+from crl.config.load import load_experiment
 from crl.envs.shrine_notes import read_claim
 from crl.envs.shrines import NAMES, PRACTICE_NAMES, hidden_rule
 from crl.errors import BadInput
-from crl.experiment import load_experiment
 from crl.records import Distillation, Episode, Evaluation, Metric, Operation, Sample, Turn
 from crl.run.directory import RunDirectory
 from tests.learning.harness import rows, train
@@ -90,7 +90,7 @@ def test_held_out_games_are_played_at_the_shrines_of_the_task(run: RunDirectory)
 
 
 def test_demonstrations_that_would_tell_the_answer_or_cannot_be_had_are_refused(tmp_path: Path) -> None:
-    from crl.combinations import check_combinations
+    from crl.preflight.combinations import check_combinations
 
     with pytest.raises(BadInput, match="hidden rule") as caught:
         check_combinations(told("oracle"))

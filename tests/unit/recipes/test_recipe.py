@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.experiment import load_experiment
 from crl.recipes import recipe_of
 from crl.recipes.context import StageContext
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from crl.config import Experiment
-from crl.experiment import load_experiment
+from crl.config.load import load_experiment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
 from crl.recipes.banks import recorded_bank

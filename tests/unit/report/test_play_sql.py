@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from crl.rates import wilson
 from crl.report.page import render
 from crl.report.play_charts import play_charts
 from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
+from crl.report.rates import wilson
 from crl.report.summary import Cost, summarise
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory

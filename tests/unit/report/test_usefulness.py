@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from crl.bank.snapshot import Snapshot
-from crl.rates import Rate, wilson
 from crl.records import EntryScore
+from crl.report.rates import Rate, wilson
 from crl.report.usefulness import Standing, judge
 from tests.unit.report.builder import bank_entry
 

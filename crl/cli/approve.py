@@ -1,0 +1,123 @@
+"""`crl approve`: show what a round asks of the bank and decide about it, with or without a Prefect server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crl.cli.bank import show_diff
+from crl.cli.places import RunArgument, find_run, shown
+from crl.errors import ApprovalPending, BadInput
+
+if TYPE_CHECKING:
+    from crl.engine.approvals import PendingApproval
+    from crl.recipes.stage import Recipe
+    from crl.run.decisions import Decision
+    from crl.run.directory import RunDirectory
+
+
+def approve(
+    run: RunArgument,
+    round: Annotated[int | None, typer.Option(min=0, help="Round to decide about; default the one that waits.")] = None,
+    reject: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Refuse this operation, approve the rest; repeatable.")
+    ] = None,
+    reject_all: Annotated[bool, typer.Option("--reject-all", help="Refuse everything the round asks for.")] = False,
+    person: Annotated[str | None, typer.Option(help="Who decides; default your login name.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why; it stands in the record.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only show what would change; decide nothing.")] = False,
+) -> None:
+    """Show what a round asks of the bank, and decide about it. In whole, in part, or not at all.
+
+    The first decision holds.
+    """
+    from crl.cli.screen import console
+    from crl.engine.approvals import check_choices, decide, login_name
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes.approve import refusals_of
+    from crl.report.diff import proposed_diff
+    from crl.run.directory import RunDirectory
+
+    if reject and reject_all:
+        raise BadInput("--reject and --reject-all together", expected="ids to refuse, or everything")
+    path = find_run(run)
+    directory = RunDirectory.open(path)
+    asked = _question(directory, load_recipe(default_recipe(), directory.method), round)
+    who = login_name() if person is None else person
+    refused = list(asked.choices) if reject_all else check_choices(asked, reject or [])
+    out = console()
+    reasons = refusals_of(refused, who, reason)
+    if asked.decision is not None:
+        reasons = refusals_of(asked.refused(asked.decision), asked.decision.person, asked.decision.reason)
+    show_diff(proposed_diff(path, asked.round, reasons))
+    if show:
+        said = f"decided: {asked.decision.told()}" if asked.decision else "nothing was decided; to approve it:"
+        out.print(said, soft_wrap=True)
+        out.print(f"  {_next(path, asked.decision)}", soft_wrap=True)
+        return
+    decision = decide(asked, approve=not reject_all, reject=refused if reject else [], person=who, reason=reason)
+    first = "" if asked.decision is None else "decided already: "
+    out.print(f"round {asked.round}: {first}{decision.told()}", soft_wrap=True)
+    out.print(_next(path, decision), soft_wrap=True)
+
+
+def say_pending(error: ApprovalPending, path: Path) -> None:
+    """What a run that waits for a person ends with: nothing failed, and what to type."""
+    from crl.cli.screen import console
+
+    out = console()
+    out.print(f"\n{error.found}", soft_wrap=True)
+    out.print("nothing failed: every complete stage is kept, and nothing runs any more. next:")
+    where = shown(path)
+    for command, purpose in (
+        (f"crl approve {where} --show", "what would change"),
+        (f"crl approve {where}", "approve it, or --reject ID, or --reject-all"),
+        (f"crl resume {where}", "go on after that"),
+    ):
+        out.print(f"  {command:<{len(where) + 20}}   {purpose}", soft_wrap=True)
+
+
+def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> PendingApproval:
+    """What is to be decided, or was decided and has not been used yet. Raises BadInput where there is nothing."""
+    from crl.engine.approvals import questions
+    from crl.run.decisions import load_decision
+
+    stages = (*recipe.preparation, *recipe.stages)
+    if not any(stage.waits_for is not None and stage.due(run.method, 1) for stage in stages):
+        raise BadInput(
+            f"{run.path} asks nobody: its bank is published without approval",
+            expected="an experiment with method.approve_bank: true",
+        )
+    found = questions(run, recipe, round_number)
+    for each in found:
+        if each.decision is None:
+            return each
+    if found:
+        return found[-1]
+    if round_number is None:
+        nothing = f"nothing in {run.path} waits for a decision"
+    else:
+        nothing = f"round {round_number} of {run.path} does not wait for a decision"
+        used = load_decision(run.path, round_number)
+        if used is not None and run.is_complete(round_number, used.stage):
+            nothing = f"round {round_number} was decided and its bank is published: {used.told()}"
+    raise BadInput(
+        nothing,
+        expected="a round whose operations are complete and whose bank is not published",
+        next_step=f"`crl status {shown(run.path)}` says what is awaited, "
+        f'`crl sql {shown(run.path)} "FROM approvals"` what was decided',
+    )
+
+
+def _next(path: Path, decision: Decision | None) -> str:
+    """What to type after a decision, or to make one."""
+    from crl.run.lease import lease_state
+
+    if decision is None:
+        return f"crl approve {shown(path)}"
+    owner = lease_state(path)
+    if owner is not None and owner.live:
+        return f"the run goes on by itself: process {owner.owner.pid} on {owner.owner.host} waits for this"
+    return f"next: crl resume {shown(path)}"

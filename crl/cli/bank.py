@@ -1,0 +1,279 @@
+"""`crl bank …`: what the bank held after a round, what changed, why an entry is there, what is near a text.
+
+Export and import are in `bank_transfer.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.bank_transfer import export_bank, import_bank
+from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.sql import Format
+
+if TYPE_CHECKING:
+    from crl.report.bank import ShownEntry
+    from crl.report.diff import BankDiff
+
+app = typer.Typer(
+    help="The experience bank after any round. Its entries, why each is there, what changed; to export and import.",
+    no_args_is_help=True,
+)
+app.command("export")(export_bank)
+app.command("import")(import_bank)
+
+_ALL = 200
+"""Entries that are listed without being asked for all."""
+_PAGE = 50
+"""Entries listed of a larger bank."""
+
+RoundOption = Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")]
+FamilyOption = Annotated[str | None, typer.Option(help="Only this task family.")]
+
+
+class Order(StrEnum):
+    """In which order entries are listed: as `crl.report.bank.Sort`, which is slow to import."""
+
+    age = "age"
+    newest = "newest"
+    uses = "uses"
+    credit = "credit"
+    harm = "harm"
+
+
+class Plain(StrEnum):
+    """For people, or for programs."""
+
+    text = "text"
+    json = "json"
+
+
+PlainOption = Annotated[Plain, typer.Option("--format", help="For people, or as JSON.")]
+
+
+@app.command("show")
+def show(
+    run: RunArgument,
+    round: RoundOption = None,
+    family: FamilyOption = None,
+    sort: Annotated[
+        Order | None,
+        typer.Option(help="age: oldest first; newest; uses; credit: best first; harm: worst first. Default age."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help=f"So many entries, 0 for all. Default all; of more than {_ALL} in a table, {_PAGE} by uses."
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
+) -> None:
+    """List the bank after a round. Text, age, how often each entry guided an episode and with what outcome."""
+    from crl.report.bank import BankAfter, Sort
+    from crl.run.directory import RunDirectory
+
+    path = find_run(run)
+    bank = BankAfter(RunDirectory.open(path), round)
+    rows = bank.rows(family)
+    paged = limit is None and format is Format.table and len(rows) > _ALL
+    order = Sort((sort or (Order.uses if paged else Order.age)).value)
+    most = _PAGE if paged else limit or None
+    entries = bank.entries(bank.sorted(rows, order)[:most])
+    if format is not Format.table:
+        _print_rows([_plain(entry) for entry in entries], format, list(_NAMES))
+        return
+    _print_entries(entries, title=f"bank after round {bank.round}")
+    from crl.cli.screen import console
+
+    out = console()
+    if not entries:
+        out.print(f"the bank after round {bank.round} is empty{f' in family {family}' if family else ''}")
+        return
+    of = f"{len(entries)} entries" if len(entries) == len(rows) else f"{len(entries)} of {len(rows):,} entries"
+    how = "" if len(entries) == len(rows) else f" ({_TOLD[order.value]}; all: --limit 0)"
+    out.print(f"{of}{how}; where one comes from: crl bank why {shown(path)} {entries[0].entry_id}", soft_wrap=True)
+
+
+@app.command("diff")
+def diff(
+    run: RunArgument,
+    round: Annotated[int, typer.Argument(metavar="ROUND", min=0, help="Round that published its bank.")],
+    last: Annotated[
+        int | None, typer.Argument(metavar="[LATER]", min=0, help="A later round: the difference between the two.")
+    ] = None,
+    format: PlainOption = Plain.text,
+) -> None:
+    """Say what a round did to the bank, or two rounds. With texts and reasons; of two, what became of it in between."""
+    import dataclasses
+
+    from crl.cli.screen import console, print_listing
+
+    path = find_run(run)
+    if last is None:
+        from crl.report.diff import bank_diff
+
+        found = bank_diff(path, round)
+        if format is Plain.json:
+            _print_json({**dataclasses.asdict(found), "counts": found.counts()})
+        else:
+            show_diff(found)
+        return
+    from crl.report.net_diff import net_diff, net_listing
+
+    difference = net_diff(path, round, last)
+    if format is Plain.json:
+        _print_json(difference.plain())
+        return
+    out = console()
+    out.print(difference.headline(), soft_wrap=True)
+    if difference.changes:
+        print_listing(out, net_listing(difference))
+
+
+def show_diff(diff: BankDiff) -> None:
+    """Print a bank diff: its headline, then one row per change."""
+    from crl.cli.screen import console, print_listing
+    from crl.report.diff import diff_listing
+
+    out = console()
+    out.print(diff.headline(), soft_wrap=True)
+    if diff.changes:
+        print_listing(out, diff_listing(diff))
+
+
+UntilOption = Annotated[int | None, typer.Option(min=0, help="As it stood after this round; default now.")]
+EntryArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the experience, from `crl bank show`.")]
+
+
+@app.command("why")
+def why(
+    run: RunArgument,
+    entry: EntryArgument,
+    round: UntilOption = None,
+    full: Annotated[bool, typer.Option("--full", help="Prompts and outputs whole, not their ends only.")] = False,
+    format: PlainOption = Plain.text,
+) -> None:
+    """Say where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
+    from crl.cli.screen import console
+    from crl.report.why import why as story_of
+    from crl.report.why_tree import why_tree
+
+    story = story_of(find_run(run), entry, until=round)
+    if format is Plain.json:
+        _print_json(story.plain())
+    else:
+        console().print(why_tree(story, full=full))
+
+
+@app.command("history")
+def history(
+    run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
+) -> None:
+    """List what happened to an experience, one line per event. Who asked, what its text was and became, how it did."""
+    from crl.cli.screen import console, print_listing
+    from crl.report import entry_history
+    from crl.report.why import why as story_of
+
+    story = story_of(find_run(run), entry, until=round)
+    happenings = entry_history.history(story)
+    if format is Plain.json:
+        _print_json(entry_history.plain(happenings))
+        return
+    out = console()
+    out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
+    print_listing(out, entry_history.history_listing(happenings))
+
+
+@app.command("search")
+def search(
+    run: RunArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to look for, such as a game's goal.")],
+    round: RoundOption = None,
+    family: FamilyOption = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, max=10_000, help="Entries to show.")] = 10,
+    lexical: Annotated[bool, typer.Option("--lexical", help="Look for the words; needs no model.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
+) -> None:
+    """Find the entries nearest to a text. By the embedder the run retrieves with, or by words."""
+    from crl.cli.screen import console
+    from crl.report.bank import BankAfter
+    from crl.report.search import search as find
+    from crl.report.search import search_words
+    from crl.run.directory import RunDirectory
+
+    bank = BankAfter(RunDirectory.open(find_run(run)), round)
+    if lexical:
+        hits = search_words(bank, text, family=family, most=number)
+    else:
+        from crl.engine.services import EngineServices, prepare_environment
+
+        # Before torch is imported: this process is the engine here.
+        os.environ.update(prepare_environment(bank.run.method.threads))
+        hits = find(bank, text, EngineServices(bank.run).embedder(), family=family, most=number)
+    score = "words" if lexical else "cosine"
+    if format is not Format.table:
+        _print_rows([{score: hit.score, **_plain(hit.entry)} for hit in hits], format, [score, *_NAMES])
+    elif not hits:
+        console().print(f"nothing found in the bank after round {bank.round}")
+    else:
+        _print_entries(
+            [hit.entry for hit in hits],
+            title=f"bank after round {bank.round}, nearest first",
+            score=(score, [hit.score for hit in hits]),
+        )
+
+
+_TOLD = {
+    "age": "the oldest first", "newest": "the newest first", "uses": "the most used first",
+    "credit": "the best first", "harm": "the worst first",
+}  # fmt: skip
+_NAMES = (
+    "entry_id", "family", "version", "created_round", "updated_round", "retrieved", "uses", "mean_outcome",
+    "embedder_cut", "text",
+)  # fmt: skip
+
+
+def _plain(entry: ShownEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in _NAMES}
+
+
+def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, list[float]] | None = None) -> None:
+    from rich.text import Text
+
+    from crl.cli.screen import console, print_listing
+    from crl.report.listing import Listing
+
+    if not entries:
+        return
+    rows = []
+    for row, entry in enumerate(entries):
+        credit = "–" if entry.mean_outcome is None else f"{entry.mean_outcome:+.2f}"
+        cut = "  (longer than the embedder reads: found by its beginning alone)" if entry.embedder_cut else ""
+        cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text + cut)
+        first = [Text(f"{score[1][row]:.3f}")] if score else []
+        rows.append([*first, *(Text(str(cell)) for cell in cells)])
+    names = [*([score[0]] if score else []), "entry", "family", "version", "round", "uses", "credit", "experience"]
+    right = {"version", "round", "uses", "credit", score[0] if score else ""}
+    print_listing(console(), Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))
+
+
+def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) -> None:
+    """Rows for programs: CSV with a header, or one JSON object per line."""
+    if format is Format.csv:
+        writer = csv.DictWriter(sys.stdout, names)
+        writer.writeheader()
+        writer.writerows(rows)
+        return
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=1))

@@ -1,0 +1,172 @@
+"""`crl bank export` and `crl bank import`: a bank leaves a run and becomes the beginning of another experiment."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.places import RunArgument, find_run, shown
+from crl.errors import BadInput
+from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
+
+if TYPE_CHECKING:
+    from crl.run.directory import RunDirectory
+    from crl.transfer.gather import Gathered
+
+
+def export_bank(
+    run: RunArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to; must not exist yet.")],
+    round: Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")] = None,
+    format: Annotated[
+        Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
+    ] = Format.parquet,
+    embeddings: Annotated[bool | None, typer.Option(help="With the vectors; default yes, but not for jsonl.")] = None,
+) -> None:
+    """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
+    from crl.cli.screen import console
+    from crl.transfer.folder import write_folder
+    from crl.transfer.gather import gather
+    from crl.transfer.rows import TABLES
+
+    vectors = format is not Format.jsonl if embeddings is None else embeddings
+    if to.exists():
+        raise BadInput(f"{to} is there already", expected="a folder that does not exist yet")
+    provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
+    out = console()
+    out.print(
+        f"{provenance['entries']} entries of {provenance['experiment']}, bank after round {provenance['round']}, "
+        f"snapshot {provenance['snapshot_digest'][:12]}"
+    )
+    for name in TABLES:
+        relative = file_of(name, format)
+        out.print(f"  {to / relative}: {provenance['files'][relative]['rows']} rows", soft_wrap=True)
+    out.print(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table", soft_wrap=True)
+    if format is Format.huggingface:
+        out.print(f"  {to / CARD}: the dataset card", soft_wrap=True)
+        out.print(f'in Python: datasets.load_dataset("{to}", split="train")', soft_wrap=True)
+    out.print(f"to begin another experiment with it: crl bank import conf/NAME.yaml {to}", soft_wrap=True)
+
+
+def import_bank(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A YAML file, or an experiment whose round 0 is not made yet.")
+    ],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder that `crl bank export` wrote, or another run.")
+    ],
+    round: Annotated[
+        int | None, typer.Option(min=0, help="Of a run: the bank after this round; default the newest.")
+    ] = None,
+    family: Annotated[
+        list[str] | None, typer.Option(metavar="FROM=TO", help="A task family there and its name here; repeatable.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Where run directories lie; default $CRL_RUNS or ./runs.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As you will type it at `crl train`.")
+    ] = None,
+) -> None:
+    """Begin an experiment with the bank of another one. Every entry keeps its provenance; counters start at zero."""
+    from crl.cli.screen import console
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.transfer.take import take
+
+    families = parse_families(family or [])
+    gathered = _source(source, round)
+    directory = _target(target, runs, set or [], gathered, families)
+    taken = take(directory, load_recipe(default_recipe(), directory.method), gathered, families)
+    where = gathered.provenance
+    out = console()
+    counts = ", ".join(f"{count} in family {name}" for name, count in sorted(taken.entries.items()))
+    out.print(
+        f"{directory.experiment_name} begins with {sum(taken.entries.values())} entries of {where['experiment']}, bank "
+        f"after round {where['round']}: {counts}",
+        soft_wrap=True,
+    )
+    if taken.repeated:
+        out.print("it was imported before: nothing changed")
+    for reason, count in sorted(taken.left_out.items()):
+        out.print(f"left out: {count} ({_REASONS[reason]})")
+    out.print("uses, outcomes and retrieval counts start at zero; those of the source stand in `imported_entries`")
+    out.print(f"next: {_next(target, directory, runs, set or [])}", soft_wrap=True)
+
+
+_REASONS = {
+    "capacity_fifo": "the family is full: the newest were kept",
+    "capacity_least_useful": "the family is full: the most useful were kept",
+    "text_too_long": "longer than method.distill.max_characters",
+    "duplicate": "the family has the text already",
+}
+
+
+def parse_families(pairs: list[str]) -> dict[str, str]:
+    """`lake=pond` to {"lake": "pond"}. Raises BadInput."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        source, separator, target = pair.partition("=")
+        if not separator or not source or not target or source in found:
+            raise BadInput(f"--family {pair!r} maps nothing", expected="FROM=TO, such as --family lake=pond")
+        found[source] = target
+    return found
+
+
+def _next(target: str, directory: RunDirectory, runs: Path | None, pairs: list[str]) -> str:
+    """The command that trains the experiment."""
+    if not _is_config(target):
+        return f"crl resume {shown(directory.path)} --rounds 3"
+    words = ["crl", "train", target, *(["--runs", str(runs)] if runs is not None else [])]
+    return shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
+
+
+def _is_config(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
+
+
+def _source(name: str, round_number: int | None) -> Gathered:
+    from crl.transfer.folder import is_export, read_folder
+    from crl.transfer.gather import gather
+
+    if not is_export(Path(name)):
+        return gather(_source_run(name), round_number)
+    found = read_folder(Path(name))
+    if round_number is not None and round_number != found.provenance["round"]:
+        raise BadInput(
+            f"--round {round_number}: {name} holds the bank after round {found.provenance['round']}",
+            expected="no --round with an exported bank",
+        )
+    return found
+
+
+def _source_run(name: str) -> Path:
+    try:
+        return find_run(name)
+    except BadInput as error:
+        raise BadInput(
+            f"there is no run and no exported bank {name!r}",
+            expected=f"a folder that `crl bank export` wrote, {error.expected}",
+            where=error.where,
+            next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
+        ) from None
+
+
+def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, families: dict[str, str]) -> RunDirectory:
+    """The experiment, made where a YAML file names one that is not there and the bank fits it. Raises BadInput."""
+    from crl.cli.train import parse_overrides
+    from crl.config.load import load_experiment, runs_root
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.run.directory import RunDirectory
+    from crl.transfer.take import check_fits
+
+    if not _is_config(name):
+        if runs is not None or pairs:
+            raise BadInput(f"--runs and --set with the run {name}", expected="them with a YAML file only")
+        return RunDirectory.open(find_run(name))
+    overrides: dict[str, Any] = parse_overrides(pairs)
+    if runs is not None:
+        overrides["runtime.runs"] = str(runs)
+    loaded = load_experiment(name, overrides)
+    check_fits(loaded.method, load_recipe(default_recipe(), loaded.method), bank, families)
+    return RunDirectory.create_or_open(loaded, runs_root(loaded))

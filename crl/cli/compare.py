@@ -1,0 +1,171 @@
+"""`crl compare`: every arm and seed of a study as a run of its own, then the table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.interrupts import interruptible
+from crl.cli.places import shown
+from crl.cli.screen import console, progress_lines, seconds_text
+from crl.errors import BadInput, CrlError
+
+if TYPE_CHECKING:
+    from crl.lab.study.config import Study
+    from crl.lab.study.plan import PlannedRun
+
+_PLAIN_EVERY_SECONDS = 60.0
+
+
+def compare(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file, such as conf/study/realms.yaml.")],
+    runs: Annotated[Path | None, typer.Option(help="Where it lies; default $CRL_RUNS or ./runs.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at a time; default: cores.")] = None,
+    arms: Annotated[str | None, typer.Option(metavar="A,B", help="These arms only.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="1,2", help="These seeds only.")] = None,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Make the table of what is finished; run nothing.")
+    ] = False,
+) -> None:
+    """Run every arm of a study with every seed, and compare. The table has means, intervals and paired differences.
+
+    Interrupted, the same command goes on: finished runs are skipped, the others resumed.
+    """
+    from crl.config.load import runs_root
+    from crl.lab.study.config import load_study
+    from crl.lab.study.plan import chosen, plan_runs, study_directory
+    from crl.lab.study.runs import only_one
+
+    loaded = load_study(study)
+    root = runs if runs is not None else runs_root()
+    planned = plan_runs(loaded, root)
+    wanted = chosen(planned, _words(arms), _numbers(seeds))
+    directory = study_directory(loaded, root)
+    if table_only:
+        _conclude(loaded, planned, directory, {})
+        return
+    with only_one(directory), interruptible(f"crl compare {shown(study)}"):
+        failed = _work(loaded, wanted, jobs)
+        _conclude(loaded, planned, directory, failed)
+
+
+def _work(study: Study, wanted: Sequence[PlannedRun], jobs: int | None) -> dict[str, CrlError]:
+    from crl.lab.study.runs import check_all, default_jobs, make_warm_starts, run_all
+
+    out = console()
+    open_runs = [run for run in wanted if not run.is_finished()]
+    out.print(f"study {study.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
+    if not open_runs:
+        return {}
+    if study.warm_starts:
+        out.print("warm starts (made once)")
+        make_warm_starts(study.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
+    check_all(open_runs)
+    at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
+    out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
+    with StudyProgress(open_runs) as progress:
+        return run_all(open_runs, at_a_time, progress)
+
+
+def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, failed: dict[str, CrlError]) -> None:
+    from crl.lab.study.files import write_study
+    from crl.lab.study.runs import incomplete
+    from crl.lab.study.table import study_markdown
+
+    result, written = write_study(study, planned, directory)
+    print(f"\n{study_markdown(result)}")
+    console().print(f"written: {', '.join(shown(path) for path in written)}", soft_wrap=True)
+    if failed:
+        raise incomplete(failed, directory)
+
+
+class StudyProgress:
+    """Shows how far every run is while its context is open. Called from any thread."""
+
+    def __init__(self, runs: Sequence[PlannedRun]) -> None:
+        self._out = console()
+        self._total, self._done = len(runs), 0
+        self._standing: dict[str, str] = {}
+        self._begun = self._told = time.monotonic()
+        self._talking = threading.Lock()
+        self._bar: Any = None
+        self._lines: dict[str, Any] = {}
+
+    def __enter__(self) -> StudyProgress:
+        if self._out.is_terminal:
+            self._bar = progress_lines(self._out)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        """Show one event of a run."""
+        with self._talking:
+            getattr(self, f"_on_{event['event']}", lambda run, event: None)(run, event)
+
+    def _on_started(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        done = run.rounds_done()
+        self._say(f"{run.name}: {'begins' if done < 0 else f'goes on after round {done}'}")
+        done = max(done, 0)
+        self._standing[run.name] = f"round {done} of {run.rounds}"
+        if self._bar is not None:
+            self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, figures="")
+
+    def _on_round(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        rates = ", ".join(f"{arm.replace('_', ' ')} {rate}" for arm, rate in sorted(event["success"].items()))
+        text = f"round {event['round']} of {run.rounds}{f', {rates}' if rates else ''}"
+        self._standing[run.name] = text
+        if self._bar is not None:
+            self._bar.update(self._lines[run.name], completed=event["round"], figures=text)
+        elif time.monotonic() - self._told > _PLAIN_EVERY_SECONDS:
+            self._told = time.monotonic()
+            for name, standing in self._standing.items():
+                self._say(f"  {name}: {standing}")
+
+    def _on_retry(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        self._say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
+
+    def _on_note(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        self._say(f"{run.name}: {event['text']}")
+
+    def _on_finished(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        self._close(run, f"finished: {self._standing.get(run.name, '')}")
+
+    def _on_failed(self, run: PlannedRun, event: dict[str, Any]) -> None:
+        self._close(run, f"failed: {event['error']['found']}")
+
+    def _close(self, run: PlannedRun, said: str) -> None:
+        self._done += 1
+        self._standing.pop(run.name, None)
+        if self._bar is not None and run.name in self._lines:
+            self._bar.remove_task(self._lines.pop(run.name))
+        spent = time.monotonic() - self._begun
+        left = spent / self._done * (self._total - self._done)
+        rest = f"; {self._done} of {self._total}" + (f", about {seconds_text(left)} left" if left else "")
+        self._say(f"{run.name}: {said}{rest}")
+
+    def _say(self, text: str) -> None:
+        self._out.print(text, soft_wrap=True)
+
+
+def _words(listed: str | None) -> list[str] | None:
+    return None if listed is None else [word.strip() for word in listed.split(",") if word.strip()]
+
+
+def _numbers(listed: str | None) -> list[int] | None:
+    words = _words(listed)
+    try:
+        return None if words is None else [int(word) for word in words]
+    except ValueError:
+        raise BadInput(f"--seeds {listed!r} are no numbers", expected="numbers, such as --seeds 101,102") from None

@@ -1,0 +1,183 @@
+"""`crl doctor`: what is installed and ready, and what an experiment would need."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crl.cli.screen import console
+from crl.errors import BadInput, CrlError
+
+PACKAGES = (
+    "torch", "transformers", "trl", "deepspeed", "peft", "prefect", "great-expectations", "duckdb", "pyarrow", "pandas",
+    "numpy", "sentence-transformers", "gguf", "pydantic", "typer",
+)  # fmt: skip
+FAISS = ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, what to do where it is missing."""
+
+    name: str
+    found: str
+    ok: bool = True
+    mend: str = ""
+    required: bool = True
+    """Whether training cannot do without it."""
+
+
+def doctor(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="EXPERIMENT", help="A YAML file: also check and estimate it.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
+) -> None:
+    """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing."""
+    findings = list(installation())
+    if experiment is not None:
+        findings += experiment_findings(experiment, rounds)
+    width = max(len(finding.name) for finding in findings)
+    out = console()
+    for finding in findings:
+        mark = "ok     " if finding.ok else "missing" if finding.required else "–      "
+        out.print(f"{mark}  {finding.name:<{width}}  {finding.found}")
+        if not finding.ok and finding.mend:
+            out.print(f"{'':{width + 11}}{finding.mend}")
+    missing = [finding.name for finding in findings if not finding.ok and finding.required]
+    if missing:
+        raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")
+    out.print("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
+
+
+def installation() -> Iterator[Finding]:
+    """The machine and the environment."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    supported = (3, 11) <= sys.version_info[:2] < (3, 13)
+    yield Finding("python", f"{version}, {platform.machine()}", supported, "install Python 3.11 or 3.12")
+    for name in PACKAGES:
+        found = _version(name)
+        yield Finding(name, found or "not installed", found is not None, "make setup")
+    faiss = [f"{name} {_version(name)}" for name in FAISS if _version(name)]
+    yield Finding("faiss", ", ".join(faiss) or "not installed", bool(faiss), "make setup")
+    compilers = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
+    compiler = next((path for path in compilers if path), None)
+    yield Finding("C compiler", compiler or "none", compiler is not None, "install one: apt install build-essential")
+    yield from _machine()
+    yield from _models()
+    yield _minihack()
+
+
+def experiment_findings(path: Path, rounds: int) -> list[Finding]:
+    """Whether an experiment can run here, and what it would need."""
+    import psutil
+
+    from crl.config.load import load_experiment, runs_root
+    from crl.preflight import checks
+    from crl.preflight.estimate import check_disk, estimate, gigabytes
+
+    experiment = load_experiment(path)
+    run_path = runs_root(experiment) / experiment.name
+    findings = [Finding("experiment", f"{experiment.name}, method {experiment.method.digest()[:12]}")]
+    findings += [_checked(name, check) for name, check in checks(experiment)]
+    needed = estimate(experiment)
+    if needed.memory_bytes is None:
+        findings.append(
+            Finding("memory", f"unknown: {', '.join(needed.unknown)} is not on this machine", False, required=False)
+        )
+        return findings
+    memory = psutil.virtual_memory().total
+    findings.append(
+        Finding(
+            "memory",
+            f"about {gigabytes(needed.memory_bytes)} for one engine; the machine has {gigabytes(memory)}",
+            needed.memory_bytes * experiment.runtime.shards <= memory,
+            "lower deepspeed.micro_batch, context or rollout.wave_groups, or set gradient_checkpointing",
+        )
+    )
+    disk = f"about {gigabytes(needed.disk_bytes(rounds) or 0)} for {rounds} rounds under {run_path}"
+    findings.append(_checked("disk", lambda: check_disk(experiment, run_path, rounds), disk))
+    return findings
+
+
+def _checked(name: str, check: Callable[[], None], found: str = "ready") -> Finding:
+    try:
+        check()
+    except CrlError as error:
+        return Finding(name, error.found, False, error.next_step or "")
+    return Finding(name, found)
+
+
+def _machine() -> Iterator[Finding]:
+    import psutil
+
+    from crl.config.load import runs_root
+    from crl.preflight.estimate import gigabytes
+    from crl.run.disk import free_bytes
+
+    cores = os.cpu_count() or 1
+    yield Finding("processor", f"{cores} cores, {gigabytes(psutil.virtual_memory().total)} of memory")
+    root = runs_root().absolute()
+    existing = next(parent for parent in (root, *root.parents) if parent.exists())
+    writable = os.access(existing, os.W_OK)
+    yield Finding(
+        "runs",
+        f"{root}, {gigabytes(free_bytes(root))} free",
+        writable,
+        "make it writable, or set CRL_RUNS",
+    )
+    yield Finding("GPU", *_gpu(), required=False)
+
+
+def _gpu() -> tuple[str, bool, str]:
+    if importlib.util.find_spec("torch") is None:
+        return "unknown: torch is not installed", False, ""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none: everything runs on the CPU", False, ""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(names), True, ""
+
+
+def _models() -> Iterator[Finding]:
+    from crl.policies.embedder_sources import EMBEDDERS, check_embedder
+    from crl.policies.sources import BUILT_IN, check_model, models_directory
+
+    prepared = sorted(path.parent.name for path in models_directory().glob("*/config.json"))
+    for name in BUILT_IN:
+        ready = any(directory.startswith(f"{name}-v") for directory in prepared)
+        found = "prepared" if ready else "will be prepared at first use"
+        yield _checked(f"model {name}", partial(check_model, name), found)
+    for name in EMBEDDERS:
+        yield _checked(f"embedder {name}", partial(check_embedder, name))
+
+
+def _minihack() -> Finding:
+    version = _version("minihack")
+    if version is None:
+        return Finding(
+            "minihack", "not installed", False, "pip install -c constraints.txt -e '.[envs]'", required=False
+        )
+    if importlib.util.find_spec("pkg_resources") is None:
+        found = f"{version}, but pkg_resources is gone"
+        return Finding("minihack", found, False, "pip install 'setuptools<81'", required=False)
+    return Finding("minihack", version)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

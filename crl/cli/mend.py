@@ -1,0 +1,58 @@
+"""`crl mend`: damaged files that follow from the rest of the record are made again and put back."""
+
+from __future__ import annotations
+
+import os
+
+from crl.cli.places import RunArgument, find_run, shown
+from crl.errors import RecordDamaged
+
+
+def mend(run: RunArgument) -> None:
+    """Make damaged files again from the rest of the record. The damaged ones are kept.
+
+    The bank, its texts and vectors, plans, credit, and all that is derived. Exit code 4 if one needs `crl redo`.
+    """
+    from crl.cli.screen import console
+    from crl.config import Runtime
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.engine.services import EngineServices, prepare_environment
+    from crl.recipes.mend import mend as mend_record
+    from crl.report.views import write_catalog
+    from crl.run.directory import RunDirectory
+    from crl.run.lease import Lease
+    from crl.run.verify import Severity, verify
+
+    path = find_run(run)
+    out = console()
+    directory = RunDirectory.open(path)
+    recipe = load_recipe(default_recipe(), directory.method)
+    # Before torch is imported: lost vectors are embedded in this process.
+    os.environ.update(prepare_environment(directory.method.threads))
+    services = EngineServices(directory)
+    try:
+        with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+            done = mend_record(directory, recipe, services, token=lease.token)
+    finally:
+        services.close()
+    for name in done.mended:
+        out.print(f"mended {name}", soft_wrap=True)
+    if done.kept:
+        out.print(f"the damaged files are kept in {shown(path / 'damaged')}", soft_wrap=True)
+    derived = [problem for problem in verify(path) if problem.severity is Severity.derived]
+    if derived:
+        write_catalog(path)
+        for problem in derived:
+            out.print(f"rebuilt, or left to be rebuilt when it is next used: {problem.file}", soft_wrap=True)
+    for problem, error in done.left:
+        out.print(
+            f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}",
+            soft_wrap=True,
+        )
+    if done.left:
+        raise RecordDamaged(
+            f"{len(done.left)} file{'' if len(done.left) == 1 else 's'} of {shown(path)} could not be made again",
+            next_step="run the command named `mend`, the first one first; then crl resume",
+        )
+    if not done.mended and not derived:
+        out.print(f"{shown(path)}: there was nothing to mend")

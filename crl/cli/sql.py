@@ -1,0 +1,93 @@
+"""`crl sql` and `crl catalog`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.places import RunArgument, find_run, shown
+
+if TYPE_CHECKING:
+    from crl.report.listing import Listing
+
+
+class Format(StrEnum):
+    """How a result is printed."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+def sql(
+    run: RunArgument,
+    query: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT; `SHOW TABLES` lists the views.")],
+    format: Annotated[Format, typer.Option(help="How to print the rows.")] = Format.table,
+    round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
+) -> None:
+    """Query a run in SQL. Read-only; nothing outside the run can be read. docs/queries.md has examples.
+
+    The whole query sees one state of the run, whatever is published meanwhile; latest_round() is its newest bank.
+    """
+    from crl.report.views import query as run_query
+
+    names, rows = run_query(find_run(run), query, until=round)
+    if format is Format.csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(names)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+    elif format is Format.json:
+        for row in rows:
+            print(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str))
+    else:
+        _print_table(names, rows)
+
+
+def catalog(run: RunArgument) -> None:
+    """Write catalog.duckdb anew, for any DuckDB client. Views over the run; needed after it was moved or copied."""
+    from crl.report.views import write_catalog
+
+    path = write_catalog(find_run(run))
+    print(f"{shown(path)}: views only, the data stay in the Parquet files")
+
+
+def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    from crl.cli.screen import console, print_listing
+
+    out = console()
+    print_listing(out, result_listing(names, rows), paged=True)
+    out.print(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
+
+
+def result_listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
+    """The rows of a result for people: numbers to four digits; columns with spaces in them may wrap."""
+    from rich.text import Text
+
+    from crl.report.listing import Listing
+
+    cells = [[Text(_rounded(value)) for value in row] for row in rows]
+    numbers = {
+        name
+        for place, name in enumerate(names)
+        if rows and all(isinstance(row[place], int | float | None) for row in rows)
+    }
+    words = {name for place, name in enumerate(names) if any(" " in row[place].plain for row in cells)}
+    return Listing(names, cells, words=words, right=numbers)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def _rounded(value: Any) -> str:
+    """A cell for people: csv and json keep every digit."""
+    return f"{value:.4g}" if isinstance(value, float) else _cell(value)

@@ -1,0 +1,168 @@
+"""`crl status`, `crl verify` and `crl redo`: what a run holds, whether it is intact, and taking stages back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.places import RunArgument, find_run, shown
+from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
+from crl.report.standing import last_failure, running_stage, unfinished
+
+if TYPE_CHECKING:
+    from crl.run.lease import LeaseState
+    from crl.run.verify import Problem
+
+
+def status(run: RunArgument) -> None:
+    """Show a run: its rounds, owner, last failure, next step."""
+    from crl.cli.screen import console
+    from crl.report.round_tables import notes, round_tables
+    from crl.report.summary import summarise
+    from crl.run.journal import Journal
+    from crl.run.lease import lease_state
+
+    path = find_run(run)
+    out = console()
+    out.print(f"run {shown(path)}")
+    summaries = summarise(path)
+    for table in round_tables(summaries):
+        out.print()
+        out.print(table)
+    out.print()
+    for line in notes(summaries):
+        out.print(line, soft_wrap=True)
+    owner = lease_state(path)
+    events = list(Journal(path).read())
+    for line in _standing(path, owner, events):
+        out.print(line, soft_wrap=True)
+
+
+def verify(run: RunArgument) -> None:
+    """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
+    from crl.cli.screen import console
+    from crl.run.verify import Severity
+
+    path = find_run(run)
+    problems = _problems(path)
+    out = console()
+    if not problems:
+        out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
+        return
+    for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
+        out.print(str(problem), soft_wrap=True)
+    damaged = sum(problem.severity is Severity.damaged for problem in problems)
+    raise RecordDamaged(
+        f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}, {damaged} in the record itself",
+        next_step="run the commands named `mend`, the first one first"
+        + ("; training refuses to build on this record until then" if damaged else ""),
+    )
+
+
+def _problems(path: Path) -> list[Problem]:
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes.audit import problems_of
+    from crl.run.directory import RunDirectory
+    from crl.run.verify import verify as verify_files
+
+    try:
+        directory = RunDirectory.open(path)
+    except (RecordDamaged, RunDirectoryUnusable):
+        return verify_files(path)  # without the method nobody knows which stages publish banks
+    return problems_of(directory, load_recipe(default_recipe(), directory.method))
+
+
+def redo(
+    run: RunArgument,
+    start: Annotated[
+        str, typer.Option("--from", metavar="ROUND/STAGE", help="The first stage to take back, such as 0007/collect.")
+    ],
+) -> None:
+    """Set aside a stage and all built on it, to be made again. `crl resume` makes them; nothing is deleted."""
+    from crl.config import Runtime
+    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.run.decisions import withdraw_decision
+    from crl.run.directory import RunDirectory
+    from crl.run.lease import Lease
+    from crl.run.redo import set_aside
+
+    path = find_run(run)
+    number, stage = parse_place(start)
+    directory = RunDirectory.open(path)
+    method = directory.method
+    recipe = load_recipe(default_recipe(), method)
+    if not directory.is_complete(number, stage):
+        recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
+    with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+        moved = set_aside(
+            path,
+            number,
+            stage,
+            lambda due: [each.name for each in recipe.stages_of(method, due)],
+            token=lease.token,
+        )
+        withdrawn = None
+        if any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number)):
+            withdrawn = withdraw_decision(path, number)  # whoever takes this stage back wants to be asked again
+    if withdrawn is not None:
+        print(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")
+    if not moved and withdrawn is None:
+        print(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
+        return
+    for place in moved:
+        print(f"set aside {place[0]:04d}/{place[1]}")
+    print(f"make them again: crl resume {shown(path)}")
+
+
+def parse_place(text: str) -> tuple[int, str]:
+    """(7, "collect") from `0007/collect` or `7/collect`. Raises BadInput."""
+    number, separator, stage = text.partition("/")
+    if not separator or not number.isdigit() or not stage:
+        raise BadInput(f"--from {text!r} names no stage", expected="ROUND/STAGE, such as 0007/collect")
+    return int(number), stage
+
+
+def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
+    from crl.engine.approvals import awaited
+
+    lines = []
+    failure = last_failure(events)
+    if failure is not None:
+        error = failure.get("error") or {}
+        place = f"round {failure.get('round')}, stage {failure.get('stage')}"
+        lines.append(f"last failure: {place} at {_time(failure)}: {error.get('found', 'unknown')}")
+        if error.get("next_step"):
+            lines.append(f"  what to do: {error['next_step']}")
+    pending = awaited(path)
+    if owner is not None and owner.live:
+        who = owner.owner
+        lines.append(f"running: process {who.pid} on {who.host} since {who.since} ({who.command})")
+        stage = running_stage(events)
+        if pending is not None:
+            lines += [f"  now: {pending.told()}", f"next: crl approve {shown(path)} --show"]
+        elif stage:
+            lines.append(f"  now: {stage}")
+        return lines
+    missing = unfinished(path, events)
+    if owner is not None:
+        lines.append(f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone")
+    if pending is not None:
+        lines += [pending.told(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
+    elif missing:
+        lines.append(f"unfinished: {missing}")
+        lines.append(f"next: crl resume {shown(path)}")
+    else:
+        lines.append("complete as far as it was asked for")
+        lines.append(f"next, further rounds: crl resume {shown(path)} --rounds 3, or `crl train` with its experiment")
+    return lines
+
+
+def _time(event: dict[str, Any]) -> str:
+    try:
+        return datetime.fromisoformat(str(event.get("time"))).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except ValueError:
+        return "an unknown time"

@@ -1,0 +1,199 @@
+"""`crl train` and `crl resume`: run rounds and show them live."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.approve import say_pending
+from crl.cli.interrupts import interruptible
+from crl.cli.live import LiveProgress
+from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.screen import console, seconds_text
+from crl.errors import ApprovalPending, BadInput
+
+if TYPE_CHECKING:
+    from crl.config import Experiment, Runtime
+    from crl.engine.driver import Driver
+    from crl.report.summary import RoundSummary
+    from crl.run.directory import RunDirectory
+
+_ROUNDS = 3
+
+
+def train(
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
+    ],
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Further rounds to run.")] = _ROUNDS,
+    runs: Annotated[Path | None, typer.Option(help="Where run directories lie; default $CRL_RUNS or ./runs.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
+    ] = None,
+    prefect: Annotated[
+        bool, typer.Option(help="Run as a Prefect flow, seen in its UI; off runs the same stages.")
+    ] = True,
+) -> None:
+    """Run rounds of an experiment; typed again, further ones.
+
+    A run that was interrupted is resumed first: complete stages are never run twice.
+    """
+    from crl.config.load import load_experiment, runs_root
+    from crl.policies.sources import takes_preparing
+    from crl.preflight import check_ready
+    from crl.run.directory import RunDirectory
+
+    overrides: dict[str, Any] = parse_overrides(set or [])
+    if runs is not None:
+        overrides["runtime.runs"] = str(runs)
+    loaded = load_experiment(experiment, overrides)
+    path = runs_root(loaded) / loaded.name
+    if any(takes_preparing(role.model) for role in (loaded.method.actor, loaded.method.extractor)):
+        console().print("preparing the language model (once; about a quarter of a minute)")
+    # Refused here what can be refused: before Prefect starts, which takes many seconds.
+    check_ready(loaded, path, rounds)
+    directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
+    console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
+    with _interruptible(path), LiveProgress() as live:
+        if prefect:
+            _run_flow(loaded, rounds, live)
+        else:
+            with _driver(directory, loaded.runtime, live) as driver:
+                driver.run_rounds(driver.set_target(rounds)[1])
+    _closing_words(path, live, _again(experiment, rounds, runs, set or []))
+
+
+def resume(
+    run: RunArgument,
+    rounds: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Further rounds after what was left; 0 only finishes that.")
+    ] = 0,
+) -> None:
+    """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
+    from crl.engine.targets import last_runtime
+    from crl.run.directory import RunDirectory
+
+    path = find_run(run)
+    directory = RunDirectory.open(path)
+    with _interruptible(path), LiveProgress() as live, _driver(directory, last_runtime(path), live) as driver:
+        driver.run_rounds(driver.unfinished()[1])
+        if rounds:
+            driver.run_rounds(driver.set_target(rounds)[1])
+    if not live.ran:
+        console().print(f"nothing to do: {shown(path)} is complete as far as it was asked for")
+    _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """`method.seed=2` to {"method.seed": "2"}; the value is YAML and is read later. Raises BadInput."""
+    parsed: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise BadInput(f"--set {pair!r} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
+        parsed[key] = value
+    return parsed
+
+
+@contextmanager
+def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> Iterator[Driver]:
+    """A driver in this process: what the flow does, less Prefect."""
+    from crl.engine.driver import Driver
+
+    with Driver(directory, runtime) as driver:
+        driver.subscribe(live)
+        yield driver
+
+
+def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
+    from crl.engine.driver import watch
+    from crl.engine.guardian import guard
+
+    # Killed, this process could not stop the temporary server that Prefect starts.
+    guard()
+    # Prefect would print its own lines between ours; its UI and its log keep them all.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    console().print("starting Prefect (a few seconds; up to half a minute the first time)")
+    stop = watch(live)
+    try:
+        # The one place where the library reaches up to the flows: the command line is their front door. By name, so
+        # that neither they nor Prefect are imported, or even needed, by anything else.
+        importlib.import_module("flows.command").train(experiment, rounds)
+    finally:
+        stop()
+
+
+def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str]) -> str:
+    """The command that goes on with this run."""
+    parts = ["crl", "train", str(experiment), *(["--rounds", str(rounds)] if rounds != _ROUNDS else [])]
+    parts += ["--runs", str(runs)] if runs is not None else []
+    return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
+
+
+@contextmanager
+def _interruptible(path: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the engines and give the lease back; a person who has to approve is told so."""
+    with interruptible(f"crl resume {shown(path)}"):
+        try:
+            yield
+        except ApprovalPending as error:
+            say_pending(error, path)
+            raise typer.Exit(error.exit_code) from None
+
+
+def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
+    from crl.report.page import write_report
+    from crl.report.round_tables import notes, round_tables
+    from crl.report.summary import summarise
+    from crl.report.views import write_catalog
+
+    out = console()
+    summaries = summarise(path)
+    for table in round_tables(summaries):
+        out.print()
+        out.print(table)
+    out.print()
+    for line in notes(summaries):
+        out.print(line, soft_wrap=True)
+    write_catalog(path)
+    write_report(path)
+    where = shown(path)
+    for line in ending(where, live.ran, summaries):
+        out.print(line, soft_wrap=True)
+    out.print("next:")
+    entry = an_entry(path)
+    steps = [(again, "further rounds"), (f"crl bank show {where}", "what was learned")]
+    if entry is not None:
+        steps.append((f"crl bank why {where} {entry}", "where one experience comes from and what became of it"))
+    question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
+    steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
+    steps.append((f"crl verify {where}", "check every file against its manifest"))
+    for command, purpose in steps:
+        out.print(f"  # {purpose}\n  {command}", soft_wrap=True)
+
+
+def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]:
+    """How much ran, how long the run has taken, and where it lies."""
+    total = sum(sum(each.seconds.values()) for each in summaries)
+    return [
+        f"{ran} stages ran now; the whole run has taken {seconds_text(total)}",
+        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb, report.html",
+    ]
+
+
+def an_entry(path: Path) -> str | None:
+    """An entry worth looking at: the one that did best when it was used."""
+    from crl.report.bank import Sort, snapshot
+
+    try:
+        entries = snapshot(path, sort=Sort.credit, limit=1).entries
+    except BadInput:
+        return None
+    return entries[0].entry_id if entries else None

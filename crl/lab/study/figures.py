@@ -1,0 +1,194 @@
+"""What the record of one run says, as far as a study asks: success at every evaluation, episodes, extractor health.
+
+Only tables of the record are read, each held against its manifest. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
+
+from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.recipes.timing import TIMINGS
+from crl.records import Distillation, Episode, Evaluation, Metric, Weights, rows_of
+from crl.report.rates import Rate
+from crl.run.directory import RunDirectory
+
+EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initialise"
+"""Stages that tables are read of."""
+TOKENS = ("tokens_read", "tokens_sampled")
+"""Columns of an evaluation that runs of earlier versions lack."""
+NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
+"""Names of metrics of stage `health`, where the environment knows the truth."""
+
+
+class GameCost(BaseModel):
+    """What a held-out game took, mean over those of one arm after one round."""
+
+    model_config = ConfigDict(frozen=True)
+
+    actions: float
+    """Turns."""
+    tokens_read: float | None = None
+    """Tokens the actor read; None in a run of a version that did not count them."""
+    tokens_sampled: float | None = None
+    seconds: float | None = None
+    """Clock time, the games of a wave counted together; None where nobody took it."""
+
+
+class RunFigures(BaseModel):
+    """One run of a study."""
+
+    model_config = ConfigDict(frozen=True)
+
+    with_bank: dict[int, Rate]
+    """Held-out success by round. Where the bank is still empty there is nothing to show: it is that without the bank.
+    Empty for a run that never had a bank."""
+    without_bank: dict[int, Rate]
+    episodes: dict[int, int]
+    """Training episodes up to and including each round, those of warm-up rounds too."""
+    outputs: int
+    """Extractor outputs of all rounds."""
+    malformed: int
+    returned: int
+    """Outputs that say `return`: nothing is to be learned."""
+    notes_true: float | None
+    """Share of the bank that is true after the last round; None where nothing knows the truth."""
+    coverage: float | None
+    """Share of task families with a true note after the last round."""
+    starts: dict[str, str] = {}
+    """Digest of the weights that each role began with, by the model's name: arms are compared from equal starts."""
+    costs_with_bank: dict[int, GameCost] = {}
+    """By evaluated round; none before the first bank."""
+    costs_without_bank: dict[int, GameCost] = {}
+    retrieval_seconds: float | None = None
+    """Mean over the queries of all rounds; None where nothing was searched."""
+    answer_seconds: float | None = None
+    """Mean over the answered questions of all rounds; None where nobody asked."""
+    alarms: list[str]
+    """In what way the run had collapsed in its last round; other alarms of its health are not here."""
+
+    def success(self, *, bank: bool) -> dict[int, float]:
+        """Held-out success by round."""
+        return {
+            number: rate.successes / rate.episodes
+            for number, rate in (self.with_bank if bank else self.without_bank).items()
+        }
+
+
+def success_of(run: RunDirectory, round_number: int) -> dict[str, str]:
+    """Held-out success of a round in words, by arm of the evaluation; empty where it was not evaluated."""
+    return {arm: f"{rate} {rate.percent}" for arm, rate in _rates(run, round_number).items()}
+
+
+def read_run(path: Path, rounds: int) -> RunFigures:
+    """The figures of a run up to round `rounds`. Raises RecordDamaged, RunDirectoryUnusable."""
+    run = RunDirectory.open(path)
+    numbers = [number for number in run.rounds() if number <= rounds]
+    rates = {number: found for number in numbers if (found := _rates(run, number))}
+    without = {number: found[WITHOUT_BANK] for number, found in rates.items()}
+    has_bank = any(WITH_BANK in found for found in rates.values())
+    costs = {number: _costs(run, number) for number in rates}
+    verdicts = _verdicts(run, numbers)
+    health = _health(run, numbers[-1]) if numbers else {}
+    return RunFigures(
+        with_bank={number: found.get(WITH_BANK, without[number]) for number, found in rates.items()}
+        if has_bank
+        else {},
+        without_bank=without,
+        episodes=_episodes(run, numbers),
+        outputs=sum(verdicts.values()),
+        malformed=verdicts.get("malformed", 0),
+        returned=verdicts.get("return", 0),
+        notes_true=_value(health, NOTES_TRUE),
+        coverage=_value(health, COVERAGE),
+        starts=_starts(run),
+        costs_with_bank={number: found[WITH_BANK] for number, found in costs.items() if WITH_BANK in found},
+        costs_without_bank={number: found[WITHOUT_BANK] for number, found in costs.items() if WITHOUT_BANK in found},
+        retrieval_seconds=_latency(run, numbers, "retrieval"),
+        answer_seconds=_latency(run, numbers, "answers"),
+        alarms=collapse_alarms(health),
+    )
+
+
+def collapse_alarms(health: Mapping[str, Metric]) -> list[str]:
+    """The alarm of a round's metric `collapsed`, if it has one."""
+    alarm = health["collapsed"].alarm if "collapsed" in health else None
+    return [] if alarm is None else [alarm]
+
+
+def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
+    if not run.is_complete(number, EVALUATE):
+        return {}
+    table = run.read(number, EVALUATE, Evaluation)
+    counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count")]).to_pylist()
+    return {row["arm"]: Rate(successes=row["success_sum"], episodes=row["success_count"]) for row in counted}
+
+
+def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:
+    """What a game took after a round, by arm of the evaluation."""
+    table = run.read(number, EVALUATE, Evaluation)
+    taken = _timings(run, number, EVALUATE)
+    found = {}
+    for arm in pc.unique(table["arm"]).to_pylist():
+        mine = table.filter(pc.equal(table["arm"], arm))
+        timing = taken.get(f"play {arm}")
+        found[arm] = GameCost(
+            actions=pc.mean(mine["turns"]).as_py(),
+            **{name: pc.mean(mine[name]).as_py() for name in TOKENS if name in mine.column_names},
+            seconds=None if timing is None else timing["seconds"] / timing["items"],
+        )
+    return found
+
+
+def _timings(run: RunDirectory, number: int, stage: str) -> dict[str, dict[str, float]]:
+    if not run.is_complete(number, stage):
+        return {}
+    found: dict[str, dict[str, float]] = run.manifest(number, stage).provenance.get(TIMINGS, {})
+    return found
+
+
+def _latency(run: RunDirectory, numbers: list[int], work: str) -> float | None:
+    """Mean seconds of one item of a kind of work, wherever and whenever it was done."""
+    noted = [_timings(run, number, stage).get(work) for number in numbers for stage in ("plan", COLLECT, EVALUATE)]
+    found = [timing for timing in noted if timing is not None]
+    items = sum(timing["items"] for timing in found)
+    return sum(timing["seconds"] for timing in found) / items if items else None
+
+
+def _starts(run: RunDirectory) -> dict[str, str]:
+    if not run.is_complete(0, INITIALISE):
+        return {}
+    return {row.source: row.base_digest for row in rows_of(Weights, run.read(0, INITIALISE, Weights))}
+
+
+def _episodes(run: RunDirectory, numbers: list[int]) -> dict[int, int]:
+    total, found = 0, {}
+    for number in numbers:
+        if number > 0 and run.is_complete(number, COLLECT):
+            total += run.manifest(number, COLLECT).rows().get(Episode.table, 0)
+        found[number] = total
+    return found
+
+
+def _verdicts(run: RunDirectory, numbers: list[int]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for number in numbers:
+        for stage in ("distill", "merge"):
+            if number > 0 and run.is_complete(number, stage):
+                for each in pc.value_counts(run.read(number, stage, Distillation)["verdict"]).to_pylist():
+                    counts[each["values"]] = counts.get(each["values"], 0) + each["counts"]
+    return counts
+
+
+def _health(run: RunDirectory, number: int) -> dict[str, Metric]:
+    if not run.is_complete(number, HEALTH):
+        return {}
+    return {row.name: row for row in rows_of(Metric, run.read(number, HEALTH, Metric))}
+
+
+def _value(health: dict[str, Metric], name: str) -> float | None:
+    return health[name].value if name in health else None

@@ -1,0 +1,87 @@
+"""The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `study.html`.
+
+All are derived: they are made from the runs' records at any time, hold no clock times, and are the same again from the
+same records.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crl.lab.study.config import Study
+from crl.lab.study.figures import TOKENS, RunFigures
+from crl.lab.study.plan import PlannedRun
+from crl.lab.study.results import Figures, StudyResult, read_figures, summarise_study
+from crl.lab.study.table import study_markdown
+from crl.run.files import write_atomically
+
+JSON, MARKDOWN, PARQUET = "study.json", "study.md", "results.parquet"
+SCHEMA = pa.schema(
+    [
+        ("arm", pa.string()),
+        ("seed", pa.int64()),
+        ("round", pa.int64()),
+        ("bank", pa.bool_()),
+        ("successes", pa.int64()),
+        ("episodes", pa.int64()),
+        ("success", pa.float64()),
+        ("training_episodes", pa.int64()),
+        ("actions", pa.float64()),
+        ("tokens_read", pa.float64()),
+        ("tokens_sampled", pa.float64()),
+    ]
+)
+"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes`, and
+what a game took on average."""
+
+
+def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
+    """Read every finished run and write all files: (result, the files). Raises RecordDamaged, DiskFull."""
+    from crl.lab.study.page import write_study_page
+
+    figures = read_figures(runs)
+    result = summarise_study(study, figures)
+    contents = {
+        JSON: result.model_dump_json(indent=1).encode() + b"\n",
+        MARKDOWN: study_markdown(result).encode(),
+        PARQUET: _parquet(figures),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomically(directory / name, content)
+    return result, [*(directory / name for name in contents), write_study_page(directory, result, runs)]
+
+
+def _parquet(figures: Figures) -> bytes:
+    rows = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "round": number,
+            "bank": bank,
+            "successes": rate.successes,
+            "episodes": rate.episodes,
+            "success": rate.value,
+            "training_episodes": run.episodes[number],
+            **_cost(run, number, bank),
+        }
+        for arm, runs in figures.items()
+        for seed, run in runs.items()
+        for bank, rates in ((True, run.with_bank), (False, run.without_bank))
+        for number, rate in rates.items()
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
+    return buffer.getvalue()
+
+
+def _cost(run: RunFigures, number: int, bank: bool) -> dict[str, float | None]:
+    # Where the bank is still empty, success with it is that without it; so is what a game takes.
+    costs = {**run.costs_without_bank, **(run.costs_with_bank if bank else {})}
+    cost = costs.get(number)
+    return {} if cost is None else cost.model_dump(include={"actions", *TOKENS})

@@ -1,0 +1,129 @@
+"""`study.html`: the page of a study. One file that loads nothing; its numbers are those of `study.json`.
+
+Curves show mean success over seeds with the 95 % interval of that mean; an arm without a bank stands in both charts.
+Arms that switch a mechanism have charts of their own, beside the arms they are compared with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from crl.errors import RunDirectoryUnusable
+from crl.lab.study.plan import PlannedRun
+from crl.lab.study.results import ArmResult, StudyResult
+from crl.lab.study.statistics import Interval
+from crl.lab.study.table import interval_text, notes, seed_words, tables
+from crl.report.charts import Chart, Line, Point, line_chart, nice_top
+from crl.report.page import REPORT, Inline, environment
+from crl.run.files import write_atomically
+
+PAGE = "study.html"
+COLOURS = 8
+POINTS = 120
+"""Most points of a line; of a longer one every so many rounds are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLink:
+    """One run of the study, as the page lists it."""
+
+    arm: str
+    seed: int
+    name: str
+    standing: str
+    """How far it is."""
+    link: str | None
+    """Address of its own page, relative to this one; None where it has none yet."""
+
+
+def write_study_page(directory: Path, result: StudyResult, runs: Sequence[PlannedRun]) -> Path:
+    """Write the page, whole or not at all. Raises RunDirectoryUnusable where it cannot be written, DiskFull."""
+    target = directory / PAGE
+    try:
+        write_atomically(target, render_study(result, runs).encode())
+    except OSError as error:
+        raise RunDirectoryUnusable(
+            f"the page of the study cannot be written: {os.strerror(error.errno or 0)}", where=str(target)
+        ) from error
+    return target
+
+
+def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
+    """The page as HTML text."""
+    return (
+        environment()
+        .get_template("study.html")
+        .render(
+            style=Inline("style.css"),
+            result=result,
+            seed_words=seed_words(result),
+            groups=chart_groups(result),
+            tables=tables(result),
+            notes=notes(result),
+            runs=[_link(each, result) for each in runs],
+        )
+    )
+
+
+def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
+    """(mechanism, its two charts); None stands for the arms that switch none."""
+    arms = {arm.arm: arm for arm in result.arms if arm.without_bank is not None}
+    against = {(each.arm, each.reference) for each in result.differences}
+    groups: list[tuple[str | None, list[ArmResult]]] = []
+    for switch in dict.fromkeys(arm.switch for arm in arms.values()):
+        mine = [arm for arm in arms.values() if arm.switch == switch]
+        compared = {reference for arm in mine for name, reference in against if name == arm.arm}
+        if switch is not None:
+            mine = [arms[name] for name in arms if name in compared and arms[name] not in mine] + mine
+        # More lines than colours cannot be told apart: they take further charts.
+        groups += [(switch, mine[at : at + COLOURS]) for at in range(0, len(mine), COLOURS)]
+    return [(switch, _charts(shown)) for switch, shown in groups]
+
+
+def _charts(arms: Sequence[ArmResult]) -> list[Chart]:
+    drawn = [(arm, arm.with_bank, arm.without_bank) for arm in arms]
+    highest = max(
+        (each.mean if each.high is None else min(each.high, 1.0))
+        for _, *both in drawn
+        for success in both
+        if success is not None
+        for each in success.curve.values()
+    )
+    top = min(1.0, nice_top(highest))
+    charts = []
+    for title, bank in (("success with bank", True), ("success without bank", False)):
+        lines = []
+        for colour, (arm, with_bank, without) in enumerate(drawn):
+            shown = with_bank if bank and with_bank is not None else without
+            if shown is not None:
+                name = f"{arm.title} (no bank)" if bank and with_bank is None else arm.title
+                lines.append(Line(name, colour, _points(shown.curve)))
+        charts.append(line_chart(title, lines, top=top, share=True))
+    return charts
+
+
+def _points(curve: dict[int, Interval]) -> list[Point]:
+    numbers = sorted(curve)
+    step = -(-len(numbers) // POINTS)
+    kept = sorted({*numbers[::step], numbers[-1]})
+    return [_point(number, curve[number]) for number in kept]
+
+
+def _point(number: int, value: Interval) -> Point:
+    if value.low is None or value.high is None:
+        return Point(number, value.mean, str(number), interval_text(value))
+    # No rate lies outside of 0 and 1, whatever the interval of a mean of few says.
+    low, high = max(0.0, value.low), min(1.0, value.high)
+    return Point(number, value.mean, str(number), interval_text(value), low, high)
+
+
+def _link(run: PlannedRun, result: StudyResult) -> RunLink:
+    done = run.rounds_done()
+    standing = "not begun" if done < 0 else f"round {done} of {run.rounds}"
+    page = run.path / REPORT
+    title = next(arm.title for arm in result.arms if arm.arm == run.arm)
+    return RunLink(title, run.seed, run.name, standing, f"{quote(run.path.name)}/{REPORT}" if page.is_file() else None)

@@ -1,0 +1,193 @@
+"""From a study to its runs: every arm and seed as an experiment of its own, held against the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from crl.config import Experiment, Method
+from crl.config.load import parse_experiment, read_yaml
+from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
+from crl.lab.study.config import Study
+from crl.run import experiment_file
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One arm with one seed: an ordinary run."""
+
+    arm: str
+    seed: int
+    rounds: int
+    """Rounds the study wants of it."""
+    experiment: Experiment
+    path: Path
+    """Its run directory, made or not."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.experiment.name
+
+    def rounds_done(self) -> int:
+        """The last round of the study up to which every stage is complete; −1 before round 0."""
+        from crl.engine.jobs import default_recipe, load_recipe
+        from crl.recipes.due import stages_due
+        from crl.run.directory import RunDirectory
+
+        run = RunDirectory(self.path, self.name, self.experiment.method)
+        recipe = load_recipe(default_recipe(), run.method)
+        for number in range(self.rounds + 1):
+            if not all(run.is_complete(number, stage.name) for stage in stages_due(run, recipe, number)):
+                return number - 1
+        return self.rounds
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.rounds_done() == self.rounds
+
+
+def study_directory(study: Study, root: Path) -> Path:
+    """Where a study's runs and results lie."""
+    return Path(root) / study.name
+
+
+def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
+    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already.
+
+    Raises BadInput where a setting is wrong, two arms are the same, a seed reaches nothing, arms that are compared are
+    evaluated on different tasks, or the last round is not evaluated; FrozenMethodChanged where a run was begun
+    with another method than its arm has now.
+    """
+    arms = {name: _Arm(study, name) for name in study.arms}
+    _check_arms(study, {name: arm.experiment(study.seeds[0]).method for name, arm in arms.items()})
+    runs = []
+    for seed in dict.fromkeys([*study.seeds, *(seed for name in study.arms for seed in study.seeds_of(name))]):
+        for name, arm in arms.items():
+            if seed in study.seeds_of(name):
+                experiment = arm.experiment(seed)
+                path = study_directory(study, root) / experiment.name
+                runs.append(PlannedRun(name, seed, study.rounds_of(name), experiment, path))
+    for run in runs:
+        _check_frozen(run)
+    return runs
+
+
+def chosen(runs: Sequence[PlannedRun], arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[PlannedRun]:
+    """The runs of some arms and seeds only. Raises BadInput for one that the study does not have."""
+    for wanted, known, word in (
+        (arms, list(dict.fromkeys(run.arm for run in runs)), "arm"),
+        (seeds, sorted({run.seed for run in runs}), "seed"),
+    ):
+        unknown = [each for each in wanted or () if each not in known]
+        if unknown:
+            raise BadInput(
+                f"the study has no {word} {unknown[0]}", expected=f"one of {', '.join(str(each) for each in known)}"
+            )
+    return [run for run in runs if (arms is None or run.arm in arms) and (seeds is None or run.seed in seeds)]
+
+
+class _Arm:
+    """An arm of a study: its experiment for any seed."""
+
+    def __init__(self, study: Study, name: str) -> None:
+        self._study, self._name = study, name
+        self._plain = self._parse(read_yaml(study.base), study.arms[name].set).model_dump(mode="json")
+        # Looked up in the whole experiment, where every default and every repeated family is written out.
+        self._keys = self._seed_keys()
+
+    def experiment(self, seed: int) -> Experiment:
+        """The experiment of this arm with a seed."""
+        parsed = self._parse(self._plain, dict.fromkeys(self._keys, seed))
+        return parsed.model_copy(update={"name": self._study.run_name(self._name, seed)})
+
+    def _parse(self, data: dict[str, Any], overrides: Mapping[str, Any]) -> Experiment:
+        base = self._study.base
+        try:
+            return parse_experiment(data, overrides, base=base.parent, where=str(base))
+        except BadInput as error:
+            raise type(error)(
+                error.found, expected=error.expected, where=f"arm {self._name}", next_step=error.next_step
+            ) from None
+
+    def _seed_keys(self) -> list[str]:
+        found = []
+        for key in self._study.seed_keys:
+            places = _expanded(self._plain, key.split("."))
+            if not places:
+                raise BadInput(
+                    f"seed_keys: {key!r} leads nowhere in this arm",
+                    expected="the dotted key of a number, `*` for each item of a list",
+                    where=f"arm {self._name}",
+                )
+            found += places
+        return found
+
+
+def _expanded(value: Any, parts: Sequence[str]) -> list[str]:
+    """The dotted keys that a key with `*` stands for; none where a part of it is not there."""
+    if not parts:
+        return [""]
+    first, rest = parts[0], parts[1:]
+    if isinstance(value, list):
+        numbers = range(len(value)) if first == "*" else [int(first)] if first.isdigit() else []
+        items = {str(number): value[number] for number in numbers if number < len(value)}
+    else:
+        items = {first: value[first]} if isinstance(value, dict) and first in value else {}
+    below = {key: _expanded(item, rest) for key, item in items.items()}
+    if not all(below.values()):
+        return []
+    return [f"{key}.{each}".removesuffix(".") for key, found in below.items() for each in found]
+
+
+def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
+    """Hold the arms, all with one seed, against each other."""
+    for first, second in combinations(methods, 2):
+        if methods[first].digest() == methods[second].digest():
+            raise BadInput(
+                f"arms {first} and {second} have the same method",
+                expected="arms that differ",
+                where="arms",
+                next_step="leave one out: its runs would be the other's",
+            )
+    for name, method in methods.items():
+        rounds, every = study.rounds_of(name), method.evaluation.every
+        if every == 0 or rounds % every:
+            raise BadInput(
+                f"round {rounds}, the last of arm {name}, is not evaluated",
+                expected=f"evaluation.every that divides {rounds}, found {every}",
+                where=f"arm {name}",
+            )
+        for reference in study.references_of(name):
+            if _evaluated(method) != _evaluated(methods[reference]):
+                raise BadInput(
+                    f"arm {name} is evaluated on other tasks than {reference}, which it is compared with",
+                    expected="the same families, environments, held-out seeds and temperature",
+                    where=f"arm {name}",
+                    next_step="let `compare_with` of the arm name one with the same tasks, or be [] for no comparison",
+                )
+
+
+def _evaluated(method: Method) -> Any:
+    """What held-out success is measured on."""
+    tasks = [(family.name, family.environment, family.evaluation_seeds) for family in method.families]
+    return tasks, method.evaluation.temperature
+
+
+def _check_frozen(run: PlannedRun) -> None:
+    if not (run.path / experiment_file.EXPERIMENT).exists():
+        return
+    try:
+        experiment_file.check_same(run.path, run.experiment)
+    except FrozenMethodChanged as error:
+        raise FrozenMethodChanged(
+            f"arm {run.arm}, seed {run.seed}: {error.found}",
+            expected=error.expected,
+            where=error.where,
+            next_step="take the change back, give the study or the arm another name, or remove that run",
+        ) from None
+    except RecordDamaged:
+        return  # opening the run holds it against its manifests, and says what is wrong

@@ -1,0 +1,253 @@
+"""The result of a study: each arm over its seeds, and paired differences. From the runs' records and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from crl.lab.study.config import Study
+from crl.lab.study.figures import GameCost, RunFigures, read_run
+from crl.lab.study.plan import PlannedRun
+from crl.lab.study.statistics import Interval, Reached, area, final, first_at, interval, median_reached, paired
+
+
+class Difference(BaseModel):
+    """An arm less a reference, seed by seed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arm: str
+    reference: str
+    with_bank: Interval | None
+    """The arm with its bank, less the reference with its bank where it has one, else without. None: no bank."""
+    without_bank: Interval
+    """Both without a bank."""
+    equal_episodes: bool
+    """Whether every pair of runs trained on as many episodes."""
+
+
+class Success(BaseModel):
+    """An arm's held-out success, with its bank or without."""
+
+    model_config = ConfigDict(frozen=True)
+
+    final: dict[int, float]
+    """By seed: the mean of the last evaluations."""
+    mean: Interval
+    curve: dict[int, Interval]
+    """By round, over seeds."""
+    area: Interval | None
+    """Mean success over the rounds. None where there is one evaluation only."""
+    rounds_to_level: Reached
+    episodes_to_level: Reached
+
+
+class Cost(BaseModel):
+    """What a held-out game of an arm takes, over seeds: each run's mean of the last evaluations."""
+
+    model_config = ConfigDict(frozen=True)
+
+    actions: Interval
+    tokens_read: Interval | None
+    """None where no run has counted them; likewise below."""
+    tokens_sampled: Interval | None
+    seconds: Interval | None
+    """Clock time of the machines the runs were on."""
+
+
+class ArmResult(BaseModel):
+    """One arm over the seeds whose runs are finished."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arm: str
+    title: str
+    switch: str | None
+    rounds: int
+    seeds: list[int]
+    """Seeds it is to be reported on."""
+    finished: list[int]
+    """Those of them that figures are about."""
+    with_bank: Success | None
+    """None for an arm without a bank."""
+    without_bank: Success | None
+    """None while no run is finished."""
+    cost_with_bank: Cost | None
+    """None for an arm without a bank."""
+    cost_without_bank: Cost | None
+    retrieval_seconds: Interval | None
+    """Of a query of the bank, over all rounds; None for an arm that searches nothing."""
+    answer_seconds: Interval | None
+    """Of an answered question."""
+    episodes: dict[int, int]
+    """Training episodes by seed, warm-up rounds included."""
+    malformed: Interval | None
+    """Share of extractor outputs of all rounds that are malformed."""
+    returned: Interval | None
+    notes_true: Interval | None
+    """Share of the last bank that is true, where the environment knows."""
+    coverage: Interval | None
+    """Share of task families with a true note in the last bank."""
+    alarms: dict[int, list[str]]
+    """In what way a run had collapsed at its end, by seed; the others are left out."""
+
+
+class StudyResult(BaseModel):
+    """What `study.json` holds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    question: str
+    level: float
+    last: int
+    tuned_on: list[int]
+    reported_on: list[int]
+    arms: list[ArmResult]
+    differences: list[Difference]
+    unequal_starts: list[str] = []
+    """Models whose weights were not the same at the start of every run: what was begun from one and another."""
+
+    @property
+    def unfinished(self) -> int:
+        """Runs that are missing."""
+        return sum(len(arm.seeds) - len(arm.finished) for arm in self.arms)
+
+
+Figures = dict[str, dict[int, RunFigures]]
+"""Of the finished runs, by arm and seed."""
+
+
+def read_figures(runs: Sequence[PlannedRun]) -> Figures:
+    """Read every run that is finished. Raises RecordDamaged naming the file."""
+    found: Figures = {}
+    for planned in runs:
+        if planned.is_finished():
+            found.setdefault(planned.arm, {})[planned.seed] = read_run(planned.path, planned.rounds)
+    return found
+
+
+def summarise_study(study: Study, figures: Figures) -> StudyResult:
+    """Means, intervals and differences. Pure: the same figures give the same result."""
+    arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
+    by_name = {arm.arm: arm for arm in arms}
+    differences = [
+        difference
+        for arm in arms
+        for reference in study.references_of(arm.arm)
+        if (difference := _difference(arm, by_name[reference])) is not None
+    ]
+    reported = sorted({seed for name in study.arms for seed in study.seeds_of(name)})
+    return StudyResult(
+        name=study.name,
+        question=study.question,
+        level=study.level,
+        last=study.last,
+        tuned_on=study.tuned_on,
+        reported_on=reported,
+        arms=arms,
+        differences=differences,
+        unequal_starts=_unequal_starts(figures),
+    )
+
+
+def _unequal_starts(figures: Figures) -> list[str]:
+    digests: dict[str, set[str]] = {}
+    for runs in figures.values():
+        for run in runs.values():
+            for model, digest in run.starts.items():
+                digests.setdefault(model, set()).add(digest)
+    return sorted(model for model, found in digests.items() if len(found) > 1)
+
+
+def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
+    has_bank = any(run.with_bank for run in runs.values())
+    return ArmResult(
+        arm=name,
+        title=study.title_of(name),
+        switch=study.arms[name].switch,
+        rounds=study.rounds_of(name),
+        seeds=study.seeds_of(name),
+        finished=[seed for seed in study.seeds_of(name) if seed in runs],
+        with_bank=_success(study, runs, bank=True) if has_bank else None,
+        without_bank=_success(study, runs, bank=False) if runs else None,
+        cost_with_bank=_cost(study, [run.costs_with_bank for run in runs.values()]),
+        cost_without_bank=_cost(study, [run.costs_without_bank for run in runs.values()]),
+        retrieval_seconds=_mean(runs, lambda run: run.retrieval_seconds),
+        answer_seconds=_mean(runs, lambda run: run.answer_seconds),
+        episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
+        malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
+        returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
+        notes_true=_mean(runs, lambda run: run.notes_true),
+        coverage=_mean(runs, lambda run: run.coverage),
+        alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},
+    )
+
+
+def _cost(study: Study, runs: Sequence[Mapping[int, GameCost]]) -> Cost | None:
+    measured = [costs for costs in runs if costs]
+    if not measured:
+        return None
+
+    def over_seeds(of: Callable[[GameCost], float | None]) -> Interval | None:
+        curves = [
+            {number: value for number, cost in costs.items() if (value := of(cost)) is not None} for costs in measured
+        ]
+        finals = [final(curve, study.last) for curve in curves if curve]
+        return interval(finals) if finals else None
+
+    actions = over_seeds(lambda cost: cost.actions)
+    assert actions is not None
+    return Cost(
+        actions=actions,
+        tokens_read=over_seeds(lambda cost: cost.tokens_read),
+        tokens_sampled=over_seeds(lambda cost: cost.tokens_sampled),
+        seconds=over_seeds(lambda cost: cost.seconds),
+    )
+
+
+def _success(study: Study, runs: Mapping[int, RunFigures], *, bank: bool) -> Success:
+    # A run whose bank stayed empty to its end has no experience to show: it is that without the bank.
+    curves = {seed: run.success(bank=bank) or run.success(bank=False) for seed, run in runs.items()}
+    finals = {seed: final(curve, study.last) for seed, curve in curves.items()}
+    areas = [found for curve in curves.values() if (found := area(curve)) is not None]
+    reached = {seed: first_at(curve, study.level) for seed, curve in curves.items()}
+    episodes = [None if number is None else runs[seed].episodes[number] for seed, number in reached.items()]
+    return Success(
+        final=finals,
+        mean=interval(list(finals.values())),
+        curve=_curve(list(curves.values())),
+        area=interval(areas) if areas else None,
+        rounds_to_level=median_reached(list(reached.values())),
+        episodes_to_level=median_reached(episodes),
+    )
+
+
+def _curve(curves: Sequence[Mapping[int, float]]) -> dict[int, Interval]:
+    """Of the rounds that every seed was evaluated after: a mean over fewer would jump where one is missing."""
+    common = [number for number in curves[0] if all(number in curve for curve in curves)]
+    return {number: interval([curve[number] for curve in curves]) for number in common}
+
+
+def _difference(arm: ArmResult, reference: ArmResult) -> Difference | None:
+    if arm.without_bank is None or reference.without_bank is None:
+        return None
+    without = paired(arm.without_bank.final, reference.without_bank.final)
+    if without is None:
+        return None
+    against = reference.with_bank or reference.without_bank
+    return Difference(
+        arm=arm.arm,
+        reference=reference.arm,
+        with_bank=None if arm.with_bank is None else paired(arm.with_bank.final, against.final),
+        without_bank=without,
+        equal_episodes=all(
+            arm.episodes[seed] == reference.episodes[seed] for seed in arm.finished if seed in reference.episodes
+        ),
+    )
+
+
+def _mean(runs: Mapping[int, RunFigures], of: Callable[[RunFigures], float | None]) -> Interval | None:
+    values = [value for run in runs.values() if (value := of(run)) is not None]
+    return interval(values) if values else None

@@ -1,0 +1,261 @@
+"""Working through the runs of a study: so many at a time, each in a child process with an engine of its own.
+
+What is complete is skipped before anything is started. A run that fails is told and leaves the others alone. Ended in
+whatever way, the command goes on where it stopped: each run is resumed from its own record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from crl.engine.launch import describe_exit
+from crl.errors import CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
+from crl.lab.study.plan import PlannedRun
+
+LOCK = ".lock"
+_CHILD = "crl.lab.study.child"
+_KEPT_LINES = 40
+_PATIENCE_SECONDS = 10.0
+_TICK_SECONDS = 0.2
+
+OnEvent = Callable[[PlannedRun, dict[str, Any]], None]
+"""Told of a run, from any thread: `started`, `round` (round, success), `retry`, `note` (text), `finished`, `failed`."""
+
+
+class Interrupted(BaseException):
+    """The study was asked to stop; the run goes on the next time. Not an error."""
+
+
+class Children:
+    """The child processes of a study, so that all can be ended at once."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._changing = threading.Lock()
+        self._stopped = threading.Event()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more are to be started."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End every child in order: it ends its engine and gives the lease back."""
+        self._stopped.set()
+        with self._changing:
+            processes = list(self._processes)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    def work(self, order: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
+        """Have a child do an order, and wait. Raises what the child failed with, Interrupted where it was stopped."""
+        with self._changing:
+            if self._stopped.is_set():
+                raise Interrupted
+            process = _start()
+            self._processes.add(process)
+        try:
+            failure, log = _converse(process, order, on_event)
+            code = process.wait()
+        finally:
+            _end(process)
+            self._processes.discard(process)
+        if self._stopped.is_set() and code:
+            raise Interrupted
+        if failure is not None:
+            # An error that does not explain itself: the end of the log holds its traceback.
+            if isinstance(failure, StageFailed):
+                failure.where = f"{failure.where}; the end of the log:\n{log}"
+            raise failure
+        if code:
+            raise EngineDied(f"the process of the run {describe_exit(code)}", where=f"the end of its log:\n{log}")
+
+
+def run_one(planned: PlannedRun, children: Children, on_event: OnEvent) -> None:
+    """Run one run of a study to its last round, unless it is there. Raises its error, or Interrupted."""
+    from crl.run.directory import RunDirectory
+
+    if children.stopped:
+        raise Interrupted
+    if planned.is_finished():
+        return
+    planned.path.parent.mkdir(parents=True, exist_ok=True)
+    RunDirectory.create_or_open(planned.experiment, planned.path.parent)
+    on_event(planned, {"event": "started"})
+    order = {
+        "run": str(planned.path.absolute()),
+        "rounds": planned.rounds,
+        "runtime": planned.experiment.runtime.model_dump(mode="json"),
+    }
+    children.work(order, lambda event: on_event(planned, event))
+    on_event(planned, {"event": "finished"})
+
+
+def run_all(runs: Sequence[PlannedRun], jobs: int, on_event: OnEvent) -> dict[str, CrlError]:
+    """Every run that is not finished, `jobs` at a time; returns the errors of those that failed, by run name.
+
+    An interruption of this thread ends every child before it goes on its way.
+    """
+    children = Children()
+    failed: dict[str, CrlError] = {}
+
+    def work(planned: PlannedRun) -> None:
+        try:
+            run_one(planned, children, on_event)
+        except CrlError as error:
+            failed[planned.name] = error
+            on_event(planned, {"event": "failed", "error": error.payload()})
+        except Interrupted:
+            pass
+
+    with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="study") as pool:
+        waiting: set[Future[None]] = {pool.submit(work, planned) for planned in runs}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+        except BaseException:
+            children.stop()
+            raise
+    return failed
+
+
+def make_warm_starts(paths: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Make warm starts that are missing, one after another, each in a process of its own: this one loads no model.
+
+    `say` is told what is going on, a line at a time. Raises what making one raises.
+    """
+    for path in paths:
+        children = Children()
+        try:
+            children.work({"warm_start": str(path)}, lambda event: say(str(event.get("text", ""))))
+        except BaseException:
+            children.stop()
+            raise
+
+
+def check_all(runs: Sequence[PlannedRun]) -> None:
+    """Hold what is to be run against this machine: one run an arm, and the disk for all. Raises BadInput and kinds."""
+    from crl.preflight import check_ready
+    from crl.preflight.estimate import estimate
+    from crl.run.disk import require_free
+
+    for planned in {run.arm: run for run in reversed(runs)}.values():
+        check_ready(planned.experiment, planned.path, planned.rounds)
+    if runs:
+        needed = sum(estimate(run.experiment).disk_bytes(run.rounds - max(run.rounds_done(), 0)) or 0 for run in runs)
+        reserve = max(run.experiment.runtime.min_free_gigabytes for run in runs)
+        require_free(runs[0].path.parent, needed_bytes=needed, reserve_bytes=int(reserve * 1e9))
+
+
+def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomplete:
+    """The error that names the runs that failed."""
+    lines = [f"  {name}: {str(error.found).splitlines()[0]}" for name, error in sorted(failed.items())]
+    return StudyIncomplete(
+        f"{len(failed)} run{'' if len(failed) == 1 else 's'} failed:\n" + "\n".join(lines),
+        where=str(directory),
+        next_step=f"`crl status {directory / min(failed)}` says more; the same command goes on with them",
+    )
+
+
+def default_jobs(runs: Sequence[PlannedRun]) -> int:
+    """As many runs at a time as the cores of this process hold, each with the threads of its method."""
+    threads = max((run.experiment.method.threads for run in runs), default=1)
+    return max(1, len(os.sched_getaffinity(0)) // threads if hasattr(os, "sched_getaffinity") else 1)
+
+
+@contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Hold the study for this process. Raises LeaseHeld where another one works on it."""
+    from filelock import FileLock, Timeout
+
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise LeaseHeld(
+            "another process works on this study",
+            expected="one `crl compare` of a study at a time",
+            where=str(directory),
+            next_step="wait until it ends; `crl compare STUDY --table-only` tells how far it is",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # Libraries of the child itself stay on one thread; its engine gets the threads of the method.
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return subprocess.Popen(
+        [sys.executable, "-m", _CHILD],
+        env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # Its own session: Ctrl-C in a terminal reaches only us, and we end it in order.
+        start_new_session=True,
+    )
+
+
+def _converse(
+    process: subprocess.Popen[bytes], order: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
+) -> tuple[CrlError | None, str]:
+    """Give the order and listen until the child closes its output: (its error, the end of its log)."""
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()  # and stays open: the child ends when it closes
+    failure: CrlError | None = None
+    log: deque[str] = deque(maxlen=_KEPT_LINES)
+    for content in process.stdout:
+        line = content.decode(errors="replace").rstrip()
+        event = _event(line)
+        if event is None:
+            log.append(line)
+        elif event["event"] == "failed":
+            failure = from_payload(event["error"])
+        else:
+            on_event(event)
+    return failure, "\n".join(log)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave no process behind, however the talk ended."""
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

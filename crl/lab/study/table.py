@@ -1,0 +1,234 @@
+"""The tables of a study's result, and the same as Markdown: for the terminal, `study.md`, the UI and documentation.
+
+The texts of a study file are marked as text, whatever they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crl.lab.study.results import ArmResult, Cost, StudyResult, Success
+from crl.lab.study.statistics import Interval, Reached
+from crl.report.markdown import plain
+
+NONE = "–"
+NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts; the first `named` columns hold words of the study file."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    named: int = 1
+
+
+def study_markdown(result: StudyResult) -> str:
+    """Every table of a result."""
+    parts = [f"# {plain(result.name)}", *([plain(result.question)] if result.question else [])]
+    parts.append(" ".join(seed_words(result)))
+    for table in tables(result):
+        parts += [f"## {table.title}", _markdown(table)]
+    parts.append("\n".join(f"- {plain(note)}" for note in notes(result)))
+    return "\n\n".join(parts) + "\n"
+
+
+def tables(result: StudyResult) -> list[Table]:
+    """Every table of a result, the most important first; one without rows is left out."""
+    found = [_success(result), _differences(result), _learning(result), _costs(result), _seconds(result),
+             _health(result), _seeds(result)]  # fmt: skip
+    return [table for table in found if table.rows]
+
+
+def _success(result: StudyResult) -> Table:
+    columns = ("arm", "seeds", "with bank", "without bank")
+    rows = [[arm.title, _seed_count(arm), _mean(arm.with_bank), _mean(arm.without_bank)] for arm in result.arms]
+    return Table("Held-out success", columns, rows)
+
+
+def _differences(result: StudyResult) -> Table:
+    titles = {arm.arm: arm.title for arm in result.arms}
+    rows = []
+    for each in result.differences:
+        pairs = str(each.without_bank.seeds)
+        rows.append(
+            [
+                titles[each.arm],
+                titles[each.reference],
+                interval_text(each.with_bank, signed=True),
+                interval_text(each.without_bank, signed=True),
+                pairs if each.equal_episodes else f"{pairs}, unequal episodes",
+            ]
+        )
+    return Table("Paired differences", ("arm", "less", "with bank", "without bank", "pairs"), rows, named=2)
+
+
+def _learning(result: StudyResult) -> Table:
+    level = f"{result.level:g}"
+    figures = (f"rounds to {level}", f"episodes to {level}", "area")
+    columns = ["arm", *(f"{figure}, {which}" for figure in figures for which in ("with bank", "without"))]
+    rows = []
+    for arm in result.arms:
+        both = (arm.with_bank, arm.without_bank)
+        row = [arm.title]
+        row += [reached_text(each.rounds_to_level) if each else NONE for each in both]
+        row += [reached_text(each.episodes_to_level) if each else NONE for each in both]
+        row += [interval_text(each.area) if each else NONE for each in both]
+        rows.append(row)
+    return Table("On the way", columns, rows)
+
+
+def _costs(result: StudyResult) -> Table:
+    figures = {"actions": "actions", "tokens read": "tokens_read", "tokens written": "tokens_sampled"}
+    columns = ["arm", *(f"{name}, {which}" for name in figures for which in ("with bank", "without"))]
+    rows = []
+    for arm in result.arms:
+        if arm.cost_without_bank is not None:
+            both = (arm.cost_with_bank, arm.cost_without_bank)
+            rows.append([arm.title, *(_amount(each, name) for name in figures.values() for each in both)])
+    return Table("What a held-out game takes", columns, rows)
+
+
+def _seconds(result: StudyResult) -> Table:
+    columns = ("arm", "a game, with bank", "a game, without", "a query of the bank", "an answer")
+    rows = []
+    for arm in result.arms:
+        taken = [_amount(cost, "seconds") for cost in (arm.cost_with_bank, arm.cost_without_bank)]
+        taken += [amount_text(each) for each in (arm.retrieval_seconds, arm.answer_seconds)]
+        if set(taken) != {NONE}:
+            rows.append([arm.title, *taken])
+    return Table("Seconds, on the machines of the runs", columns, rows)
+
+
+def _health(result: StudyResult) -> Table:
+    columns = ("arm", "training episodes a run", "malformed", "return", "notes true", "families with a true note",
+               "collapsed")  # fmt: skip
+    rows = []
+    for arm in result.arms:
+        shares = (arm.malformed, arm.returned, arm.notes_true, arm.coverage)
+        told = [NONE if each is None else f"{each.mean:.2f}" for each in shares]
+        rows.append([arm.title, _budget(arm), *told, f"{len(arm.alarms)} of {len(arm.finished)}"])
+    return Table("Budget and extractor", columns, rows)
+
+
+def _seeds(result: StudyResult) -> Table:
+    seeds = sorted({seed for arm in result.arms for seed in arm.seeds})
+    rows = [[arm.title, *(_seed_cell(arm, seed) for seed in seeds)] for arm in result.arms]
+    return Table("Every seed: with bank / without", ["arm", *map(str, seeds)], rows)
+
+
+def seed_words(result: StudyResult) -> list[str]:
+    """Which seeds settings were chosen on, and which are reported."""
+    said = [f"Reported on seeds {_listed(result.reported_on)}."]
+    if result.tuned_on:
+        said.append(f"Settings were chosen on seeds {_listed(result.tuned_on)}, none of which is reported.")
+    else:
+        said.append("The study names no seeds that its settings were chosen on.")
+    return said
+
+
+def notes(result: StudyResult) -> list[str]:
+    """How to read the tables, and what to be careful about."""
+    last = "the last evaluation" if result.last == 1 else f"the mean of the last {result.last} evaluations"
+    found = [
+        f"Success is that of {last}; brackets are 95 % intervals over seeds (Student's t); differences are paired by "
+        "seed, with bank against the reference with its bank, or without where it has none.",
+        "Rounds and episodes to the level are medians over seeds, of the first evaluation that reached it; area is "
+        "mean success over the rounds; shares of malformed and return are of all outputs of a run.",
+        "What a game takes is of the same evaluations; the seconds of a game are those of its wave, shared out; those "
+        "of queries and answers are of all rounds.",
+    ]
+    if result.unequal_starts:
+        found.append(
+            f"Not comparable: runs began with different weights of {', '.join(result.unequal_starts)}, which was made "
+            "again in between. Delete the older runs, or take another name for the study."
+        )
+    budgets = {episodes for arm in result.arms for episodes in arm.episodes.values()}
+    if len(budgets) > 1:
+        found.append(
+            "Training episodes differ: "
+            + ", ".join(f"{arm.title} {_budget(arm)}" for arm in result.arms if arm.episodes)
+            + "."
+        )
+    for arm in result.arms:
+        found += [f"{arm.title}, seed {seed}: {'; '.join(said)}." for seed, said in arm.alarms.items()]
+    if result.unfinished:
+        found.append(f"{result.unfinished} runs are not finished and not in these figures.")
+    return found
+
+
+def interval_text(value: Interval | None, *, signed: bool = False) -> str:
+    """`0.51 [0.45, 0.57]`; one value has no interval."""
+    if value is None:
+        return NONE
+    numbers = [_number(each, signed) for each in (value.mean, value.low, value.high) if each is not None]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def amount_text(value: Interval | None) -> str:
+    """`7.25 [6.5, 8]`: numbers of any size, to three digits."""
+    if value is None:
+        return NONE
+    numbers = [f"{each:.3g}".replace("-", "−") for each in (value.mean, value.low, value.high) if each is not None]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def reached_text(value: Reached) -> str:
+    """The median, with how many seeds reached it where that is not all."""
+    if value.reached == value.seeds and value.median is not None:
+        return f"{value.median:g}"
+    median = NOT_REACHED if value.median is None else f"{value.median:g}"
+    return f"{median} ({value.reached} of {value.seeds} seeds)"
+
+
+def _amount(cost: Cost | None, name: str) -> str:
+    return NONE if cost is None else amount_text(getattr(cost, name))
+
+
+def _seed_count(arm: ArmResult) -> str:
+    return f"{len(arm.finished)}" + ("" if len(arm.finished) == len(arm.seeds) else f" of {len(arm.seeds)}")
+
+
+def _budget(arm: ArmResult) -> str:
+    """Training episodes of a run; a range where runs differ."""
+    found = sorted(set(arm.episodes.values()))
+    return NONE if not found else f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _number(value: float, signed: bool) -> str:
+    # A difference keeps its sign also where it rounds to 0: on which side of 0 an interval ends is what it is read for.
+    return (f"{value:+.2f}" if signed else f"{round(value, 2) + 0.0:.2f}").replace("-", "−")
+
+
+def _mean(success: Success | None) -> str:
+    return NONE if success is None else interval_text(success.mean)
+
+
+def _seed_cell(arm: ArmResult, seed: int) -> str:
+    cells = [
+        NONE if success is None or seed not in success.final else f"{success.final[seed]:.2f}"
+        for success in (arm.with_bank, arm.without_bank)
+    ]
+    return NONE if cells == [NONE, NONE] else " / ".join(cells)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """Seeds in words; consecutive ones as a range."""
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def _markdown(table: Table) -> str:
+    lines = ["| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
+    for row in table.rows:
+        cells = [*map(plain, row[: table.named]), *row[table.named :]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""The settings of a warm start, as pydantic models; its file lies in `conf/warm/`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import Field, ValidationError, model_validator
+
+from crl.config import DeepSpeedConfig, PromptSet, RealmsConfig
+from crl.config.base import Model
+from crl.config.load import find_prompts, read_yaml, readable
+from crl.errors import BadInput
+
+EXTRACTOR_SEEDS, VERDICT_SEEDS, ANSWER_SEEDS = 400_000, 600_000, 700_000
+"""First practice seed of what is demonstrated beside the actor's episodes, which begin at 0."""
+
+
+class MiniatureConfig(Model):
+    """Sizes of a miniature (a small Llama with a word-level tokenizer)."""
+
+    width: int = Field(96, ge=8, le=1024, description="Hidden size.")
+    layers: int = Field(4, ge=1, le=32, description="Layers.")
+    heads: int = Field(4, ge=1, le=64, description="Attention heads; they divide the width.")
+    positions: int = Field(256, ge=64, le=8192, description="Longest sequence in tokens.")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> MiniatureConfig:
+        if self.width % (2 * self.heads):
+            raise ValueError(f"width {self.width} is not an even multiple of {self.heads} heads")
+        return self
+
+
+class Training(Model):
+    """A supervised update."""
+
+    epochs: int = Field(3, ge=1, le=100, description="Passes over the demonstrations.")
+    batch: int = Field(64, ge=1, le=4096, description="Demonstrations a step.")
+    learning_rate: float = Field(2e-3, gt=0, le=1, description="Peak; it rises for 100 steps and falls in a cosine.")
+
+
+class ActorDemonstrations(Model):
+    """What the actor imitates: a plan in words, then shortest safe ways, under hints of different worth."""
+
+    episodes: int = Field(40_000, ge=1, le=1_000_000, description="Demonstrations.")
+    full: float = Field(0.60, ge=0, le=1, description="Share with a hint that says key and goal.")
+    partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that says the key only.")
+    slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learnt.")
+    asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
+    judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
+
+    @model_validator(mode="after")
+    def _shares(self) -> ActorDemonstrations:
+        if self.full + self.partial > 1:
+            raise ValueError(f"full {self.full} and partial {self.partial} are more than all demonstrations")
+        return self
+
+
+class ExtractorDemonstrations(Model):
+    """What the extractor imitates: noisy notes about episodes that a script played."""
+
+    episodes: int = Field(12_000, ge=1, le=1_000_000, description="Episodes to write about.")
+    noise: float = Field(0.25, ge=0, le=1, description="Share of key words, and of goal words, that are any symbol.")
+    returns_won: float = Field(0.10, ge=0, le=1, description="Share of won episodes answered with RETURN.")
+    returns_lost: float = Field(0.30, ge=0, le=1, description="Share of lost episodes answered with RETURN.")
+    updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
+    merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: twins become one.")
+    answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
+
+
+class WarmStartFile(Model):
+    """One warm start: a model, an environment to practise in, and what is demonstrated to each role."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; models are warm:<name>/<role>.")
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed of everything.")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads: they can change the last digit.")
+    model: str = Field("miniature", description="miniature, or the name of any model of `crl doctor`.")
+    miniature: MiniatureConfig = Field(MiniatureConfig(), description="Sizes, where the model is a miniature.")
+    context: int = Field(256, ge=64, le=1_048_576, description="Longest sequence in tokens.")
+    deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="autocast and gradient checkpointing count.")
+    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practises.")
+    prompts: PromptSet = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
+    training: Training = Field(Training(), description="Supervised update, of both roles at once.")
+    actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
+    extractor: ExtractorDemonstrations = Field(ExtractorDemonstrations(), description="And for the extractor.")
+
+    @model_validator(mode="after")
+    def _practises(self) -> WarmStartFile:
+        if not self.environment.practice:
+            raise ValueError("environment.practice must be true: a warm start may not see the rules of a world")
+        return self
+
+    @model_validator(mode="after")
+    def _holds_out(self) -> WarmStartFile:
+        used = {
+            "actor.episodes": (0, self.actor.episodes + round(self.actor.episodes * self.actor.asking)),
+            "extractor.episodes": (EXTRACTOR_SEEDS, self.extractor.episodes),
+            "actor.judging": (VERDICT_SEEDS, self.actor.judging),
+            "extractor.answers": (ANSWER_SEEDS, self.extractor.answers),
+        }
+        end = self.environment.held_out_from
+        for what, (first, count) in used.items():
+            if first + count > end:
+                raise ValueError(f"{what} takes {count} seeds from {first} on; environment.held_out_from is {end}")
+        return self
+
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of the settings but the name: it says where they lie, not what they are."""
+        text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_warm_start(path: str | Path) -> WarmStartFile:
+    """Read a warm start's file. Raises BadInput naming file, key, what was found and what was expected."""
+    path = Path(path)
+    data = read_yaml(path)
+    if isinstance(data.get("prompts"), str):
+        data["prompts"] = read_yaml(find_prompts(data["prompts"], path.parent, str(path)))
+    try:
+        return WarmStartFile.model_validate(data)
+    except ValidationError as error:
+        raise BadInput(
+            f"{path} is not a valid warm start:\n"
+            + "\n".join(readable(item, WarmStartFile) for item in error.errors()),
+            next_step="correct the keys named above; every field is described in crl/lab/warm/config.py",
+        ) from None

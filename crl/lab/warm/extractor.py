@@ -1,0 +1,147 @@
+"""Demonstrations for the extractor: noisy notes about episodes of practice realms, played by a script with a plan.
+
+The plan is what a hint says, or any two symbols; it is carried out, and wins where it happens to be right. About a won
+episode the demonstrated note says the rule, each word replaced by any symbol of the grid with some probability; about a
+lost one, of which nothing can be known, it says any two symbols but those of the plan. So the extractor starts weak,
+and reinforcement has something to do. What it reads are ordinary distillation prompts. Chunks of entries to merge,
+where asked for, teach the form of that output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from crl.config import Method
+from crl.envs.realms import RealmsEnvironment, note, symbol_names
+from crl.extractor.distill import DistillItem, distill_wave
+from crl.extractor.formats import ParsedOperation, write_operations
+from crl.extractor.outputs import Distilled
+from crl.extractor.prompts import merge_messages, prompt_text
+from crl.lab.warm.actor import plan_text, practice_slots
+from crl.lab.warm.config import ExtractorDemonstrations
+from crl.lab.warm.rows import STAGE, WAVE, any_two, written_row
+from crl.protocols import Chat
+from crl.recipes.scripted import ScriptedPolicy
+from crl.records import Generation
+from crl.rollout.play import play_wave
+from crl.run.seeds import seed_for
+
+_FREE, _TRUE = 0.3, 0.8
+"""Below the first an episode is free, below the second guided by the truth, above by a note of any two symbols."""
+Rule = tuple[str, str]
+"""Key and goal, as they are or as somebody thinks they are."""
+
+
+def extractor_demonstrations(
+    chat: Chat, method: Method, config: ExtractorDemonstrations, seed: int, *, first_seed: int
+) -> Iterator[list[Distilled]]:
+    """Waves of outputs with their token records, about episodes on the practice seeds from `first_seed` on."""
+    environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
+    for at in range(0, config.episodes, WAVE):
+        seeds = range(first_seed + at, first_seed + min(at + WAVE, config.episodes))
+        random = np.random.default_rng(seed_for(seed, "extractor", at))
+        yield _wave(chat, method, config, environment, seeds, random)
+
+
+def _wave(
+    chat: Chat,
+    method: Method,
+    config: ExtractorDemonstrations,
+    environment: RealmsEnvironment,
+    seeds: Sequence[int],
+    random: np.random.Generator,
+) -> list[Distilled]:
+    kinds = random.random(len(seeds))
+    plans: list[Rule] = []
+
+    def hint(slot: int) -> str | None:
+        layout = environment.layout(slot)
+        true = _FREE <= kinds[slot] < _TRUE
+        plans.append((layout.key, layout.goal) if true else any_two(layout.cells, random))
+        return None if kinds[slot] < _FREE else note(*plans[slot])
+
+    slots = practice_slots(environment, seeds, hint, "play")
+    has_key = [False] * len(seeds)
+    first = [True] * len(seeds)
+
+    def say(row: int) -> str:
+        key, goal = plans[row]
+        has_key[row] = has_key[row] or environment.symbol_under(row) == key
+        move = str(random.choice(environment.moves_to(row, goal if has_key[row] else key)))
+        said = f"{plan_text(environment, row, plans[row])} {move}" if first[row] else move
+        first[row] = False
+        return said
+
+    played = play_wave(
+        ScriptedPolicy(chat, method.actor.context, say),
+        environment,
+        slots,
+        method=method,
+        seed_of=lambda episode_id: seed_for(0),
+        sampling=method.actor.sampling,
+        weights_digest="",
+        stage=STAGE,
+    )
+    items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
+    said = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
+    return distill_wave(
+        ScriptedPolicy(chat, method.extractor.context, lambda row: write_operations([said[row]], "lines")),
+        items,
+        method=method,
+        seed_of=lambda distillation_id: seed_for(0),
+        weights_digest="",
+        round=0,
+    )
+
+
+def _note_about(
+    item: DistillItem,
+    environment: RealmsEnvironment,
+    slot: int,
+    plan: Rule,
+    config: ExtractorDemonstrations,
+    random: np.random.Generator,
+) -> ParsedOperation:
+    layout, episode = environment.layout(slot), item.episode
+    if random.random() < (config.returns_won if episode.success else config.returns_lost):
+        return ParsedOperation("return")
+    if episode.success:
+        return ParsedOperation("add", note(*_blurred((layout.key, layout.goal), layout.cells, config.noise, random)))
+    other = plan
+    while other == plan:
+        other = any_two(layout.cells, random)
+    kind = "update" if episode.guided and random.random() < config.updates else "add"
+    return ParsedOperation(kind, note(*other))
+
+
+def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random.Generator) -> Rule:
+    """The rule with each word replaced by any symbol with probability `noise`; the words differ."""
+    drawn = any_two(symbols, random)
+    key, goal = (word if random.random() >= noise else other for word, other in zip(rule, drawn, strict=True))
+    return (key, goal) if key != goal else rule
+
+
+def merge_demonstrations(
+    chat: Chat, method: Method, config: ExtractorDemonstrations, symbols: int, seed: int
+) -> list[Generation]:
+    """Chunks of notes with twins among them: twins become one entry, a note that stands alone is kept."""
+    random = np.random.default_rng(seed_for(seed, "merge"))
+    letters = symbol_names(symbols)
+    rows = []
+    for index in range(config.merges):
+        pool = [note(*any_two(letters, random)) for _ in range(3)]
+        shown = [str(text) for text in random.choice(pool, size=int(random.integers(2, method.merge.chunk + 1)))]
+        operations = []
+        for text in dict.fromkeys(shown):
+            places = tuple(place for place, other in enumerate(shown, start=1) if other == text)
+            operations.append(
+                ParsedOperation("merge", text, places) if len(places) > 1 else ParsedOperation("keep", None, places)
+            )
+        messages = merge_messages(method.prompts.merge, method.families[0].name, shown, method.distill)
+        opening, answer = chat.opening(messages), chat.answer(write_operations(operations, "lines"))
+        rows.append(
+            written_row(f"merge-{index:06d}", "extractor", "merge", opening, answer, chat, prompt_text(messages))
+        )
+    return rows

@@ -1,0 +1,66 @@
+"""Checks before any work starts: models, embedder, environments, prompts, disk. No weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from crl.config import Experiment, Runtime, TaskRunnerName
+from crl.errors import BadInput
+
+Check = Callable[[], None]
+
+
+def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
+    """Raise the first reason why an experiment cannot run here (BadInput and its kinds, exit code 2)."""
+    for name, check in checks(experiment):
+        try:
+            check()
+        except BadInput as error:  # whoever checks a model does not know which role asks for it
+            where = error.where if (error.where or "").startswith(f"{name}.") else name
+            raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
+    from crl.policies.embedder_sources import resolve_embedder
+    from crl.preflight.combinations import check_offline_bank
+    from crl.preflight.estimate import check_disk
+    from crl.preflight.prompts import check_placeholders, check_room
+
+    check_placeholders(experiment.method)
+    if "extractor" in experiment.method.roles:
+        resolve_embedder(experiment.method.retrieval.embedder)
+    check_offline_bank(experiment.method, run_path)
+    check_room(experiment.method, extractor="extractor" in experiment.method.roles)
+    check_disk(experiment, run_path, rounds)
+
+
+def checks(experiment: Experiment) -> list[tuple[str, Check]]:
+    """What has to be there, by the place in the config that asks for it."""
+    from crl.envs import check_environment
+    from crl.policies.embedder_sources import check_embedder
+    from crl.policies.sources import check_model
+    from crl.preflight.combinations import check_combinations
+
+    method = experiment.method
+    found: list[tuple[str, Check]] = [("method", partial(check_combinations, method))]
+    found.append(("method.actor.model", partial(check_model, method.actor.model)))
+    if "extractor" in method.roles:
+        found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
+        retrieval = method.retrieval
+        asked = partial(check_embedder, retrieval.embedder, retrieval.query_instruction)
+        found.append(("method.retrieval.embedder", asked))
+    found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
+    for family in method.families:
+        found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))
+    return found
+
+
+def check_task_runner(runtime: Runtime) -> None:
+    """Raise BadInput where the task runner that is to spread shards is not installed."""
+    if runtime.task_runner is TaskRunnerName.dask and runtime.shards > 1 and find_spec("prefect_dask") is None:
+        raise BadInput(
+            "the Dask task runner is not installed",
+            expected="prefect-dask, the project's extra `dask`",
+            where="runtime.task_runner",
+            next_step="pip install 'complementary-rl[dask]', or choose engines, threads or processes",
+        )

@@ -1,0 +1,120 @@
+"""Study files: what is read, what is refused and how it is said, and the runs that follow from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from crl.config.load import load_experiment
+from crl.errors import BadInput
+from crl.lab.study.config import load_study
+from crl.lab.study.plan import PlannedRun, chosen, plan_runs
+from tests.study.studies import ARMS, write
+
+ROOT = Path(__file__).parents[3]
+
+
+def refused(tmp_path: Path, **changes: Any) -> str:
+    with pytest.raises(BadInput) as raised:
+        plan_runs(load_study(write(tmp_path, **changes)), tmp_path / "runs")
+    assert raised.value.exit_code == 2
+    return str(raised.value)
+
+
+def planned(tmp_path: Path, **changes: Any) -> list[PlannedRun]:
+    return plan_runs(load_study(write(tmp_path, **changes)), tmp_path / "runs")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf/study").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_study_that_ships_is_valid(path: Path, tmp_path: Path) -> None:
+    runs = plan_runs(load_study(path), tmp_path)
+    assert len({run.experiment.method.digest() for run in runs}) == len(runs)
+
+
+def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, base="base.yaml", warm_starts=["../warm/realms.yaml"]))
+    assert study.base == tmp_path / "base.yaml" and study.warm_starts == [tmp_path / "../warm/realms.yaml"]
+    with pytest.raises(BadInput, match="there is no file"):
+        plan_runs(study, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sedes": [1]}, "sedes: unknown key; did you mean 'seeds'?"),
+        ({"arms": {**ARMS, "other": {"sett": {}}}}, "arms.other.sett: unknown key; did you mean 'set'?"),
+        ({"arms": {**ARMS, "Other": {}}}, "should match pattern"),
+        ({"arms": {**ARMS, "other": {"set": {"name": "x"}}}}, "set: 'name' is no key of an experiment"),
+        ({"arms": {**ARMS, "other": {"set": {"method.sede": 1}}}}, "method.sede: unknown key; did you mean 'seed'?"),
+        ({"arms": {**ARMS, "other": {"set": {"method.families.7.groups": 1}}}}, "arm other"),
+        ({"seeds": []}, "seeds: List should have at least 1 item"),
+        ({"seeds": [11, 11]}, "a seed stands twice"),
+        ({"tuned_on": [3, 11]}, "settings were chosen on seeds [11]"),
+        ({"arms": {**ARMS, "other": {"seeds": [2]}}}, "arm other: settings were chosen on seeds [2]"),
+        ({"compare_with": "nobody"}, "compare_with 'nobody' is no arm; arms: complementary, baseline"),
+        ({"arms": {**ARMS, "other": {"compare_with": ["nobody"]}}}, "compare_with 'nobody' is no arm"),
+        ({"name": "x" * 41, "arms": {**ARMS, "y" * 31: {}}}, "characters, at most 63"),
+        ({"seed_keys": ["method.sede"]}, "seed_keys: 'method.sede' leads nowhere"),
+        ({"seed_keys": ["method.families.*.environment.world"]}, "leads nowhere in this arm"),
+        ({"arms": {**ARMS, "twin": {"title": "Twin"}}}, "arms complementary and twin have the same method"),
+        ({"rounds": 7, "arms": {"one": {"set": {"method.evaluation.every": 2}}}, "compare_with": []},
+         "round 7, the last of arm one, is not evaluated"),
+        ({"arms": {**ARMS, "other": {"set": {"method.families.0.evaluation_seeds.count": 3}}}},
+         "arm other is evaluated on other tasks than baseline"),
+        ({"base": "nowhere.yaml"}, "there is no file"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_the_place(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert said in refused(tmp_path, **changes)
+
+
+def test_every_run_has_its_arms_settings_and_every_seed_key_the_seed(tmp_path: Path) -> None:
+    base = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text())
+    realm = {"kind": "realms", "realm": "{index}"}
+    base["method"]["families"] = [{"repeat": 3, "name": "r{index}", "environment": realm}]
+    base["method"]["prompts"] = yaml.safe_load((ROOT / "conf/prompts/tiny.yaml").read_text())
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    keys = ["method.seed", "method.families.*.environment.world"]
+    own = {"set": {"method.recipe": "static_online"}, "seeds": [12], "rounds": 1}
+    arms = {**ARMS, "own": own}
+    runs = planned(tmp_path, base="base.yaml", seed_keys=keys, arms=arms)
+    assert [(run.arm, run.seed) for run in runs] == [
+        ("complementary", 11), ("baseline", 11), ("complementary", 12), ("baseline", 12), ("own", 12),
+    ]  # fmt: skip
+    for run in runs:
+        method = run.experiment.method
+        assert method.seed == run.seed and [each.environment.world for each in method.families] == [run.seed] * 3
+        assert method.recipe.value == {"own": "static_online"}.get(run.arm, run.arm)
+        assert run.name == run.path.name == f"trial-{run.arm}-s{run.seed}" and run.path.parent.name == "trial"
+    assert [run.rounds for run in runs] == [3, 3, 3, 3, 1]
+    # But for the seeds it is the method of the file, to the digest.
+    plain = load_experiment(tmp_path / "base.yaml", {"method.seed": 11})
+    families = [
+        family.model_copy(update={"environment": family.environment.model_copy(update={"world": 11})})
+        for family in plain.method.families
+    ]
+    assert runs[0].experiment.method.digest() == plain.method.model_copy(update={"families": families}).digest()
+
+
+def test_arms_with_other_tasks_may_be_compared_among_themselves(tmp_path: Path) -> None:
+    few = {"method.families.0.evaluation_seeds.count": 3}
+    arms = {
+        **ARMS,
+        "few": {"set": few, "compare_with": "few_baseline"},
+        "few_baseline": {"set": {**few, "method.recipe": "baseline"}, "compare_with": []},
+    }
+    study = load_study(write(tmp_path, arms=arms))
+    assert len(plan_runs(study, tmp_path)) == 8
+    assert [study.references_of(name) for name in arms] == [["baseline"], [], ["few_baseline"], []]
+
+
+def test_some_arms_and_seeds_only(tmp_path: Path) -> None:
+    runs = planned(tmp_path)
+    assert [run.name for run in chosen(runs, ["baseline"], [12])] == ["trial-baseline-s12"]
+    with pytest.raises(BadInput, match="the study has no arm nobody"):
+        chosen(runs, ["nobody"], None)
+    with pytest.raises(BadInput, match="the study has no seed 99"):
+        chosen(runs, None, [99])

@@ -1,0 +1,119 @@
+"""Estimates of memory and disk against counts made by hand, and the refusals that come before work starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crl.config import Experiment, LoraConfig, RecipeName, Runtime
+from crl.config.load import load_experiment
+from crl.errors import BadInput, NotEnoughDisk
+from crl.preflight import check_ready
+from crl.preflight.estimate import SHAPES, ModelShape, check_disk, estimate, gigabytes, shape_of
+from tests.unit.engine.harness import make_experiment
+
+ROOT = Path(__file__).parents[2]
+
+
+def changed(experiment: Experiment, **method: object) -> Experiment:
+    data = experiment.model_dump()
+    data["method"].update(method)
+    return Experiment.model_validate(data)
+
+
+def test_parameters_of_a_known_model() -> None:
+    # 134,515,008 is what transformers counts for SmolLM2-135M; the norms are the difference.
+    assert SHAPES["smollm2-135m-instruct"].parameters == pytest.approx(134_515_008, rel=1e-3)
+
+
+def test_the_shape_is_read_from_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,'
+        ' "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": false}'
+    )
+    assert shape_of(str(tmp_path)) == ModelShape(10, 8, 2, 4, 16, tied=False)
+    (tmp_path / "config.json").write_text('{"model_type": "other"}')
+    assert shape_of(str(tmp_path)) is None
+
+
+def test_an_unknown_model_has_no_estimate() -> None:
+    role = make_experiment().method.actor.model_copy(update={"model": "nobody/never-downloaded"})
+    needed = estimate(changed(make_experiment(), actor=role.model_dump()))
+    assert needed.memory_bytes is None and needed.disk_bytes(3) is None
+    assert needed.unknown == ("nobody/never-downloaded",)
+
+
+def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
+    )
+    base = make_experiment()
+    retrieval = base.method.retrieval.model_dump()
+    with_model = estimate(changed(base, retrieval={**retrieval, "embedder": str(tmp_path)}))
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    assert (with_model.memory_bytes or 0) - (estimate(base).memory_bytes or 0) == 4 * shape.parameters
+    unknown = changed(base, retrieval={**retrieval, "embedder": "nobody/never-downloaded"})
+    assert estimate(unknown).unknown == ("nobody/never-downloaded",)
+    assert estimate(changed(unknown, recipe=RecipeName.baseline)).unknown == ()
+
+
+def test_adapters_need_less_than_full_weights() -> None:
+    full = make_experiment()
+    role = full.method.actor.model_copy(update={"lora": LoraConfig(rank=2)}).model_dump()
+    adapted = changed(full, actor=role, extractor=role)
+    assert (estimate(adapted).checkpoint_bytes or 0) < (estimate(full).checkpoint_bytes or 0) / 4
+    assert (estimate(adapted).memory_bytes or 0) < (estimate(full).memory_bytes or 0)
+
+
+def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
+    full = estimate(make_experiment()).checkpoint_bytes or 0
+    for recipe in (RecipeName.baseline, RecipeName.static_online, RecipeName.experience_only, RecipeName.offline_bank):
+        assert estimate(changed(make_experiment(), recipe=recipe)).checkpoint_bytes == full / 2, recipe
+
+
+def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:
+    few, many = (estimate(make_experiment(keep_checkpoints=keep)) for keep in (1, 5))
+    assert (many.checkpoint_bytes or 0) == 3 * (few.checkpoint_bytes or 0)
+    assert (few.disk_bytes(10) or 0) - (few.disk_bytes(4) or 0) == 6 * few.round_bytes > 0
+
+
+def test_too_little_disk_is_refused(tmp_path: Path) -> None:
+    check_disk(make_experiment(min_free_gigabytes=0), tmp_path / "run", 3)
+    with pytest.raises(NotEnoughDisk, match="free"):
+        check_disk(make_experiment(min_free_gigabytes=1e9), tmp_path / "not" / "there" / "yet", 3)
+    assert not (tmp_path / "not").exists()
+
+
+def tiny() -> Experiment:
+    return load_experiment(ROOT / "conf/tiny.yaml", {"runtime.min_free_gigabytes": 0})
+
+
+def test_everything_that_cannot_run_is_refused_with_its_place(tmp_path: Path) -> None:
+    experiment = tiny()
+    check_ready(experiment, tmp_path / "run", 1)
+    unknown_model = experiment.method.actor.model_copy(update={"model": "tinny"}).model_dump()
+    family = experiment.method.families[0].model_dump()
+    family["environment"] = {"kind": "minihack", "id": "MiniHack-Nowhere-v0"}
+    cases = [
+        ("tinny", changed(experiment, actor=unknown_model)),
+        ("nosuch", changed(experiment, retrieval={"embedder": "nosuch"})),
+        ("MiniHack-Nowhere-v0", changed(experiment, families=[family])),
+    ]
+    for name, each in cases:
+        with pytest.raises(BadInput) as caught:
+            check_ready(each, tmp_path / "run", 1)
+        assert name in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
+    experiment = tiny()
+    broken = experiment.method.extractor.model_copy(update={"model": "tinny"}).model_dump()
+    check_ready(changed(experiment, extractor=broken, recipe="baseline"), tmp_path / "run", 1)
+
+
+def test_sizes_as_people_read_them() -> None:
+    assert [gigabytes(count) for count in (1_500_000, 49_000_000, 2_340_000_000)] == ["1.5 MB", "49.0 MB", "2.3 GB"]
+    assert Runtime().min_free_gigabytes == 1.0
