@@ -11,7 +11,7 @@ from crl.config import SeedRange
 from crl.config.load import load_experiment, parse_experiment, runs_root
 from crl.errors import BadInput
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 
 
 def refused(tmp_path, change=None, overrides=None):

@@ -13,7 +13,7 @@ from crl.errors import BadInput
 from crl.preflight import check_ready
 from crl.preflight.combinations import check_combinations, check_offline_bank
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CRITIC = {"system": "s", "first": "{goal} {observation} {experience} {success_rate}"}
 ASK = {"system": "s", "first": "{goal} {observation} {question} {experience}"}
 

@@ -13,7 +13,7 @@ from crl.preflight import check_ready
 from crl.preflight.estimate import SHAPES, ModelShape, check_disk, estimate, gigabytes, shape_of
 from tests.unit.engine.harness import make_experiment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def changed(experiment: Experiment, **method: object) -> Experiment:

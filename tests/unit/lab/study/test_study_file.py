@@ -14,7 +14,7 @@ from crl.lab.study.config import load_study
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs
 from tests.study.studies import ARMS, write
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def refused(tmp_path: Path, **changes: Any) -> str:

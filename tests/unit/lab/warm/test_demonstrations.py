@@ -22,7 +22,7 @@ from crl.policies.miniature import write_miniature
 from crl.protocols import Chat
 from crl.rollout.verdicts import parse_verdict
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FILE = ROOT / "conf/warm/realms.yaml"
 
 
