@@ -21,7 +21,7 @@ from crl.bank.snapshot import Snapshot
 from crl.config.load import load_experiment
 from crl.recipes import recipe_of
 from crl.recipes.banks import recorded_bank
-from crl.recipes.consolidate import publish
+from crl.recipes.complementary.consolidate import publish
 from crl.recipes.context import StageContext
 from crl.records import BankEntry, EntryScore, Operation, Row, schema_of, table_of
 from crl.run.directory import RunDirectory

@@ -36,7 +36,7 @@ def approve(
     from crl.cli.screen import console
     from crl.engine.approvals import check_choices, decide, login_name
     from crl.engine.jobs import default_recipe, load_recipe
-    from crl.recipes.approve import refusals_of
+    from crl.recipes.complementary.approve import refusals_of
     from crl.report.diff import proposed_diff
     from crl.run.directory import RunDirectory
 

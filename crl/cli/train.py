@@ -55,7 +55,7 @@ def train(
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(experiment, overrides)
     path = runs_root(loaded) / loaded.name
-    if any(takes_preparing(role.model) for role in (loaded.method.actor, loaded.method.extractor)):
+    if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
         console().print("preparing the language model (once; about a quarter of a minute)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     check_ready(loaded, path, rounds)

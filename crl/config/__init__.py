@@ -31,17 +31,20 @@ from crl.config.mechanisms import (
     SelfDistillationConfig,
     WarmStartConfig,
 )
-from crl.config.method import Method, RecipeName
-from crl.config.prompts import AskPrompt, Exchange, PromptConfig, PromptSet
+from crl.config.method import Method
+from crl.config.prompts import Exchange, PromptConfig
+from crl.config.recipe import RECIPES, EmbedderUse, RecipeConfig, RoleUse
+from crl.config.registry import Registry
 from crl.config.roles import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
 
 __all__ = [
+    "RECIPES",
     "ActorCriticConfig",
     "ActorObjective",
-    "AskPrompt",
     "BankConfig",
     "DeepSpeedConfig",
     "DistillConfig",
+    "EmbedderUse",
     "EnvironmentConfig",
     "EvaluationConfig",
     "Exchange",
@@ -56,11 +59,12 @@ __all__ = [
     "Model",
     "OptimizerConfig",
     "PromptConfig",
-    "PromptSet",
     "RealmsConfig",
-    "RecipeName",
+    "RecipeConfig",
+    "Registry",
     "RetrievalConfig",
     "RoleConfig",
+    "RoleUse",
     "RolloutConfig",
     "Runtime",
     "SamplingConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from crl.config.base import Model
 
@@ -22,47 +22,15 @@ class SearchAndAskConfig(Model):
 class RolloutConfig(Model):
     """How episodes are played."""
 
-    group_size: int = Field(8, ge=2, le=1024, description="K, rollouts of one task; even, half guided, half free.")
+    group_size: int = Field(8, ge=2, le=1024, description="K, rollouts of one task.")
     wave_groups: int = Field(4, ge=1, le=1024, description="Groups that share a batch and its key-value cache.")
     action_format: Literal["tag", "word"] = Field(
         "word", description="tag: the last <action>…</action> counts; word: the first legal action named counts."
     )
     placement: Literal["system", "user"] = Field("user", description="Where the experience stands, always last.")
 
-    # Those below are left out of the digest at their defaults: experiments frozen before they existed keep theirs.
-    guided_share: float = Field(
-        0.5, ge=0, le=1, exclude_if=lambda value: value == 0.5, description="Share of a group that is guided."
-    )
-    guided_share_end: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        exclude_if=lambda value: value is None,
-        description="Share after guided_share_rounds rounds, reached in equal steps; none: constant.",
-    )
-    guided_share_rounds: int = Field(
-        0, ge=0, exclude_if=lambda value: value == 0, description="Rounds the share takes to reach its end."
-    )
-    mixed_waves: bool = Field(
-        False, exclude_if=lambda value: value is False, description="A wave may hold groups of several task families."
-    )
-    search_and_ask: SearchAndAskConfig | None = Field(
-        None, exclude_if=lambda value: value is None, description="Guided episodes may ask; none: they may not."
-    )
-
-    @model_validator(mode="after")
-    def _even(self) -> RolloutConfig:
-        if self.group_size % 2:
-            raise ValueError(f"group_size is {self.group_size}; it must be even: half guided, half free")
-        return self
-
-    def guided_members(self, round_number: int) -> int:
-        """Members of a group that are guided in a round: the first ones of it."""
-        share = self.guided_share
-        if self.guided_share_end is not None:
-            done = min(1.0, (round_number - 1) / self.guided_share_rounds) if self.guided_share_rounds else 1.0
-            share += (self.guided_share_end - share) * done
-        return round(self.group_size * share)
+    mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
+    search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
 
 
 class RetrievalConfig(Model):
@@ -97,10 +65,8 @@ class RetrievalConfig(Model):
         description="Evaluation and answers to questions rank by eq. 6 with training's counters, too; off: they take "
         "the most relevant entry.",
     )
-    # Left out of the digest where nothing is asked for: experiments frozen before it existed keep theirs.
     index: Literal["auto", "exact", "approximate"] = Field(
         "auto",
-        exclude_if=lambda value: value == "auto",
         description="Exact search, approximate, or by size and hardware: approximate above 30,000 entries on a CPU.",
     )
 
@@ -120,10 +86,7 @@ class DistillConfig(Model):
     format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
     max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")
     max_characters: int = Field(400, ge=8, le=20_000, description="Longest experience text.")
-    # Left out of the digest at its default: experiments frozen before it existed keep theirs.
-    batch: int = Field(
-        16, ge=1, le=4096, exclude_if=lambda value: value == 16, description="Prompts sampled side by side."
-    )
+    batch: int = Field(16, ge=1, le=4096, description="Prompts sampled side by side.")
 
 
 class MergeConfig(Model):
@@ -136,15 +99,11 @@ class MergeConfig(Model):
         "half",
         description="Into the next chunk: what was newly merged; or, as the paper, all that a change left of a chunk.",
     )
-    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
     candidates: Literal["all", "near_duplicates"] = Field(
         "all",
-        exclude_if=lambda value: value == "all",
         description="all as the paper; near_duplicates shows only entries that resemble another of their family.",
     )
-    similarity: float = Field(
-        0.9, gt=0, le=1, exclude_if=lambda value: value == 0.9, description="Cosine from which two entries resemble."
-    )
+    similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
 
 
 class BankConfig(Model):
@@ -152,10 +111,8 @@ class BankConfig(Model):
 
     capacity: int = Field(20_000, ge=1, description="Entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field("fifo", description="What goes when the family is full.")
-    # Left out of the digest at its default: experiments frozen before it existed keep theirs.
     duplicates: Literal["reject", "keep", "near"] = Field(
         "reject",
-        exclude_if=lambda value: value == "reject",
         description="A new text that the family holds already: refused, or kept as an entry of its own; near also "
         "refuses one that resembles an entry (appendix C.2).",
     )
@@ -190,15 +147,11 @@ class ExtractorObjective(Model):
     return_reward: Literal["none", "free_mean"] | float = Field(
         "none", description="Reward of `return`: unscored, the free twins' outcome, or a number."
     )
-    # Left out of the digest at their defaults: experiments frozen before they existed keep theirs.
     credit: Literal["outcome", "guided_minus_free", "running_usefulness"] = Field(
         "outcome",
-        exclude_if=lambda value: value == "outcome",
         description="Reward of a use: ±1 as the paper; less the free twins' mean; or the entry's running usefulness.",
     )
-    usefulness_decay: float = Field(
-        0.95, gt=0, lt=1, exclude_if=lambda value: value == 0.95, description="Decay of the running usefulness."
-    )
+    usefulness_decay: float = Field(0.95, gt=0, lt=1, description="Decay of the running usefulness.")
 
 
 class SelfDistillationConfig(Model):
@@ -235,10 +188,8 @@ class WarmStartConfig(Model):
     )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
-    # Left out of the digest at its default: experiments frozen before it existed keep theirs.
     schedule: Literal["constant", "cosine"] = Field(
         "constant",
-        exclude_if=lambda value: value == "constant",
         description="Learning rate over the steps: as it is, or falling to 0 in half a cosine.",
     )
     warmup_steps: int = Field(0, ge=0, description="Steps in which the learning rate rises from 0.")

@@ -4,69 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from enum import StrEnum
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from crl.config.base import Model
 from crl.config.environments import FamilyConfig
-from crl.config.mechanisms import (
-    ActorCriticConfig,
-    ActorObjective,
-    BankConfig,
-    DistillConfig,
-    EvaluationConfig,
-    ExtractorObjective,
-    MergeConfig,
-    RetrievalConfig,
-    RolloutConfig,
-    SelfDistillationConfig,
-    WarmStartConfig,
-)
-from crl.config.prompts import PromptSet
+from crl.config.mechanisms import EvaluationConfig, RolloutConfig
+from crl.config.prompts import PromptConfig
+from crl.config.recipe import RECIPES, RecipeConfig
 from crl.config.roles import RoleConfig
 
-
-class RecipeName(StrEnum):
-    """Which stages a round is made of."""
-
-    complementary = "complementary"
-    baseline = "baseline"
-    static_online = "static_online"
-    experience_only = "experience_only"
-    offline_bank = "offline_bank"
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 
 
 class Method(Model):
     """Everything that can change a number. Frozen at the first run and digested."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Experiment seed.")
-    recipe: RecipeName = Field(RecipeName.complementary, description="Which stages a round is made of.")
     families: list[FamilyConfig] = Field(min_length=1, description="The mixture of task families.")
-    actor: RoleConfig = Field(RoleConfig(), description="Policy actor.")
-    extractor: RoleConfig = Field(RoleConfig(), description="Experience extractor; separate weights.")
+    roles: dict[Name, RoleConfig] = Field(
+        min_length=1, description="Models by role (actor, extractor, …): weights of their own, or another role's."
+    )
     rollout: RolloutConfig = Field(RolloutConfig(), description="How episodes are played.")
-    retrieval: RetrievalConfig = Field(RetrievalConfig(), description="How experiences are found.")
-    distill: DistillConfig = Field(DistillConfig(), description="What the extractor reads and writes.")
-    merge: MergeConfig = Field(MergeConfig(), description="Periodic merge.")
-    bank: BankConfig = Field(BankConfig(), description="Capacity and eviction.")
-    actor_objective: ActorObjective = Field(ActorObjective(), description="Eq. 4 and 5.")
-    extractor_objective: ExtractorObjective = Field(ExtractorObjective(), description="Eq. 3 and 7.")
-    # Left out of the digest where it is off: experiments frozen before it existed keep theirs.
-    approve_bank: bool = Field(
-        False, exclude_if=lambda value: value is False, description="A person approves each round's bank first."
+    recipe: Annotated[RecipeConfig, RECIPES] = Field(
+        {"kind": "complementary"},
+        validate_default=True,
+        description="What a round is made of, by its kind, with the mechanisms of that recipe.",
     )
-    # Left out of the digest where they are off: experiments frozen before they existed keep theirs.
-    actor_critic: ActorCriticConfig | None = Field(
-        None, exclude_if=lambda value: value is None, description="The actor judges an experience first; none: not."
-    )
-    self_distillation: SelfDistillationConfig | None = Field(
-        None, exclude_if=lambda value: value is None, description="Self-distillation of guided episodes; none: not."
-    )
-    warm_up_rounds: int = Field(0, ge=0, description="Rounds that collect and distil before anything is trained.")
-    warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Held-out evaluation.")
-    prompts: PromptSet = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
+    prompts: dict[Name, PromptConfig] = Field(
+        min_length=1, description="Prompts by name; in a file, the name of one under conf/prompts/."
+    )
     threads: int = Field(2, ge=1, le=1024, description="CPU threads of a process: they can change the last digit.")
 
     @model_validator(mode="after")
@@ -76,16 +45,63 @@ class Method(Model):
             raise ValueError(f"families must have different names, found {names}")
         return self
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Roles that the recipe has. The model that a role without work names may not even be on this machine."""
-        return ("actor",) if self.recipe is RecipeName.baseline else ("actor", "extractor")
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Method:
+        for name, role in self.roles.items():
+            if role.weights is None:
+                continue
+            owner = self.roles.get(role.weights)
+            if owner is None or owner.weights is not None:
+                own = ", ".join(each for each, config in self.roles.items() if config.weights is None)
+                raise ValueError(
+                    f"roles.{name}.weights is {role.weights!r}, expected a role with weights of its own: {own}"
+                )
+        missing = [name for name in self.recipe.roles() if name not in self.roles]
+        if missing:
+            raise ValueError(f"recipe {self.recipe.kind} needs a role {missing[0]!r}; found {', '.join(self.roles)}")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_fit(self) -> Method:
+        missing = sorted(self.recipe.prompts() - self.prompts.keys())
+        if missing:
+            raise ValueError(
+                f"recipe {self.recipe.kind} needs a prompt {missing[0]!r}; found {', '.join(sorted(self.prompts))}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _possible_together(self) -> Method:
+        for problem in self.recipe.problems(self):
+            raise problem
+        return self
 
     def role(self, name: str) -> RoleConfig:
-        """The config of a role by its name (`actor` or `extractor`)."""
-        return {"actor": self.actor, "extractor": self.extractor}[name]
+        """The config of a role; what belongs to the weights is the owner's where they are shared."""
+        role = self.roles[name]
+        if role.weights is None:
+            return role
+        owner = self.roles[role.weights]
+        return role.model_copy(update={field: getattr(owner, field) for field in RoleConfig.OF_WEIGHTS})
+
+    def owner(self, name: str) -> str:
+        """The role whose weights a role has: its own name, unless it shares another's."""
+        return self.roles[name].weights or name
+
+    def owners(self) -> tuple[str, ...]:
+        """Sets of weights that the recipe works with, by the role that owns each, in the order of its roles."""
+        return tuple(dict.fromkeys(self.owner(name) for name in self.recipe.roles()))
+
+    def trained(self) -> tuple[str, ...]:
+        """Those sets of weights that are trained: some role that has them is."""
+        uses = self.recipe.roles()
+        return tuple(
+            owner
+            for owner in self.owners()
+            if any(use.trained and self.owner(name) == owner for name, use in uses.items())
+        )
 
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the method."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        dumped: dict[str, Any] = self.model_dump(mode="json")
+        return hashlib.sha256(json.dumps(dumped, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

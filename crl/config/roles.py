@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from crl.config.base import Model
 
@@ -55,6 +55,10 @@ class DeepSpeedConfig(Model):
 class RoleConfig(Model):
     """A model with its sampling and training."""
 
+    OF_WEIGHTS: ClassVar[tuple[str, ...]] = ("model", "dtype", "lora", "optimizer", "deepspeed")
+    """Fields that belong to a set of weights: a role that shares another's has none of its own."""
+
+    weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
     model: str = Field(
         "smollm2-135m-instruct",
         description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, or a Hugging Face id.",
@@ -65,3 +69,10 @@ class RoleConfig(Model):
     lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimiser.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="Update engine.")
+
+    @model_validator(mode="after")
+    def _shared(self) -> RoleConfig:
+        own = [name for name in self.OF_WEIGHTS if name in self.model_fields_set]
+        if self.weights is not None and own:
+            raise ValueError(f"the weights are those of {self.weights}, so {', '.join(own)} is set there")
+        return self

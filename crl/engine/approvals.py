@@ -75,7 +75,7 @@ def question(run: RunDirectory, recipe: Recipe, round_number: int, stage_name: s
     if behind is None:
         return None
     shown, found = shown_digest(behind), load_decision(run.path, round_number)
-    choices = stage.waits_for(run.method, round_number, recorded_rows(run, recipe, round_number))
+    choices = stage.waits_for(run.method, round_number, recorded_rows(run, recipe, round_number, stage))
     fits = found is not None and found.shown == shown
     return PendingApproval(
         run.path,

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from crl.config import RoleConfig
+from crl.config import EmbedderUse, RoleConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.protocols import Embedder, Environment, Policy
 from crl.records import Weights, rows_of
@@ -86,9 +86,14 @@ class EngineServices:
             from crl.policies import load_policy
 
             with self._seeded("weights", role):
-                # The extractor writes one turn: its template may drop thoughts from what came before.
+                # Of a role that writes one turn the template may drop thoughts from what came before.
+                multi_turn = self._method.recipe.roles()[role].multi_turn
                 policy = load_policy(
-                    config, model_path, checkpoint, threads=self._method.threads, multi_turn=role == "actor"
+                    config,
+                    model_path,
+                    checkpoint,
+                    threads=self._method.threads,
+                    multi_turn=multi_turn,
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return cast(Policy, policy)
@@ -102,7 +107,8 @@ class EngineServices:
             small = self._all_small()
             self._drop_trainers([role] if small else list(self._trainers))
             # These weights are about to change: the sampling copy would only take room.
-            if not small and self._policies.pop(role, None) is not None:
+            copies = [name for name in self._policies if self._method.owner(name) == role]
+            if not small and [self._policies.pop(name) for name in copies]:
                 _collect()
             self._prepare_torch()
             trainer = self._new_trainer(role, weights)
@@ -122,7 +128,7 @@ class EngineServices:
         if role == "embedder":
             from crl.policies.embedder_sources import resolve_embedder
 
-            name = self._method.retrieval.embedder
+            name = self._embedder_use().name
             source = resolve_embedder(name)
             return hashlib.sha256(name.encode()).hexdigest() if source is None else source.digest
         return self._source(self._method.role(role).model).digest
@@ -134,13 +140,13 @@ class EngineServices:
     def embedder(self) -> Embedder:
         """The embedder of the retrieval config, made once."""
         if self._embedder is None:
-            retrieval = self._method.retrieval
+            use = self._embedder_use()
             self._check_embedder()
-            if retrieval.embedder != "lexical":
+            if use.name != "lexical":
                 self._prepare_torch()
             from crl.policies import load_embedder
 
-            self._embedder = load_embedder(retrieval.embedder, retrieval.query_instruction)
+            self._embedder = load_embedder(use.name, use.query_instruction)
         return self._embedder
 
     # -- what the worker asks for ----------------------------------------------------------------------------------
@@ -189,6 +195,12 @@ class EngineServices:
             self._sources[name] = resolve_model(name)
         return self._sources[name]
 
+    def _embedder_use(self) -> EmbedderUse:
+        use = self._method.recipe.embedder()
+        if use is None:
+            raise AssertionError(f"recipe {self._method.recipe.kind} has no embedder")
+        return use
+
     def _check_embedder(self) -> None:
         """Refuse another embedder under the same name: vectors of two models cannot be compared."""
         if not self._run.is_complete(0, "initialise"):
@@ -198,9 +210,9 @@ class EngineServices:
         found = self.model_digest("embedder")
         if expected is not None and found != expected:
             raise RecordDamaged(
-                f"the embedder {self._method.retrieval.embedder} has digest {found}",
+                f"the embedder {self._embedder_use().name} has digest {found}",
                 expected=f"{expected}, as when the run was begun",
-                where="method.retrieval.embedder",
+                where="method.recipe.retrieval.embedder",
                 next_step="restore the embedder's package, or begin a new experiment",
             )
 
@@ -253,7 +265,7 @@ class EngineServices:
 
     def _all_small(self) -> bool:
         """Whether the models of the recipe's roles are so small that nothing has to make room for anything."""
-        paths = {self.model_path(role) for role in self._method.roles}
+        paths = {self.model_path(role) for role in self._method.owners()}
         return sum(file.stat().st_size for path in paths for file in path.glob("*.safetensors")) <= SMALL_BYTES
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:

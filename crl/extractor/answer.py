@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crl.config import AskPrompt, Method
+from crl.config import PromptConfig, RoleConfig
 from crl.extractor.outputs import Prompt, SeedOf, room_for_prompt, sample_outputs, token_record
 from crl.extractor.prompts import ask_messages
 from crl.protocols import Inquiry, Policy
@@ -34,15 +34,15 @@ def answer_all(
     inquiries: Sequence[Inquiry],
     experiences: Sequence[str],
     *,
-    prompt: AskPrompt,
-    method: Method,
+    prompt: PromptConfig,
+    role: RoleConfig,
+    batch: int,
     seed_of: SeedOf,
     weights_digest: str,
     round: int,
     stage: str,
 ) -> list[Answered]:
     """Answer each inquiry from the experience beside it; `seed_of` gives the random stream of a question id."""
-    role = method.extractor
     room = room_for_prompt(policy, role)
     prompts = []
     for inquiry, experience in zip(inquiries, experiences, strict=True):
@@ -50,7 +50,7 @@ def answer_all(
         token_ids = policy.chat.opening(messages)
         prompts.append(Prompt(inquiry.question_id, messages, token_ids if len(token_ids) <= room else None))
     answered = []
-    for output in sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch):
+    for output in sample_outputs(policy, prompts, role.sampling, seed_of, batch=batch):
         if output.sampled is None:
             answered.append(Answered("prompt_too_long", None, None))
             continue

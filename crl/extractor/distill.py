@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from crl.config import DistillConfig, Method
+from crl.config import DistillConfig, PromptConfig, RoleConfig
 from crl.extractor.outputs import (
     Distilled,
     Origin,
@@ -63,21 +63,22 @@ def distill_wave(
     policy: Policy,
     items: Sequence[DistillItem],
     *,
-    method: Method,
+    role: RoleConfig,
+    prompt: PromptConfig,
+    config: DistillConfig,
     seed_of: SeedOf,
     weights_digest: str,
     round: int,
 ) -> list[Distilled]:
     """Distil each episode once; one result per item, in their order."""
-    role = method.extractor
-    origin = Origin(round, "distill", weights_digest, method.distill.format, role.sampling.temperature)
+    origin = Origin(round, "distill", weights_digest, config.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
-    fitted = [_fitted(policy, item, method, room) for item in items]
-    prompts = [prompt for prompt, _ in fitted]
-    outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
-    examples = example_texts(method.prompts.distill, method.distill.format, "distill")
+    fitted = [_fitted(policy, item, prompt, config, room) for item in items]
+    prompts = [each for each, _ in fitted]
+    outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=config.batch)
+    examples = example_texts(prompt, config.format, "distill")
     return [
-        _rows(item, output, shown, origin, method.distill, examples)
+        _rows(item, output, shown, origin, config, examples)
         for item, output, (_, shown) in zip(items, outputs, fitted, strict=True)
     ]
 
@@ -87,11 +88,13 @@ def distillation_id_of(episode_id: str) -> str:
     return f"d-{episode_id}"
 
 
-def _fitted(policy: Policy, item: DistillItem, method: Method, room: int) -> tuple[Prompt, int]:
+def _fitted(
+    policy: Policy, item: DistillItem, prompt: PromptConfig, config: DistillConfig, room: int
+) -> tuple[Prompt, int]:
     """The prompt with as much of the trajectory as fits into `room` tokens, and how many turns it shows in full."""
 
     def made(budget: int | None) -> tuple[Messages, list[int]]:
-        messages = distill_messages(method.prompts.distill, item.episode, item.turns, method.distill, budget)
+        messages = distill_messages(prompt, item.episode, item.turns, config, budget)
         return messages, policy.chat.opening(messages)
 
     def rendered(budget: int | None) -> Trajectory:

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from crl.config import Method
+from crl.config import DistillConfig, MergeConfig, PromptConfig, RoleConfig
 from crl.extractor.outputs import (
     Distilled,
     Origin,
@@ -136,7 +136,10 @@ def run_merge(
     texts: Mapping[str, str],
     *,
     applied: Applied,
-    method: Method,
+    role: RoleConfig,
+    prompt: PromptConfig,
+    config: MergeConfig,
+    output_format: DistillConfig,
     seed_of: SeedOf,
     weights_digest: str,
     round: int,
@@ -147,8 +150,7 @@ def run_merge(
     oldest; `texts` is by content digest. `applied` applies the operations of a step to the bank and says which were not
     rejected.
     """
-    role = method.extractor
-    origin = Origin(round, "merge", weights_digest, method.distill.format, role.sampling.temperature)
+    origin = Origin(round, "merge", weights_digest, output_format.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
     walks = []
     for name, listed in groups.items():
@@ -157,7 +159,7 @@ def run_merge(
         walks.append(
             _Walk(
                 name,
-                SlidingChunks(names, method.merge.chunk, beside=method.merge.carry == "all"),
+                SlidingChunks(names, config.chunk, beside=config.carry == "all"),
                 {entry.entry_id: texts[entry.content_digest] for entry in shown_ever},
                 {entry.entry_id: entry.family for entry in shown_ever},
                 {entry.entry_id: entry.episode_ids for entry in shown_ever},
@@ -168,38 +170,53 @@ def run_merge(
         steps = [(walk, shown) for walk in walks if (shown := walk.chunks.take()) is not None]
         if not steps:
             return results
-        prompts = [_prompt(policy, walk, shown, method, room, round) for walk, shown in steps]
-        outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=method.distill.batch)
+        prompts = [_prompt(policy, walk, shown, prompt, output_format, room, round) for walk, shown in steps]
+        outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=output_format.batch)
         for (walk, shown), output in zip(steps, outputs, strict=True):
-            results.append(_apply(walk, shown, output, origin, method, applied))
+            results.append(_apply(walk, shown, output, origin, prompt, config, output_format, applied))
 
 
-def _prompt(policy: Policy, walk: _Walk, shown: Sequence[str], method: Method, room: int, round: int) -> Prompt:
+def _prompt(
+    policy: Policy,
+    walk: _Walk,
+    shown: Sequence[str],
+    prompt: PromptConfig,
+    config: DistillConfig,
+    room: int,
+    round: int,
+) -> Prompt:
     distillation_id = f"m-r{round}-{walk.name}-{walk.step}"
     walk.step += 1
     families = ", ".join(dict.fromkeys(walk.families[entry_id] for entry_id in shown))
     shown_texts = [walk.texts[entry_id] for entry_id in shown]
-    messages = merge_messages(method.prompts.merge, families, shown_texts, method.distill)
+    messages = merge_messages(prompt, families, shown_texts, config)
     token_ids = policy.chat.opening(messages)
     return Prompt(distillation_id, messages, token_ids if len(token_ids) <= room else None)
 
 
 def _apply(
-    walk: _Walk, shown: Sequence[str], output: Output, origin: Origin, method: Method, applied: Applied
+    walk: _Walk,
+    shown: Sequence[str],
+    output: Output,
+    origin: Origin,
+    prompt: PromptConfig,
+    config: MergeConfig,
+    output_format: DistillConfig,
+    applied: Applied,
 ) -> Distilled:
     if output.sampled is None:
         parsed = not_sampled(origin)
     else:
         parsed = parse_output(
             output.text,
-            format=method.distill.format,
-            max_operations=method.distill.max_operations,
-            max_characters=method.distill.max_characters,
+            format=output_format.format,
+            max_operations=output_format.max_operations,
+            max_characters=output_format.max_characters,
             kind="merge",
             source_count=len(shown),
             truncated=output.truncated,
             thinking=output.thinking,
-            examples=example_texts(method.prompts.merge, method.distill.format, "merge"),
+            examples=example_texts(prompt, output_format.format, "merge"),
         )
     operations = _operations(walk, shown, output.prompt.distillation_id, parsed, origin)
     family = walk.family_of(shown)
@@ -207,7 +224,7 @@ def _apply(
     merged = [_follow(walk, operation) for operation in operations if operation.operation_id in done]
     new = [entry_id for entry_id in merged if entry_id is not None]
     left = [entry_id for entry_id in shown if entry_id in walk.texts]
-    if method.merge.carry == "all":
+    if config.carry == "all":
         walk.chunks.carry([*left, *new] if len(left) < len(shown) else [])
     else:
         walk.chunks.carry(new)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from crl.config import DistillConfig, Method, PromptConfig, PromptSet
+from crl.config import DistillConfig, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
@@ -26,16 +26,19 @@ ASK_NAMES = ("goal", "observation", "question", "experience")
 NO_EXPERIENCE = "none"
 
 Messages = list[dict[str, str]]
+Prompts = Mapping[str, PromptConfig]
+"""Prompts by name; those of the extractor are `distill`, `merge` and, where questions are answered, `ask`."""
 
 
-def check_prompts(prompts: PromptSet) -> None:
+def check_prompts(prompts: Prompts) -> None:
     """Raise BadInput, naming the prompt and its part, for a placeholder the extractor does not fill, and for a prompt
     `ask` that shows no question or no experience."""
     for name, prompt, allowed in _prompts(prompts):
         for part, template in (("system", prompt.system), ("first", prompt.first)):
             templates.check(template, allowed, where=f"prompts: {name}.{part}")
-    if prompts.ask is not None:
-        shown = templates.placeholders(prompts.ask.system) | templates.placeholders(prompts.ask.first)
+    if "ask" in prompts:
+        ask = prompts["ask"]
+        shown = templates.placeholders(ask.system) | templates.placeholders(ask.first)
         missing = [name for name in ("question", "experience") if name not in shown]
         if missing:
             raise BadInput(
@@ -46,14 +49,10 @@ def check_prompts(prompts: PromptSet) -> None:
             )
 
 
-def check_room(chat: Chat, context: int, method: Method) -> None:
-    """Raise PromptTooLong where a prompt fits no output behind it even with nothing filled in.
-
-    `context` is what the model can read; the role's own limit counts as well.
-    """
-    role = method.extractor
-    room = min(context, role.context) - role.sampling.max_new_tokens
-    for name, prompt, names in _prompts(method.prompts):
+def check_room(chat: Chat, role: RoleConfig, prompts: Prompts) -> None:
+    """Raise PromptTooLong where a prompt fits no output behind it even with nothing filled in."""
+    room = role.context - role.sampling.max_new_tokens
+    for name, prompt, names in _prompts(prompts):
         needed = len(chat.opening(_messages(prompt, dict.fromkeys(names, ""))))
         if needed >= room:
             raise PromptTooLong(
@@ -105,13 +104,10 @@ def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
-def _prompts(prompts: PromptSet) -> list[tuple[str, PromptConfig, tuple[str, ...]]]:
+def _prompts(prompts: Prompts) -> list[tuple[str, PromptConfig, tuple[str, ...]]]:
     """Each prompt that the extractor has, with the names it fills in."""
-    found: list[tuple[str, PromptConfig, tuple[str, ...]]] = [
-        ("distill", prompts.distill, DISTILL_NAMES),
-        ("merge", prompts.merge, MERGE_NAMES),
-    ]
-    return found if prompts.ask is None else [*found, ("ask", prompts.ask, ASK_NAMES)]
+    names = {"distill": DISTILL_NAMES, "merge": MERGE_NAMES, "ask": ASK_NAMES}
+    return [(name, prompts[name], filled) for name, filled in names.items() if name in prompts]
 
 
 def _messages(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:

@@ -85,8 +85,7 @@ def trained_tokens(sample: Sample) -> int:
 
 def has_gradient(sample: Sample) -> bool:
     """Whether the sample can change the weights: no forward pass is spent on advantage 0, weight 0 or no tokens."""
-    scale = sample.weight if sample.objective == "nll" else sample.weight * sample.advantage
-    return scale != 0 and trained_tokens(sample) > 0
+    return sample.weight * sample.advantage != 0 and trained_tokens(sample) > 0
 
 
 def cut(samples: Sequence[Sample], micro_batch: int, ranks: int) -> list[list[list[Sample]]]:

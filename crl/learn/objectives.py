@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from crl.config import ActorObjective, ExtractorObjective
+from crl.learn.batches import MicroBatch
 
 LARGEST_LOG_RATIO = 20.0
 """Log-ratios are held within this bound so that exp stays finite; a clip lies far inside it."""
@@ -134,3 +135,23 @@ def nll_objective(
     never_BT = torch.zeros_like(mask_BT)
     ones_BT = torch.ones_like(mask_BT)
     return loss, _statistics(logprobs_BT, logprobs_BT, mask_BT, ones_BT, never_BT, never_BT)
+
+
+Term = tuple[torch.Tensor, Statistics]
+
+
+def grpo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ActorObjective, normaliser: float) -> Term:
+    """:func:`grpo_objective` of a micro-batch; its weights hold all that it divides by."""
+    tensors = (batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    return grpo_objective(logprobs_BT, *tensors, config)
+
+
+def cispo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ExtractorObjective, normaliser: float) -> Term:
+    """:func:`cispo_objective` of a micro-batch."""
+    tensors = (batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    return cispo_objective(logprobs_BT, *tensors, config, normaliser=normaliser)
+
+
+def nll_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, normaliser: float) -> Term:
+    """:func:`nll_objective` of a micro-batch."""
+    return nll_objective(logprobs_BT, batch.mask_BT, batch.weights_B, normaliser=normaliser)

@@ -7,8 +7,10 @@ side by side; :meth:`Trainer.dispose` frees what one holds.
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,19 +19,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crl.config import ActorObjective, ExtractorObjective, OptimizerConfig, RoleConfig
+from crl.config import OptimizerConfig, RoleConfig
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
-from crl.learn.batches import MicroBatch, check_sample, collate, cut, has_gradient, trained_tokens
-from crl.learn.objectives import Statistics, cispo_objective, grpo_objective, nll_objective
+from crl.learn.batches import check_sample, collate, cut, has_gradient, trained_tokens
+from crl.learn.objectives import Statistics
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.scoring import ScoredModel, load_trainable
+from crl.learn.terms import Objective
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
 """Elements that ZeRO reduces at once: DeepSpeed's default of 5e8 reserves 2 GB, too much for a laptop."""
 
-Objective = ActorObjective | ExtractorObjective
 Gradients = dict[str, torch.Tensor]
 
 
@@ -94,9 +96,14 @@ class Trainer:
     # -- the update ------------------------------------------------------------------------------------------------
 
     def update(
-        self, samples: Sequence[Sample], objective: Objective, *, inspect: Callable[[Gradients], None] | None = None
+        self,
+        samples: Sequence[Sample],
+        objectives: Mapping[str, Objective],
+        *,
+        inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
-        """One optimiser step that minimises the sum of the samples' objectives; the same figures on every rank.
+        """One optimiser step that minimises the sum of the samples' objectives, each by its name; the same figures on
+        every rank.
 
         Every rank gets all samples and works on its share. Gradients equal those of one process in one batch: each
         objective's normaliser is taken over all samples, and DeepSpeed's mean over ranks is undone. Samples that cannot
@@ -117,7 +124,7 @@ class Trainer:
         }
         if not active:
             return figures
-        sums = self._accumulate(samples, active, objective)
+        sums = self._accumulate(samples, active, objectives)
         loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
             raise self._not_finite("loss", loss)
@@ -134,12 +141,11 @@ class Trainer:
             norm = float(self._engine.get_global_grad_norm() or 0.0)
         if not math.isfinite(norm):
             raise self._not_finite("gradient norm", norm)
-        # Ratios are those of the policy objective: next-token samples beside it have none.
-        statistics = next((counted for kind, (_, counted) in sums.items() if kind != "nll"), None)
-        if statistics is None:
-            statistics = sums["nll"][1]
-        elif "nll" in sums:
-            figures |= {"nll_loss": sums["nll"][0], "nll_tokens": sums["nll"][1].tokens}
+        # Ratios are those of the policy objectives: next-token samples beside them have none.
+        on_policy = [kind for kind in sums if objectives[kind].on_policy] or list(sums)
+        statistics = functools.reduce(operator.add, (sums[kind][1] for kind in on_policy))
+        for kind in sums.keys() - set(on_policy):
+            figures |= {f"{kind}_loss": sums[kind][0], f"{kind}_tokens": sums[kind][1].tokens}
         tokens = max(statistics.tokens, 1.0)
         figures |= {
             "loss": loss,
@@ -156,17 +162,18 @@ class Trainer:
         return figures
 
     def _accumulate(
-        self, samples: Sequence[Sample], active: Sequence[Sample], objective: Objective
+        self, samples: Sequence[Sample], active: Sequence[Sample], objectives: Mapping[str, Objective]
     ) -> dict[str, tuple[float, Statistics]]:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
+        kinds = sorted({sample.objective for sample in active})
+        terms = {kind: self._term(kind, objectives) for kind in kinds}
         normalisers = {
-            kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind))
-            for kind in ("cispo", "nll")
+            kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
         }
         shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size)
         mine = shares[self._ranks.rank]
         # The same objectives in the same order on every rank, whatever micro-batches it got.
-        sums = {kind: (0.0, Statistics()) for kind in sorted({sample.objective for sample in active})}
+        sums = {kind: (0.0, Statistics()) for kind in kinds}
         for step, share in enumerate(mine):
             self._engine.set_gradient_accumulation_boundary(step == len(mine) - 1)
             # A rank that has run out still takes part in every collective operation, at weight 0.
@@ -179,7 +186,8 @@ class Trainer:
                 batch.temperature_B,
                 batch.choices_NC,
             )
-            loss, counted = _loss(batch, logprobs_BT, objective, normalisers)
+            kind = batch.objective
+            loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalisers[kind])
             if share:
                 total, statistics = sums[batch.objective]
                 sums[batch.objective] = total + float(loss.detach()), statistics + counted
@@ -187,6 +195,15 @@ class Trainer:
                 loss = loss * 0.0
             self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
         return {kind: self._over_ranks(*each) for kind, each in sums.items()}
+
+    def _term(self, kind: str, objectives: Mapping[str, Objective]) -> Callable[..., tuple[torch.Tensor, Statistics]]:
+        if kind not in objectives:
+            raise BadInput(
+                f"a sample has the objective {kind!r}",
+                expected=f"one of {', '.join(sorted(objectives))}, the objectives of the recipe",
+                where=f"role {self.role.model}",
+            )
+        return objectives[kind].load()
 
     def _over_ranks(self, loss: float, statistics: Statistics) -> tuple[float, Statistics]:
         if self._ranks.size == 1:
@@ -291,24 +308,6 @@ class Trainer:
         self._engine = None
         self._parts = []
         gc.collect()
-
-
-def _loss(
-    batch: MicroBatch, logprobs_BT: torch.Tensor, objective: Objective, normalisers: Mapping[str, float]
-) -> tuple[torch.Tensor, Statistics]:
-    """The loss of a micro-batch under the objective of its samples."""
-    if batch.objective == "nll":
-        return nll_objective(logprobs_BT, batch.mask_BT, batch.weights_B, normaliser=normalisers["nll"])
-    scored = (logprobs_BT, batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
-    if batch.objective == "grpo" and isinstance(objective, ActorObjective):
-        return grpo_objective(*scored, objective)
-    if batch.objective == "cispo" and isinstance(objective, ExtractorObjective):
-        return cispo_objective(*scored, objective, normaliser=normalisers["cispo"])
-    raise BadInput(
-        f"samples of objective {batch.objective!r} with the settings of {type(objective).__name__}",
-        expected="grpo with ActorObjective, cispo with ExtractorObjective, nll with either",
-        next_step="pass the objective of the role that is trained",
-    )
 
 
 def require_deepspeed(engine: Any) -> Any:

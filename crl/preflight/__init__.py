@@ -22,15 +22,13 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
             where = error.where if (error.where or "").startswith(f"{name}.") else name
             raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
     from crl.policies.embedder_sources import resolve_embedder
-    from crl.preflight.combinations import check_offline_bank
     from crl.preflight.estimate import check_disk
-    from crl.preflight.prompts import check_placeholders, check_room
+    from crl.recipes import recipe_of
 
-    check_placeholders(experiment.method)
-    if "extractor" in experiment.method.roles:
-        resolve_embedder(experiment.method.retrieval.embedder)
-    check_offline_bank(experiment.method, run_path)
-    check_room(experiment.method, extractor="extractor" in experiment.method.roles)
+    embedder = experiment.method.recipe.embedder()
+    if embedder is not None:
+        resolve_embedder(embedder.name)
+    recipe_of(experiment.method).check_ready(experiment.method, run_path)
     check_disk(experiment, run_path, rounds)
 
 
@@ -39,16 +37,15 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     from crl.envs import check_environment
     from crl.policies.embedder_sources import check_embedder
     from crl.policies.sources import check_model
-    from crl.preflight.combinations import check_combinations
 
     method = experiment.method
-    found: list[tuple[str, Check]] = [("method", partial(check_combinations, method))]
-    found.append(("method.actor.model", partial(check_model, method.actor.model)))
-    if "extractor" in method.roles:
-        found.append(("method.extractor.model", partial(check_model, method.extractor.model)))
-        retrieval = method.retrieval
-        asked = partial(check_embedder, retrieval.embedder, retrieval.query_instruction)
-        found.append(("method.retrieval.embedder", asked))
+    found: list[tuple[str, Check]] = [
+        (f"method.roles.{owner}.model", partial(check_model, method.role(owner).model)) for owner in method.owners()
+    ]
+    embedder = method.recipe.embedder()
+    if embedder is not None:
+        asked = partial(check_embedder, embedder.name, embedder.query_instruction)
+        found.append(("the embedder of the recipe", asked))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     for family in method.families:
         found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))

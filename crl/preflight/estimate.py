@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from crl.config import Experiment, LoraConfig, RecipeName, RoleConfig
+from crl.config import Experiment, LoraConfig, RoleConfig
 from crl.policies.embedder_sources import EMBEDDERS
 from crl.run.disk import require_free
 
@@ -98,24 +98,16 @@ def shape_of(model: str) -> ModelShape | None:
 def estimate(experiment: Experiment) -> Estimate:
     """Memory and disk that an experiment needs."""
     method = experiment.method
-    roles = {"actor": method.actor}
-    if "extractor" in method.roles:
-        roles["extractor"] = method.extractor
-    untrained = {
-        RecipeName.static_online: "extractor",
-        RecipeName.offline_bank: "extractor",
-        RecipeName.experience_only: "actor",
-    }.get(method.recipe)
+    roles = {owner: method.role(owner) for owner in method.owners()}
     shapes = {name: shape_of(role.model) for name, role in roles.items()}
-    embedder, reading = method.retrieval.embedder, 0
-    embeds = "extractor" in roles and embedder not in EMBEDDERS
+    embedder, reading = method.recipe.embedder(), 0
     episodes = sum(family.groups for family in method.families) * method.rollout.group_size
-    outputs = episodes if "extractor" in roles else 0
-    round_bytes = _TOKEN_ROW * (episodes * method.actor.context + outputs * method.extractor.context)
+    # Of every role one record per episode: what it played, or what it wrote about it.
+    round_bytes = _TOKEN_ROW * episodes * sum(method.role(name).context for name in method.recipe.roles())
     unknown = {roles[name].model for name, shape in shapes.items() if shape is None}
-    if embeds:
-        shape = shape_of(embedder)
-        unknown |= {embedder} if shape is None else set()
+    if embedder is not None and embedder.name not in EMBEDDERS:
+        shape = shape_of(embedder.name)
+        unknown |= {embedder.name} if shape is None else set()
         reading = 0 if shape is None else _FLOAT32 * shape.parameters
     if unknown:
         return Estimate(None, None, round_bytes, tuple(sorted(unknown)))
@@ -124,7 +116,7 @@ def estimate(experiment: Experiment) -> Estimate:
     sampling = sum(_sampling(known[name], role, rows) for name, role in roles.items())
     training = max(_training(known[name], role) for name, role in roles.items())
     kept = experiment.runtime.keep_checkpoints + 1
-    checkpoints = sum(kept * _checkpoint(known[name], role) for name, role in roles.items() if name != untrained)
+    checkpoints = sum(kept * _checkpoint(known[name], role) for name, role in roles.items() if name in method.trained())
     return Estimate(_PROCESS + reading + sampling + training, checkpoints, round_bytes)
 
 

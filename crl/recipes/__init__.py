@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 def recipe_of(method: Method) -> Recipe:
     """The recipe that a method names."""
-    from crl.recipes.complementary import build
+    import importlib
 
-    return build(method)
+    module_name, _, function = method.recipe.BUILDER.partition(":")
+    built: Recipe = getattr(importlib.import_module(module_name), function)(method)
+    return built

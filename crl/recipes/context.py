@@ -15,7 +15,7 @@ from crl.bank.changes import TableOf, open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.protocols import Services
-from crl.recipes.banks import PUBLISHES, tables_of
+from crl.recipes.banks import tables_of
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import note_time
 from crl.records import Row, rows_of, schema_of, table_of
@@ -24,6 +24,8 @@ from crl.run.seeds import seed_for
 
 R = TypeVar("R", bound=Row)
 Progress = Callable[[dict[str, Any]], None]
+BANK = "bank"
+"""Name of the read of the bank that a stage works with."""
 
 
 class Writer(Protocol):
@@ -79,29 +81,30 @@ class StageContext:
         """Where the stage may put files of its own (a checkpoint); they are digested with it."""
         return self._writer.directory
 
-    def rows(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]:
-        """Rows of a declared read; none where that round has no such stage. Undeclared reads are refused."""
-        return rows_of(row_type, self.table(row_type, stage, offset))
+    def rows(self, row_type: type[R], name: str) -> list[R]:
+        """Rows of a declared read, by its name; none where that round has no such stage. Undeclared reads are
+        refused."""
+        return rows_of(row_type, self.table(row_type, name))
 
-    def table(self, row_type: type[Row], stage: str, offset: int = 0) -> pa.Table:
+    def table(self, row_type: type[Row], name: str) -> pa.Table:
         """As :meth:`rows`, as an Arrow table: for a few columns of many rows."""
-        resolved = self._resolve(stage, offset)
+        resolved = self._resolve(name)
         if resolved is None or self._made_before(*resolved):
             return schema_of(row_type).empty_table()
         self.inputs.add(resolved)
         return self._reader.read(*resolved, row_type)
 
-    def bank(self, offset: int = 0) -> Snapshot:
-        """The bank after a round so many rounds back, as declared; an empty one where there was none."""
-        round_number, table_of = self.bank_tables(offset)
+    def bank(self, name: str = BANK) -> Snapshot:
+        """The bank of a declared read; an empty one where there was none."""
+        round_number, table_of = self.bank_tables(name)
         return Snapshot.of(self.round, []) if round_number is None else open_snapshot(round_number, table_of)
 
-    def bank_tables(self, offset: int = 0) -> tuple[int | None, TableOf]:
+    def bank_tables(self, name: str = BANK) -> tuple[int | None, TableOf]:
         """The round of that bank (None: there was none) and the tables it is put together from.
 
         The stage that published it is remembered as read: its digest vouches for the rounds before it.
         """
-        place = self._resolve(PUBLISHES, offset)
+        place = self._resolve(name)
         if place is not None:
             self.inputs.add(place)
         return None if place is None else place[0], tables_of(self.recipe, self.method, self._read_once)
@@ -118,10 +121,13 @@ class StageContext:
         self.inputs.add((round_number, stage))
         return rows_of(row_type, self._reader.read(round_number, stage, row_type))
 
-    def _resolve(self, stage: str, offset: int) -> tuple[int, str] | None:
-        if not any(read.stage == stage and read.offset == offset for read in self.stage.reads):
-            raise AssertionError(f"stage {self.stage.name} reads {stage} at {offset} without declaring it")
-        return self.recipe.resolve(self.method, self.round, stage, offset)
+    def round_of(self, name: str) -> int:
+        """The round that a declared read is of; 0 where it lies before the first."""
+        return max(0, self.round + self.stage.read(name).offset)
+
+    def _resolve(self, name: str) -> tuple[int, str] | None:
+        read = self.stage.read(name)
+        return self.recipe.resolve(self.method, self.round, read.stage, read.offset)
 
     def _made_before(self, round_number: int, stage: str) -> bool:
         """Whether a stage that only observes is lacking because its round was made before the stage existed."""

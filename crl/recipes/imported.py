@@ -16,7 +16,7 @@ from crl.bank.changes import Change
 from crl.bank.segments import load_embeddings, load_texts, new_segments, place
 from crl.errors import BadInput, RecordDamaged
 from crl.protocols import TextVectors
-from crl.recipes.consolidate import publish
+from crl.recipes.complementary.consolidate import publish
 from crl.recipes.context import StageContext
 from crl.records import BankEntry, BankEvent, ImportedEntry, Weights, rows_of, schema_of
 from crl.run.directory import RunDirectory
@@ -29,7 +29,7 @@ IMPORT_NOTE = "import"
 
 def begin_with(ctx: StageContext, taken: BankImport) -> None:
     """Publish the imported bank as that of round 0. Raises BadInput in a recipe without a bank."""
-    if not ctx.recipe.guided:
+    if not ctx.recipe.has_bank:
         raise BadInput(
             f"recipe {ctx.recipe.name} keeps no bank, but one was imported",
             expected="a recipe that keeps one, or no import",

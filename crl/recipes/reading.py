@@ -13,11 +13,12 @@ from crl.run.manifest import key_of
 R = TypeVar("R", bound=Row)
 
 
-def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int) -> RowsOf:
-    """Rows by (type, stage, offset), seen from a round. Raises BadInput where a stage is not complete yet."""
+def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> RowsOf:
+    """Rows of the reads of a stage, as it sees them in a round. Raises BadInput where a stage is not complete yet."""
 
-    def rows(row_type: type[R], stage: str, offset: int = 0) -> list[R]:
-        place = recipe.resolve(run.method, round_number, stage, offset)
+    def rows(row_type: type[R], name: str) -> list[R]:
+        read = stage.read(name)
+        place = recipe.resolve(run.method, round_number, read.stage, read.offset)
         if place is None:
             return []
         if not run.is_complete(*place):

@@ -1,18 +1,22 @@
 """What a stage is, what a recipe is: all that a flow, the engine and the record know of either.
 
-A stage declares the rows it reads, as (stage, round offset), and the row types it writes. Offsets are rules of round
-numbers, never "whatever is newest", so any round can be made again from the record alone.
+A stage declares the rows it reads, as (stage, round offset), and the row types it writes. Offsets belong to the recipe:
+a stage asks for its reads by name ("bank", "actor") and does not know how many rounds back they are. They are rules of
+round numbers, never "whatever is newest", so any round can be made again from the record alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.records import Row, Weights
+from crl.learn.terms import Objective
+from crl.records import ROW_TYPES, BankSnapshot, Row, Weights
 
 R = TypeVar("R", bound=Row)
 
@@ -21,17 +25,27 @@ if TYPE_CHECKING:
 
 
 class RowsOf(Protocol):
-    """Rows of a stage so many rounds back; none where that round has no such stage."""
+    """Rows of a declared read, by its name; none where that round has no such stage."""
 
-    def __call__(self, row_type: type[R], stage: str, offset: int = 0) -> list[R]: ...
+    def __call__(self, row_type: type[R], name: str) -> list[R]: ...
 
 
 @dataclass(frozen=True)
 class Read:
-    """Rows of `stage`, `offset` rounds back (0 this round, −1 the one before)."""
+    """Rows of `stage`, `offset` rounds back (0 this round, −1 the one before; before the first round it is round 0)."""
 
     stage: str
     offset: int = 0
+    name: str = ""
+    """What the reading stage calls it; by default as the stage."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.stage)
+
+
+BEFORE = "before"
+"""Name of the read of a stage's own rows of the round before."""
 
 
 def always(method: Method, round_number: int) -> bool:
@@ -68,6 +82,13 @@ class Stage:
         if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):
             raise ValueError(f"stage {self.name} needs either `run`, or `parts` and `run_part`")
 
+    def read(self, name: str) -> Read:
+        """A declared read by its name. Undeclared reads are refused."""
+        for read in self.reads:
+            if read.name == name:
+                return read
+        raise AssertionError(f"stage {self.name} reads {name!r} without declaring it")
+
     @property
     def from_rows(self) -> bool:
         """Whether it is a function of recorded rows: no language model, no person. It can be made again at any time."""
@@ -84,9 +105,15 @@ class Recipe:
     initial: Mapping[str, str] = field(default_factory=dict)
     """Which preparation stage stands for a stage in round 0."""
     trains: frozenset[str] = frozenset()
-    """Roles that are trained."""
-    guided: bool = True
-    """Whether the bank guides a share of each group (`rollout.guided_share`); else all rollouts are free."""
+    """Sets of weights that are trained, by the role that owns each."""
+    objectives: Mapping[str, Objective] = field(default_factory=dict)
+    """Objectives of the updates, by the name that samples carry."""
+    check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
+    """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "preparation", in_order(self.preparation))
+        object.__setattr__(self, "stages", in_order(self.stages))
 
     def stages_of(self, method: Method, round_number: int) -> tuple[Stage, ...]:
         """The stages due in a round, in order."""
@@ -108,6 +135,16 @@ class Recipe:
         """Whether a stage of a round is a function of recorded rows (:attr:`Stage.from_rows`)."""
         return any(stage.name == name and stage.from_rows for stage in self.stages_of(method, round_number))
 
+    @property
+    def has_bank(self) -> bool:
+        """Whether a stage of its rounds publishes an experience bank."""
+        return any(BankSnapshot in stage.writes for stage in self.stages)
+
+    def row_types(self) -> tuple[type[Row], ...]:
+        """Every row type of the record: the project's own, then those that only this recipe writes."""
+        written = (row_type for stage in (*self.preparation, *self.stages) for row_type in stage.writes)
+        return tuple(dict.fromkeys([*ROW_TYPES, *written]))
+
     def checkpoint_stages(self) -> dict[str, list[str]]:
         """Stages that write a role's weights; one that names no role writes those of every role."""
         found: dict[str, list[str]] = {}
@@ -123,12 +160,37 @@ class Recipe:
         Round 0 has its own stages: there, and in every round of a recipe that lacks the stage (a role that is not
         trained keeps its first weights), `initial` says which preparation stage stands for it.
         """
-        target = round_number + offset
-        if target < 0:
+        if round_number == 0 and offset < 0:
             return None
+        target = max(0, round_number + offset)
         lacking = all(stage.name != name for stage in self.stages)
         if name in self.initial and (target == 0 or lacking):
             target, name = 0, self.initial[name]
         if any(stage.name == name for stage in self.stages_of(method, target)):
             return target, name
         return None
+
+
+def in_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Stages so that each comes after those of its round that it reads; as listed where that leaves a choice.
+
+    Raises ValueError where stages read each other.
+    """
+    names = {stage.name: place for place, stage in enumerate(stages)}
+    sorter = TopologicalSorter(
+        {
+            stage.name: {read.stage for read in stage.reads if read.offset == 0 and read.stage in names}
+            for stage in stages
+        }
+    )
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ValueError(f"stages read each other: {' → '.join(error.args[1])}") from None
+    found: list[Stage] = []
+    ready: list[str] = []
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=names.__getitem__)
+        found.append(stages[names[ready[0]]])
+        sorter.done(ready.pop(0))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Stages `update_actor` and `update_extractor`: optimiser steps on the batches that credit chose, in their order."""
+"""Stages `update_<role>`, one per set of weights: optimizer steps on the batches that credit chose, in their order."""
 
 from __future__ import annotations
 
@@ -8,43 +8,51 @@ from functools import partial
 from itertools import groupby
 
 from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, Stage
+from crl.recipes.stage import BEFORE, Read, Stage
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
 from crl.records import Metric, Sample, Weights
 
-SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens", "nll_tokens"})
-"""Figures of an optimiser step that count something."""
+_SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
+"""Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
 
 
-def update_stage(role: str) -> Stage:
-    """The update stage of a role. It runs on every rank; only rank 0 writes rows."""
+def update_stage(owner: str, credit: str = "credit") -> Stage:
+    """The update stage of a set of weights. It runs on every rank; only rank 0 writes rows.
+
+    `credit` is the stage that makes the samples.
+    """
+    name = update_name(owner)
     return Stage(
-        name=f"update_{role}",
-        run=partial(update, role=role),
-        reads=(Read("credit"), Read(f"update_{role}", -1)),
+        name=name,
+        run=partial(update, owner=owner, credit=credit),
+        reads=(Read(credit), Read(name, -1, BEFORE)),
         writes=(Weights, Metric),
-        role=role,
+        role=owner,
         update=True,
     )
 
 
-def update(ctx: StageContext, role: str) -> None:
-    """Train on this round's samples of the role.
+def update_name(owner: str) -> str:
+    """Name of the stage that updates a set of weights."""
+    return f"update_{owner}"
+
+
+def update(ctx: StageContext, owner: str, credit: str) -> None:
+    """Train on this round's samples of every role that has these weights: each step on one batch, all objectives mixed.
 
     Without any (warm-up, buffer not full), or where every advantage is 0 so that nothing would move, the weights stay:
     the row of the round before is carried on and no checkpoint is written.
     """
-    samples = [sample for sample in ctx.rows(Sample, "credit") if sample.role == role]
-    before = weights_of(ctx, role, -1)
+    samples = [sample for sample in ctx.rows(Sample, credit) if ctx.method.owner(sample.role) == owner]
+    before = weights_of(ctx, owner, read=BEFORE)
     after = dataclasses.replace(before, round=ctx.round)
     figures = {"samples": 0.0}
     if samples:
         ctx.progress(0, len(samples))
-        objective = ctx.method.actor_objective if role == "actor" else ctx.method.extractor_objective
-        trainer = ctx.services.trainer(role, before)
+        trainer = ctx.services.trainer(owner, before)
         steps: list[dict[str, float]] = []
         for _, batch in groupby(sorted(samples, key=lambda sample: sample.step), key=lambda sample: sample.step):
-            steps.append(trainer.update(list(batch), objective))
+            steps.append(trainer.update(list(batch), ctx.recipe.objectives))
             ctx.progress(int(sum(step["samples"] for step in steps)), len(samples))
         figures = over_steps(steps)
         if figures["stepped"]:
@@ -56,7 +64,7 @@ def update(ctx: StageContext, role: str) -> None:
     ctx.write(Weights, [after])
     ctx.write(Metric, [_metric(ctx, name, value) for name, value in sorted(figures.items())])
     if samples:
-        ctx.services.trained(role, after)
+        ctx.services.trained(owner, after)
 
 
 def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -66,7 +74,8 @@ def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in dict.fromkeys(name for step in steps for name in step):
         values = [step[name] for step in steps if name in step]
         combined = max(values) if name == "ratio_max" else sum(values)
-        found[name] = combined if name in SUMMED or name == "ratio_max" else combined / len(values)
+        counts = name in _SUMMED or name.endswith("_tokens")
+        found[name] = combined if counts or name == "ratio_max" else combined / len(values)
     return found
 
 

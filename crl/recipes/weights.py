@@ -13,14 +13,14 @@ CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
 
 
-def weights_of(ctx: StageContext, role: str, offset: int = 0, *, stage: str | None = None) -> Weights:
-    """The weights row of a role, from the stage that last set it, by round number."""
-    name = stage or f"update_{role}"
-    for row in ctx.rows(Weights, name, offset):
-        if row.role == role:
+def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weights:
+    """The weights row of a role, from the declared read of its name (or of another: `read`)."""
+    owner = ctx.method.owner(role)
+    for row in ctx.rows(Weights, read or role):
+        if row.role == owner:
             return row
     raise RecordDamaged(
-        f"no weights of role {role} in stage {name} at round {ctx.round + offset}",
+        f"no weights of role {owner} in what stage {ctx.stage.name} of round {ctx.round} reads as {read or role}",
         expected="one row of table weights",
         where=str(ctx.run_path),
         next_step=f"run `crl verify {ctx.run_path}`",

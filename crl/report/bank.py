@@ -199,7 +199,7 @@ def banked_rounds(run: RunDirectory, recipe: Recipe) -> list[int]:
 
 def banked_round(run: RunDirectory, recipe: Recipe, round_number: int | None) -> int:
     """The round if its bank is published, the newest such one for None. Raises BadInput."""
-    if not recipe.guided:
+    if not recipe.has_bank:
         raise BadInput(
             f"recipe {recipe.name} of {run.path} keeps no bank", expected=f"a recipe with the stage `{PUBLISHES}`"
         )

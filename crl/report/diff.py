@@ -16,7 +16,8 @@ from crl.bank.snapshot import Snapshot
 from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_texts, tables_of
-from crl.recipes.proposal import Proposal, proposal_of
+from crl.recipes.complementary.proposal import Proposal, proposal_of
+from crl.recipes.context import BANK
 from crl.recipes.reading import recorded_rows
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_rounds
@@ -138,15 +139,15 @@ def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] 
 def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     """The operations of a round and the bank they are for, from the record. Raises BadInput, RecordDamaged."""
     recipe = load_recipe(default_recipe(), run.method)
-    names = {stage.name for stage in recipe.stages_of(run.method, round_number)}
-    if round_number > 0 and PUBLISHES not in names:
+    stage = next((each for each in recipe.stages if each.name == PUBLISHES), None)
+    if stage is None:
         raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
 
-    def bank(offset: int) -> Snapshot:
-        place = publishing_stage(recipe, run.method, round_number, offset)
+    def bank() -> Snapshot:
+        place = publishing_stage(recipe, run.method, round_number, stage.read(BANK).offset)
         return Snapshot.of(round_number, []) if place is None else recorded_bank(run, recipe, place[0])
 
-    return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number), bank)
+    return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number, stage), bank)
 
 
 def diff_listing(diff: BankDiff) -> Listing:

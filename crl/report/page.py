@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from crl.config import Method
 from crl.engine.approvals import awaited
 from crl.errors import CrlError, RunDirectoryUnusable
+from crl.recipes import recipe_of
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
@@ -185,12 +187,11 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         newest = trained[-1].round if trained else 0
         facts |= {"name": run.experiment_name, "missing": unfinished(run, events, since=newest)}
         facts["method"] = run.method_digest
-        pending = awaited(path) if method.approve_bank else None
+        pending = awaited(path) if any(stage.waits_for for stage in recipe_of(method).stages) else None
         facts["awaits"] = None if pending is None else (pending.told(), f"{pending.command()} --show")
         facts["settings"] = {
-            "recipe": method.recipe.value,
-            "actor": f"{method.actor.model}{', LoRA' if method.actor.lora else ''}",
-            "extractor": f"{method.extractor.model}{', LoRA' if method.extractor.lora else ''}",
+            "recipe": method.recipe.kind,
+            **{name: _model(method, name) for name in method.recipe.roles()},
             "families": ", ".join(family.name for family in method.families),
             "seed": method.seed,
         }
@@ -262,3 +263,8 @@ def _signed(value: float) -> str:
 def _cut(text: str | None) -> str:
     whole = text or ""
     return whole if len(whole) <= SHOWN_CHARACTERS else f"{whole[:SHOWN_CHARACTERS]} … ({len(whole)} characters)"
+
+
+def _model(method: Method, name: str) -> str:
+    role = method.role(name)
+    return f"{role.model}{', LoRA' if role.lora else ''}{f', weights of {role.weights}' if role.weights else ''}"

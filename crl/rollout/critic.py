@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crl.config import Method, PromptConfig, PromptSet
+from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.records import Generation, Judgement, Retrieval, Task
@@ -47,13 +47,11 @@ class Judged:
     generation: Generation
 
 
-def check_critic_prompt(prompts: PromptSet) -> None:
+def check_critic_prompt(prompt: PromptConfig) -> None:
     """Raise BadInput for a critic's template with an unknown placeholder, or one that does not show the experience."""
-    if prompts.critic is None:
-        return
-    check(prompts.critic.system, _NAMES, "prompts.critic.system")
-    check(prompts.critic.first, _NAMES, "prompts.critic.first")
-    if "{experience}" not in prompts.critic.first:
+    check(prompt.system, _NAMES, "prompts.critic.system")
+    check(prompt.first, _NAMES, "prompts.critic.first")
+    if "{experience}" not in prompt.first:
         raise BadInput(
             "the critic's prompt does not show the experience",
             expected="{experience} in it: the actor cannot judge what it does not see",
@@ -62,16 +60,14 @@ def check_critic_prompt(prompts: PromptSet) -> None:
         )
 
 
-def check_critic_room(chat: Chat, context: int, method: Method) -> None:
+def check_critic_room(chat: Chat, context: int, prompt: PromptConfig, critic: ActorCriticConfig) -> None:
     """Raise PromptTooLong where the critic's prompt leaves no room for a verdict even with nothing filled in."""
-    if method.actor_critic is None or method.prompts.critic is None:
-        return
-    room = context - method.actor_critic.max_new_tokens
-    needed = len(chat.opening(critic_messages(method.prompts.critic, dict.fromkeys(_NAMES, ""))))
+    room = context - critic.max_new_tokens
+    needed = len(chat.opening(critic_messages(prompt, dict.fromkeys(_NAMES, ""))))
     if needed >= room:
         raise PromptTooLong(
             f"the critic's prompt takes {needed} tokens before anything is filled in",
-            expected=f"fewer than {room}: the context less {method.actor_critic.max_new_tokens} new tokens",
+            expected=f"fewer than {room}: the context less {critic.max_new_tokens} new tokens",
             where="method.prompts.critic",
             next_step="shorten the prompt, or raise actor.context",
         )
@@ -81,22 +77,21 @@ def judge(
     policy: Policy,
     proposed: Sequence[Proposed],
     *,
-    method: Method,
+    role: RoleConfig,
+    critic: ActorCriticConfig,
+    prompt: PromptConfig,
+    output_format: DistillConfig,
     seed_of: Callable[[str], np.random.SeedSequence],
     temperature: float,
     weights_digest: str,
     stage: str,
 ) -> list[Judged]:
-    """One verdict an experience, in their order; each samples from its own stream `default_rng(seed_of(episode_id))`.
+    """One verdict per experience, in their order; each samples from its own stream `default_rng(seed_of(episode_id))`.
 
     A prompt that does not fit the context is not sampled: its verdict is malformed, the experience is used as it is.
     """
-    critic, prompt = method.actor_critic, method.prompts.critic
-    assert critic is not None and prompt is not None, "checked before work starts"
-    sampling = method.actor.sampling.model_copy(
-        update={"max_new_tokens": critic.max_new_tokens, "temperature": temperature}
-    )
-    room = min(policy.context, method.actor.context) - critic.max_new_tokens
+    sampling = role.sampling.model_copy(update={"max_new_tokens": critic.max_new_tokens, "temperature": temperature})
+    room = min(policy.context, role.context) - critic.max_new_tokens
     messages = [critic_messages(prompt, _values(each)) for each in proposed]
     prompts = [list(policy.chat.opening(each)) for each in messages]
     sampled: dict[int, Sampled] = {}
@@ -117,8 +112,8 @@ def judge(
         if output is not None:
             verdict = parse_verdict(
                 text,
-                method.distill.format,
-                max_characters=method.distill.max_characters,
+                output_format.format,
+                max_characters=output_format.max_characters,
                 truncated=output.stop_reason != StopReason.end_of_turn,
                 thinking=policy.chat.opens_thought,
             )

@@ -147,13 +147,13 @@ def _open_row(
             next_step="the environment is not deterministic in its seed, or its version changed since the plan",
         )
     messages = actor_messages(
-        method.prompts.actor,
+        method.prompts["actor"],
         goal=start.goal,
         observation=start.observation,
         actions=start.actions,
         experience=slot.shown,
         placement=method.rollout.placement,
-        offer=method.prompts.ask.offer if may_ask and method.prompts.ask is not None else "",
+        offer=method.prompts["ask"].offer if may_ask and "ask" in method.prompts else "",
     )
     token_ids = list(policy.chat.opening(messages))
     allowed = policy.context - sampling.max_new_tokens
@@ -226,7 +226,7 @@ def _turn(
             _finish(row, step)
             continue
         reply = following_text(
-            method.prompts.actor,
+            method.prompts["actor"],
             goal=row.slot.task.goal,
             observation=step.observation,
             actions=step.actions,

@@ -9,10 +9,10 @@ templates are filled and checked in `crl/extractor/prompts.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from crl.config import PromptConfig, PromptSet
+from crl.config import PromptConfig
 from crl.errors import BadInput
 from crl.text.templates import check, fill, placeholders
 
@@ -35,19 +35,19 @@ def _require(template: str, names: Sequence[str], where: str) -> None:
         )
 
 
-def check_prompts(prompts: PromptSet, placement: Placement = "user") -> None:
+def check_prompts(prompts: Mapping[str, PromptConfig], placement: Placement = "user") -> None:
     """Raise BadInput for an actor template with an unknown placeholder, without a necessary one, or in the wrong order.
 
     With `placement: user`, the actor's `first` must hold `{experience}` before `{observation}` with no placeholder
     between them, each once.
     """
-    actor = prompts.actor
+    actor = prompts["actor"]
     check(actor.system, _SYSTEM, "prompts.actor.system")
     check(actor.first, _FIRST, "prompts.actor.first")
     check(actor.following, _FOLLOWING, "prompts.actor.following")
     check(actor.experience, {"experience"}, "prompts.actor.experience")
-    if prompts.ask is not None:
-        check(prompts.ask.offer, (), "prompts.ask.offer")
+    if "ask" in prompts:
+        check(prompts["ask"].offer, (), "prompts.ask.offer")
     _require(actor.first, ("observation",), "prompts.actor.first")
     _require(actor.following, ("feedback", "observation"), "prompts.actor.following")
     _require(actor.experience, ("experience",), "prompts.actor.experience")

@@ -19,7 +19,7 @@ def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> Strip
     """The stripped context of one guided episode; `chat` is the format that it was played with."""
     record, start = played.generation, played.start
     opening = actor_messages(
-        method.prompts.actor,
+        method.prompts["actor"],
         goal=start.goal,
         observation=start.observation,
         actions=start.actions,

@@ -15,6 +15,7 @@ from typing import Any
 from crl.bank.segments import text_digest
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
+from crl.recipes.complementary.config import config_of
 from crl.recipes.stage import Recipe
 from crl.records import vectors_of
 from crl.run.directory import RunDirectory
@@ -62,7 +63,7 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
 
 def check_fits(method: Method, recipe: Recipe, source: Gathered, families: Mapping[str, str]) -> None:
     """Raise BadInput where an experiment of this method can begin with no such bank, before anything is made."""
-    if not recipe.guided:
+    if not recipe.has_bank:
         raise BadInput(
             f"recipe {recipe.name} keeps no bank",
             expected="a recipe that does: complementary, static_online, experience_only or offline_bank",
@@ -153,18 +154,18 @@ def _chosen(
                 next_step="export the bank again",
             )
         place = (names[entry["family"]], entry["content_digest"])
-        if len(entry["text"]) > method.distill.max_characters:
+        if len(entry["text"]) > config_of(method).distill.max_characters:
             left_out[entry["entry_id"]] = "text_too_long"
-        elif place in held and method.bank.duplicates != "keep":
+        elif place in held and config_of(method).bank.duplicates != "keep":
             left_out[entry["entry_id"]] = "duplicate"
         else:
             held.add(place)
             by_family.setdefault(place[0], []).append(entry)
     for listed in by_family.values():
         # What a full family evicts first stays out: the least useful, or the oldest.
-        order = listed if method.bank.eviction == "fifo" else sorted(listed, key=_usefulness)
-        for entry in order[: max(0, len(listed) - method.bank.capacity)]:
-            left_out[entry["entry_id"]] = f"capacity_{method.bank.eviction}"
+        order = listed if config_of(method).bank.eviction == "fifo" else sorted(listed, key=_usefulness)
+        for entry in order[: max(0, len(listed) - config_of(method).bank.capacity)]:
+            left_out[entry["entry_id"]] = f"capacity_{config_of(method).bank.eviction}"
     return [row for row in by_age if entries[row]["entry_id"] not in left_out], left_out
 
 

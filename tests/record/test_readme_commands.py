@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crl.recipes.banks import recorded_bank
-from crl.recipes.complementary import build
+from crl.recipes.complementary.round import build
 from crl.run.directory import RunDirectory
 from tests.tiny_run import NAME, ROOT, ROUNDS, crl
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from crl.recipes.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.recipes.timing import TIMINGS
 from crl.records import Distillation, Episode, Evaluation, Metric, Weights, rows_of
 from crl.report.rates import Rate

@@ -19,7 +19,7 @@ from crl.lab.warm.advice import TruthfulAdvisor, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.scripted import ScriptedPolicy
+from crl.recipes.complementary.scripted import ScriptedPolicy
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
@@ -112,12 +112,12 @@ def _wave(
     slots = practice_slots(environment, seeds, hint, "demo")
     advisor = TruthfulAdvisor(environment, {slot.task.episode_id: index for index, slot in enumerate(slots)})
     played = play_wave(
-        ScriptedPolicy(chat, method.actor.context, say),
+        ScriptedPolicy(chat, method.role("actor").context, say),
         environment,
         slots,
         method=asking_method(method) if asks else method,
         seed_of=lambda episode_id: seed_for(0),
-        sampling=method.actor.sampling,
+        sampling=method.role("actor").sampling,
         weights_digest="",
         stage=STAGE,
         advisor=advisor if asks else None,

@@ -47,8 +47,7 @@ def question_about(environment: RealmsEnvironment, slot: int) -> str:
 
 def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, first_seed: int) -> list[Generation]:
     """Answers to questions, from an experience that may be wrong."""
-    prompt = method.prompts.ask
-    assert prompt is not None, "a warm start that demonstrates answers has a prompt for them"
+    prompt = method.prompts["ask"]
     rows = []
     for index, (environment, slot, experience, random) in enumerate(_situations(method, count, seed, first_seed)):
         start = environment.layout(slot)
@@ -66,8 +65,7 @@ def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, 
 
 def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, first_seed: int) -> list[Generation]:
     """Verdicts on experiences that may be wrong, at any rate of success."""
-    prompt = method.prompts.critic
-    assert prompt is not None, "a warm start that demonstrates verdicts has a prompt for them"
+    prompt = method.prompts["critic"]
     rows = []
     for index, (environment, slot, experience, random) in enumerate(_situations(method, count, seed, first_seed)):
         start = environment.layout(slot)

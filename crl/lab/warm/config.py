@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from crl.config import DeepSpeedConfig, PromptSet, RealmsConfig
+from crl.config import DeepSpeedConfig, PromptConfig, RealmsConfig
 from crl.config.base import Model
 from crl.config.load import find_prompts, read_yaml, readable
 from crl.errors import BadInput
@@ -80,7 +80,7 @@ class WarmStartFile(Model):
     context: int = Field(256, ge=64, le=1_048_576, description="Longest sequence in tokens.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="autocast and gradient checkpointing count.")
     environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practises.")
-    prompts: PromptSet = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
+    prompts: dict[str, PromptConfig] = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
     training: Training = Field(Training(), description="Supervised update, of both roles at once.")
     actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
     extractor: ExtractorDemonstrations = Field(ExtractorDemonstrations(), description="And for the extractor.")

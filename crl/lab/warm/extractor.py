@@ -23,7 +23,8 @@ from crl.lab.warm.actor import plan_text, practice_slots
 from crl.lab.warm.config import ExtractorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two, written_row
 from crl.protocols import Chat
-from crl.recipes.scripted import ScriptedPolicy
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.scripted import ScriptedPolicy
 from crl.records import Generation
 from crl.rollout.play import play_wave
 from crl.run.seeds import seed_for
@@ -75,21 +76,23 @@ def _wave(
         return said
 
     played = play_wave(
-        ScriptedPolicy(chat, method.actor.context, say),
+        ScriptedPolicy(chat, method.role("actor").context, say),
         environment,
         slots,
         method=method,
         seed_of=lambda episode_id: seed_for(0),
-        sampling=method.actor.sampling,
+        sampling=method.role("actor").sampling,
         weights_digest="",
         stage=STAGE,
     )
     items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
     said = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
     return distill_wave(
-        ScriptedPolicy(chat, method.extractor.context, lambda row: write_operations([said[row]], "lines")),
+        ScriptedPolicy(chat, method.role("extractor").context, lambda row: write_operations([said[row]], "lines")),
         items,
-        method=method,
+        role=method.role("extractor"),
+        prompt=method.prompts["distill"],
+        config=config_of(method).distill,
         seed_of=lambda distillation_id: seed_for(0),
         weights_digest="",
         round=0,
@@ -132,14 +135,16 @@ def merge_demonstrations(
     rows = []
     for index in range(config.merges):
         pool = [note(*any_two(letters, random)) for _ in range(3)]
-        shown = [str(text) for text in random.choice(pool, size=int(random.integers(2, method.merge.chunk + 1)))]
+        shown = [
+            str(text) for text in random.choice(pool, size=int(random.integers(2, config_of(method).merge.chunk + 1)))
+        ]
         operations = []
         for text in dict.fromkeys(shown):
             places = tuple(place for place, other in enumerate(shown, start=1) if other == text)
             operations.append(
                 ParsedOperation("merge", text, places) if len(places) > 1 else ParsedOperation("keep", None, places)
             )
-        messages = merge_messages(method.prompts.merge, method.families[0].name, shown, method.distill)
+        messages = merge_messages(method.prompts["merge"], method.families[0].name, shown, config_of(method).distill)
         opening, answer = chat.opening(messages), chat.answer(write_operations(operations, "lines"))
         rows.append(
             written_row(f"merge-{index:06d}", "extractor", "merge", opening, answer, chat, prompt_text(messages))

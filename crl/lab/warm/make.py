@@ -38,6 +38,7 @@ from crl.lab.warm.rows import WAVE
 from crl.lab.warm.words import parts_of, words_of
 from crl.policies.determinism import settle_torch
 from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
+from crl.recipes.complementary.config import ComplementaryConfig
 from crl.records import Generation, Row, Sample, table_of
 from crl.run.seeds import seed_for
 
@@ -101,15 +102,17 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
     record.mkdir()
     method = practice_method(settings)
     with _base(settings) as base:
-        policy = _loaded(method.actor, base, settings)
+        policy = _loaded(method.role("actor"), base, settings)
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
         generations = _actor_record(policy, method, settings, record)
         generations += _extractor_record(policy, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
-        figures: dict[str, Any] = {"training": _train(settings, method.actor, base, generations, directory / "actor")}
+        figures: dict[str, Any] = {
+            "training": _train(settings, method.role("actor"), base, generations, directory / "actor")
+        }
     # Both roles begin with the same weights and have their own from the first update on.
     shutil.copytree(directory / "actor", directory / "extractor")
-    model = _loaded(method.actor, directory / "actor", settings)
+    model = _loaded(method.role("actor"), directory / "actor", settings)
     figures["actor"] = actor_figures(model, method, settings.seed)
     figures["extractor"] = extractor_figures(model, model, method, settings.seed)
     for name, told in figures.items():
@@ -135,12 +138,13 @@ def practice_method(settings: WarmStartFile) -> Method:
     return Method(
         seed=settings.seed,
         families=[family],
-        actor=role,
-        extractor=role,
+        roles={"actor": role, "extractor": role},
         rollout=RolloutConfig(action_format="word"),
         # One batch a wave: a script speaks by the row of its session.
-        distill=DistillConfig(format="lines", max_operations=1, max_characters=80, batch=WAVE),
-        merge=MergeConfig(every=0),
+        recipe=ComplementaryConfig(
+            distill=DistillConfig(format="lines", max_operations=1, max_characters=80, batch=WAVE),
+            merge=MergeConfig(every=0),
+        ),
         prompts=settings.prompts,
         threads=settings.threads,
     )

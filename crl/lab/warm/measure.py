@@ -15,6 +15,7 @@ from crl.extractor.distill import DistillItem, distill_wave
 from crl.lab.warm.actor import practice_slots
 from crl.lab.warm.rows import STAGE, any_two
 from crl.protocols import Policy
+from crl.recipes.complementary.config import config_of
 from crl.rollout.play import PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
 
@@ -45,7 +46,9 @@ def extractor_figures(actor: Policy, extractor: Policy, method: Method, seed: in
     results = distill_wave(
         extractor,
         [DistillItem(each.episode, tuple(each.turns)) for each, _ in shown],
-        method=method,
+        role=method.role("extractor"),
+        prompt=method.prompts["distill"],
+        config=config_of(method).distill,
         seed_of=lambda distillation_id: seed_for(seed, "test", distillation_id),
         weights_digest="",
         round=0,
@@ -73,7 +76,7 @@ def _played(actor: Policy, method: Method, seed: int, kind: str, hint: Hint) -> 
         practice_slots(environment, seeds, lambda slot: hint(slot, environment.layout(slot)), f"test-{kind}"),
         method=method,
         seed_of=lambda episode_id: seed_for(seed, "test", episode_id),
-        sampling=method.actor.sampling,
+        sampling=method.role("actor").sampling,
         weights_digest="",
         stage=STAGE,
     )

@@ -6,11 +6,12 @@ import re
 from collections.abc import Sequence
 from itertools import combinations
 
-from crl.config import PromptSet, RealmsConfig
+from crl.config import PromptConfig, RealmsConfig
 from crl.envs.realms import observed, vocabulary
 from crl.text.templates import placeholders
 
 _KEY = "key"
+_PROMPTS = ("actor", "distill", "merge", "ask", "critic")
 _CHUNK = 5
 """Entries a merge shows: their numbers are words."""
 _TURNS = 64
@@ -20,7 +21,7 @@ _LINES = "Turn Action: End: KEEP MERGE DROP"
 _TRAJECTORY = "Turn Action: End: (unchanged) success failure (turn limit) (context (invalid) limit)"
 
 
-def words_of(environment: RealmsConfig, prompts: PromptSet) -> list[str]:
+def words_of(environment: RealmsConfig, prompts: dict[str, PromptConfig]) -> list[str]:
     """Words in a fixed order."""
     numbers = [
         ",".join(map(str, chosen))
@@ -45,14 +46,13 @@ def words_of(environment: RealmsConfig, prompts: PromptSet) -> list[str]:
     ]
 
 
-def _prompt_words(prompts: PromptSet) -> list[str]:
+def _prompt_words(prompts: dict[str, PromptConfig]) -> list[str]:
     """Words of the templates themselves, placeholders left out."""
     texts: list[str] = []
-    for prompt in (prompts.actor, prompts.distill, prompts.merge, prompts.ask, prompts.critic):
-        if prompt is not None:
-            texts += [prompt.system, prompt.first, prompt.following, prompt.experience]
-    if prompts.ask is not None:
-        texts.append(prompts.ask.offer)
+    for prompt in (prompts[name] for name in _PROMPTS if name in prompts):
+        texts += [prompt.system, prompt.first, prompt.following, prompt.experience]
+    if "ask" in prompts:
+        texts.append(prompts["ask"].offer)
     names = {name for text in texts for name in placeholders(text)}
     blank = re.compile("|".join(re.escape("{" + name + "}") for name in sorted(names)))
     return [word for text in texts for word in blank.sub(" ", text).split()]

@@ -20,7 +20,7 @@ from crl.config.load import load_experiment
 from crl.errors import RecordDamaged
 from crl.recipes import recipe_of
 from crl.recipes.banks import tables_of
-from crl.recipes.consolidate import publish
+from crl.recipes.complementary.consolidate import publish
 from crl.recipes.context import StageContext
 from crl.records import (
     Approval,

@@ -6,7 +6,7 @@ Round 1 adds three entries, one of them twice; every later round updates the old
 from __future__ import annotations
 
 from crl.config import Experiment, Method
-from crl.recipes.complementary import APPROVE, BANK, CONSOLIDATE
+from crl.recipes.complementary.round import APPROVE, BANK, CONSOLIDATE
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import BankEntry, BankEvent, Operation

@@ -14,7 +14,7 @@ from crl.extractor.answer import answer_all
 from crl.extractor.outputs import generation_id_of
 from crl.extractor.prompts import check_prompts
 from crl.protocols import Inquiry, Policy
-from crl.recipes.scripted import ScriptedPolicy
+from crl.recipes.complementary.scripted import ScriptedPolicy
 from crl.rollout.prompts import check_prompts as check_actor_prompts
 from tests.unit.rollout.fakes import CharacterChat, method
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crl.preflight.combinations import check_combinations, check_offline_bank
 
 from crl.config import Method
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.preflight import check_ready
-from crl.preflight.combinations import check_combinations, check_offline_bank
 
 ROOT = Path(__file__).parents[3]
 CRITIC = {"system": "s", "first": "{goal} {observation} {experience} {success_rate}"}

@@ -78,7 +78,7 @@ def test_only_this_stage_asks_what_is_true():
         if isinstance(node, ast.Attribute) and node.attr == "truth" and isinstance(node.ctx, ast.Load)
         and not (isinstance(node.value, ast.Name) and node.value.id == "note")
     ]  # fmt: skip
-    assert asking == ["crl/recipes/health.py"]
+    assert asking == ["crl/recipes/complementary/health.py"]
 
 
 # -- what it says ---------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from crl.config import FamilyConfig
 from crl.protocols import Start
-from crl.recipes.bank_access import open_retriever, retrieve_all
+from crl.recipes.complementary.bank_access import open_retriever, retrieve_all
+from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
+from crl.recipes.stage import BEFORE
 from crl.records import Retrieval, RetrievalCount, Task
 
 
@@ -56,7 +58,7 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
     import numpy as np
 
     size = ctx.method.rollout.group_size
-    guided_members = ctx.method.rollout.guided_members(ctx.round) if ctx.recipe.guided else 0
+    guided_members = config_of(ctx.method).guided_members(size, ctx.round)
     seeds = family.train_seeds
     generator = np.random.default_rng(ctx.seed(family.name))
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
@@ -80,10 +82,10 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
 
 
 def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount]]:
-    bank = ctx.bank(-1)
-    counts = ctx.rows(RetrievalCount, "plan", -1)
+    bank = ctx.bank()
+    counts = ctx.rows(RetrievalCount, BEFORE)
     guided = [task for task in tasks if task.slot == "guided"]
     if not len(bank) or not guided:
         return [], counts
-    retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round - 1, training=True)
+    retriever = open_retriever(ctx, bank, counts, training=True)
     return retrieve_all(ctx, retriever, guided), retriever.counts()

@@ -17,9 +17,10 @@ from crl.bank.segments import text_digest
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.outputs import Distilled
 from crl.protocols import Chat, Start, Step, Teacher, TeachingEnvironment
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.plan import task_of
+from crl.recipes.complementary.scripted import ScriptedPolicy, as_output
 from crl.recipes.context import StageContext
-from crl.recipes.plan import task_of
-from crl.recipes.scripted import ScriptedPolicy, as_output
 from crl.recipes.waves import of_all, play
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
 
@@ -79,7 +80,7 @@ def written_well(
     """
     played: list[PlayedEpisode] = []
     results: list[Distilled] = []
-    batch = ctx.method.distill.batch
+    batch = config_of(ctx.method).distill.batch
     for practice, slots, random in _waves(ctx, episodes, true_notes=TRUE_NOTES):
         skills = random.choice(_SKILLS, size=len(slots))
 
@@ -96,13 +97,15 @@ def written_well(
         wave = _play(ctx, *actor, practice, slots, say, weights_digest, told)
         items = [DistillItem(each.episode, tuple(each.turns)) for each in wave]
         lessons = [practice.environment.lesson(item.episode, item.turns) for item in items]
-        said = [as_output(lesson, ctx.method.distill.format) for lesson in lessons]
+        said = [as_output(lesson, config_of(ctx.method).distill.format) for lesson in lessons]
         for at in range(0, len(items), batch):
             part = said[at : at + batch]
             results += distill_wave(
                 ScriptedPolicy(*extractor, lambda row, part=part: part[row]),  # type: ignore[misc]
                 items[at : at + batch],
-                method=ctx.method,
+                role=ctx.method.role("extractor"),
+                prompt=ctx.method.prompts["distill"],
+                config=config_of(ctx.method).distill,
                 seed_of=lambda distillation_id: ctx.seed(distillation_id),
                 weights_digest=weights_digest,
                 round=ctx.round,
@@ -158,7 +161,7 @@ def _play(
         ctx,
         ScriptedPolicy(chat, context, say),
         slots,
-        sampling=ctx.method.actor.sampling,
+        sampling=ctx.method.role("actor").sampling,
         weights_digest=weights_digest,
         environment=practice,
         progress=progress,

@@ -17,6 +17,7 @@ from crl.bank.duplicates import groups as duplicate_groups
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.extractor.merge import WHOLE_BANK, whole_bank, whole_families
+from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
 from crl.records import BankEntry
 
@@ -34,8 +35,8 @@ class Candidates:
 def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     """The candidates among the entries of a bank whose new texts are not stored yet."""
     bank = preview.snapshot
-    if ctx.method.merge.candidates == "all":
-        walks = whole_bank if ctx.method.merge.scope == "bank" else whole_families
+    if config_of(ctx.method).merge.candidates == "all":
+        walks = whole_bank if config_of(ctx.method).merge.scope == "bank" else whole_families
         return Candidates(walks(bank.entries()), _texts(ctx, bank.table, preview))
     root_N = _roots(ctx, bank, preview)
     counts_N = np.bincount(root_N, minlength=len(bank))
@@ -47,7 +48,7 @@ def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     # Rows stand by age, so a group's root is its oldest entry.
     groups: dict[str, list[list[BankEntry]]] = {}
     for root in sorted(grouped):
-        walk = WHOLE_BANK if ctx.method.merge.scope == "bank" else grouped[root][0].family
+        walk = WHOLE_BANK if config_of(ctx.method).merge.scope == "bank" else grouped[root][0].family
         groups.setdefault(walk, []).append(grouped[root])
     texts = _texts(ctx, bank.table.take(pa.array(shown)), preview)
     return Candidates({name: groups[name] for name in sorted(groups)}, texts)
@@ -60,14 +61,14 @@ def _texts(ctx: StageContext, entries: pa.Table, preview: Consolidated) -> dict[
 def _roots(ctx: StageContext, bank: Snapshot, preview: Consolidated) -> NDArray[np.int64]:
     """The oldest row [N] of the group every row is in: rows of a scope that resemble each other, over others too."""
     vectors_ND = _vectors(ctx, bank.table, preview)
-    if ctx.method.merge.scope == "bank":
-        return duplicate_groups(vectors_ND, ctx.method.merge.similarity)
+    if config_of(ctx.method).merge.scope == "bank":
+        return duplicate_groups(vectors_ND, config_of(ctx.method).merge.similarity)
     root_N = np.arange(len(bank), dtype=np.int64)
     families = bank.table["family"].combine_chunks().dictionary_encode()
     codes_N = families.indices.to_numpy()
     for code in range(len(families.dictionary)):
         rows = np.flatnonzero(codes_N == code)
-        root_N[rows] = rows[duplicate_groups(vectors_ND[rows], ctx.method.merge.similarity)]
+        root_N[rows] = rows[duplicate_groups(vectors_ND[rows], config_of(ctx.method).merge.similarity)]
     return root_N
 
 

@@ -18,9 +18,11 @@ from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_mean
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.self_distillation import distilled_episodes, nll_samples
+from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
+from crl.recipes.complementary.judge import verdicts_of
+from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.context import StageContext
-from crl.recipes.judge import verdicts_of
-from crl.recipes.resembling import recorded_resemblances
+from crl.recipes.stage import BEFORE
 from crl.records import (
     BankEvent,
     BufferItem,
@@ -40,6 +42,8 @@ from crl.records import (
     rows_with,
 )
 
+NEW_BANK = "new_bank"
+"""Name of the read of the bank that the round published; `bank` is the one that it played with."""
 UNTRAINABLE = "prompt_too_long"
 """Reason code of an output that was never sampled: there is nothing to train."""
 
@@ -50,20 +54,20 @@ def credit(ctx: StageContext) -> None:
     distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
     retrievals, judgements = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
     credits = credits_of(episodes, retrievals, judgements)
-    objective = ctx.method.extractor_objective
-    before = ctx.rows(EntryUsefulness, "credit", -1)
+    objective = config_of(ctx.method).extractor_objective
+    before = ctx.rows(EntryUsefulness, BEFORE)
     uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
-    trains = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
+    config = config_of(ctx.method)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
-    buffer = _filled(ctx, uses, distillations, episodes) if "extractor" in ctx.recipe.trains else []
+    buffer = _filled(ctx, uses, distillations, episodes) if EXTRACTOR in config.TRAINED else []
     batches: list[list[BufferItem]] = []
-    if "extractor" in trains:
+    if config.trains(EXTRACTOR, ctx.round):
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
     samples: list[Sample] = []
     distilled: list[Metric] = []
-    if "actor" in trains:
+    if config.trains(ACTOR, ctx.round):
         generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
-        samples += grpo_samples(episodes, generations, ctx.method.actor_objective, round=ctx.round)
+        samples += grpo_samples(episodes, generations, config_of(ctx.method).actor_objective, round=ctx.round)
         stripped = _self_distilled(ctx, episodes, generations)
         samples += stripped or []
         if stripped is not None:
@@ -71,17 +75,17 @@ def credit(ctx: StageContext) -> None:
     generations_of = _generations_of(ctx, [item for batch in batches for item in batch])
     samples += cispo_samples(batches, generations_of, objective, round=ctx.round)
     ctx.write(Credit, credits)
-    ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, "credit", -1), credits))
+    ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     # Where a use earns its outcome and no more, `credits` say it all.
-    if ctx.method.actor_critic is not None or objective.credit != "outcome":
+    if config_of(ctx.method).actor_critic is not None or objective.credit != "outcome":
         ctx.write(UseReward, uses)
     if objective.credit == "running_usefulness":
         ctx.write(EntryUsefulness, usefulness)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
     filled: list[Metric] = []
-    if "extractor" in ctx.recipe.trains:
-        filled = buffer_metrics(buffer, round=ctx.round, config=objective, trains="extractor" in trains)
+    if EXTRACTOR in config.TRAINED:
+        filled = buffer_metrics(buffer, round=ctx.round, config=objective, trains=config.trains(EXTRACTOR, ctx.round))
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
@@ -103,14 +107,14 @@ def _filled(
     written = _written(ctx, uses)
     # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
     imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
-    bank = ctx.bank().table
-    previous, repeats = ctx.rows(BufferItem, "credit", -1), _repeats(ctx, bank)
+    bank = ctx.bank(NEW_BANK).table
+    previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
     return fill_buffer(
         previous,
         uses,
         [row for row in distillations if row.reason_code != UNTRAINABLE],
         round=ctx.round,
-        config=ctx.method.extractor_objective,
+        config=config_of(ctx.method).extractor_objective,
         origins=_origins(ctx, written),
         free_means=free_means(episodes),
         imported=imported,
@@ -124,12 +128,12 @@ def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[AnswerRewar
     asking = ctx.method.rollout.search_and_ask
     if asking is None or not asking.train_answers:
         return []
-    return answer_rewards(ctx.rows(Question, "collect"), episodes, ctx.method.extractor_objective)
+    return answer_rewards(ctx.rows(Question, "collect"), episodes, config_of(ctx.method).extractor_objective)
 
 
 def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     """By output of this round: the texts that it repeats, each once, as the bank holds them now."""
-    events = ctx.table(BankEvent, "consolidate")
+    events = ctx.table(BankEvent, NEW_BANK)
     repeated = events.filter(pc.is_valid(events["repeats"])).select(["operation_id", "repeats"]).to_pylist()
     holders = rows_with(bank, "entry_id", [row["repeats"] for row in repeated]).to_pylist()
     holder_of = {row["entry_id"]: row for row in holders}
@@ -160,7 +164,7 @@ def _self_distilled(
     ctx: StageContext, episodes: Sequence[Episode], generations: Mapping[str, Generation]
 ) -> list[Sample] | None:
     """Samples of self-distillation; None in rounds where it is not due."""
-    config = ctx.method.self_distillation
+    config = config_of(ctx.method).self_distillation
     if config is None or not config.due(ctx.round):
         return None
     contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, "collect")}
@@ -174,7 +178,7 @@ def _metric(ctx: StageContext, name: str, value: float) -> Metric:
 def _written(ctx: StageContext, uses: Iterable[UseReward]) -> pa.Table:
     """Entries of the round's bank whose texts the outputs that earned something wrote."""
     wanted = sorted({row.generation_id for row in uses})
-    bank = ctx.bank(-1).table
+    bank = ctx.bank().table
     return rows_with(bank, "generation_id", wanted)
 
 

@@ -11,28 +11,32 @@ from crl.config import Method
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.merge import run_merge
 from crl.extractor.outputs import Distilled
-from crl.recipes.bank_access import with_cuts
-from crl.recipes.candidates import merge_candidates
+from crl.recipes.complementary.bank_access import with_cuts
+from crl.recipes.complementary.candidates import merge_candidates
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.proposal import rules_of
+from crl.recipes.complementary.resembling import Resembling
 from crl.recipes.context import StageContext
-from crl.recipes.proposal import rules_of
-from crl.recipes.resembling import Resembling
 from crl.recipes.weights import weights_of
 from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
 
 
 def distill(ctx: StageContext) -> None:
-    """One output an episode, with the extractor of the round before."""
-    weights = weights_of(ctx, "extractor", -1)
+    """One output per episode, with the extractor that the round reads."""
+    config = config_of(ctx.method)
+    weights = weights_of(ctx, "extractor")
     policy = ctx.services.policy("extractor", weights)
-    items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), ctx.method.distill)
+    items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config.distill)
     results: list[Distilled] = []
-    batch = ctx.method.distill.batch
+    batch = config.distill.batch
     ctx.progress(0, len(items))
     for at in range(0, len(items), batch):
         results += distill_wave(
             policy,
             items[at : at + batch],
-            method=ctx.method,
+            role=ctx.method.role("extractor"),
+            prompt=ctx.method.prompts["distill"],
+            config=config.distill,
             seed_of=lambda distillation_id: ctx.seed(distillation_id),
             weights_digest=weights.weights_digest,
             round=ctx.round,
@@ -40,15 +44,16 @@ def distill(ctx: StageContext) -> None:
         malformed = sum(each.distillation.verdict == "malformed" for each in results)
         ctx.progress(len(results), len(items), malformed=malformed)
     _write(ctx, results)
-    if ctx.method.bank.duplicates == "near":
-        resembling = Resembling(ctx, ctx.bank(-1))
+    if config_of(ctx.method).bank.duplicates == "near":
+        resembling = Resembling(ctx, ctx.bank())
         resembling.find([operation for each in results for operation in each.operations])
         ctx.write(Resemblance, resembling.rows)
 
 
 def merge_due(method: Method, round_number: int) -> bool:
     """After every `merge.every` rounds."""
-    return method.merge.every > 0 and round_number % method.merge.every == 0
+    every = config_of(method).merge.every
+    return every > 0 and round_number % every == 0
 
 
 def merge(ctx: StageContext) -> None:
@@ -57,7 +62,8 @@ def merge(ctx: StageContext) -> None:
     What each step asks for is applied at once, by the rules that will apply it in the round's consolidation: the next
     step shows the bank that comes of it.
     """
-    bank, distilled = ctx.bank(-1), ctx.rows(Operation, "distill")
+    config = config_of(ctx.method)
+    bank, distilled = ctx.bank(), ctx.rows(Operation, "distill")
     resembling = _resembling(ctx, bank)
     if resembling is not None:
         resembling.know(distilled, ctx.rows(Resemblance, "distill"))
@@ -72,13 +78,16 @@ def merge(ctx: StageContext) -> None:
         events = consolidation.apply(operations)
         return {event.operation_id for event in events if event.kind != "rejected" and event.operation_id is not None}
 
-    weights = weights_of(ctx, "extractor", -1)
+    weights = weights_of(ctx, "extractor")
     results = run_merge(
         ctx.services.policy("extractor", weights),
         candidates.groups,
         candidates.texts,
         applied=applied,
-        method=ctx.method,
+        role=ctx.method.role("extractor"),
+        prompt=ctx.method.prompts["merge"],
+        config=config.merge,
+        output_format=config.distill,
         seed_of=lambda distillation_id: ctx.seed(distillation_id),
         weights_digest=weights.weights_digest,
         round=ctx.round,
@@ -90,7 +99,7 @@ def merge(ctx: StageContext) -> None:
 
 def _resembling(ctx: StageContext, bank: Snapshot) -> Resembling | None:
     """Finds what new texts resemble, where near-duplicates are refused."""
-    return Resembling(ctx, bank) if ctx.method.bank.duplicates == "near" else None
+    return Resembling(ctx, bank) if config_of(ctx.method).bank.duplicates == "near" else None
 
 
 def _write(ctx: StageContext, results: Sequence[Distilled]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from crl.learn.credit import shown_by_episode
-from crl.recipes.asking import advisor_of
-from crl.recipes.bank_access import texts_of
+from crl.recipes.complementary.asking import advisor_of
+from crl.recipes.complementary.bank_access import texts_of
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.judge import as_judged, verdicts_of
 from crl.recipes.context import StageContext
-from crl.recipes.judge import as_judged, verdicts_of
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Question, Retrieval, StrippedContext, Task, Turn
@@ -25,18 +26,18 @@ def collect_part(ctx: StageContext, part: int) -> None:
     wanted = {task.episode_id for task in tasks}
     chosen = shown_by_episode(row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted)
     digests = {row.content_digest for rows in chosen.values() for row in rows}
-    bank = ctx.bank(-1)
+    bank = ctx.bank()
     texts = texts_of(ctx, bank, digests)
-    weights = weights_of(ctx, "actor", -1)
+    weights = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", weights)
     slots = as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx))
-    advisor = advisor_of(ctx, bank, offset=-1, seed_of=lambda question_id: ctx.seed("ask", question_id))
+    advisor = advisor_of(ctx, bank, seed_of=lambda question_id: ctx.seed("ask", question_id))
     with ctx.timed("play", len(slots)):
         played = play(
             ctx,
             policy,
             slots,
-            sampling=ctx.method.actor.sampling,
+            sampling=ctx.method.role("actor").sampling,
             weights_digest=weights.weights_digest,
             advisor=advisor,
         )
@@ -46,7 +47,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
     ctx.write(Generation, [*(each.generation for each in played), *answers])
     if ctx.method.rollout.search_and_ask is not None:
         ctx.write(Question, [question for each in played for question in each.questions])
-    if ctx.method.self_distillation is not None:
+    if config_of(ctx.method).self_distillation is not None:
         guided = [each for each in played if each.episode.guided]
         ctx.write(StrippedContext, [stripped_context(policy.chat, each, ctx.method) for each in guided])
 

@@ -1,46 +1,33 @@
 """Stage `judge` (actor-critic, eq. 8): the actor judges what was retrieved for it, before anything is played.
 
-It lies between `plan` and `collect` where `method.actor_critic` is set, and nowhere else. The success rate it is told
-is that of all episodes of the family in earlier rounds, kept as cumulative rows. Evaluation judges as well, in its own
-stage: the verdict is part of how this actor uses a bank, and held-out success with the bank would else measure an actor
-that is shown what it never was in training. Verdicts of an evaluation are no rows and reward nobody.
+It comes between `plan` and `collect` where `actor_critic` is set, and nowhere else. The success rate it is told is that
+of all episodes of the family in earlier rounds, kept as cumulative rows. Evaluation judges as well, in its own stage:
+the verdict is part of how this actor uses a bank; held-out success with the bank would otherwise measure an actor that
+is shown what it never was in training. Verdicts of an evaluation are no rows and reward nobody.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from crl.learn.credit import shown_by_episode, usable
 from crl.protocols import Policy
-from crl.recipes.bank_access import texts_of
+from crl.recipes.complementary.bank_access import texts_of
+from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, Stage
+from crl.recipes.stage import BEFORE
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Judgement, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
 
 JUDGE = "judge"
-
-
-def stage(bank: Read, actor: Read) -> Stage:
-    """The stage; it reads the bank and the actor of the round before, as `collect` does."""
-    return Stage(
-        name=JUDGE,
-        reads=(Read("plan"), bank, actor, Read(JUDGE, -1), Read("collect", -1)),
-        writes=(Judgement, Generation, SuccessRate),
-        role="actor",
-        parts=count_parts,
-        run_part=judge_part,
-    )
-
-
-def with_verdicts(stage: Stage) -> Stage:
-    """`collect`, `credit` or `evaluate` where the actor judges: it reads the verdicts, or the rates they go by."""
-    return dataclasses.replace(stage, reads=(*stage.reads, Read(JUDGE)))
+PLAYED_BEFORE = "played_before"
+"""Name of the read of the episodes of the round before."""
 
 
 def count_parts(ctx: StageContext) -> int:
@@ -51,15 +38,15 @@ def count_parts(ctx: StageContext) -> int:
 def judge_part(ctx: StageContext, part: int) -> None:
     """Judge one part of the experiences that the round's plan chose."""
     chosen = _chosen(ctx)[part * _width(ctx) : (part + 1) * _width(ctx)]
-    rates = _updated(ctx.rows(SuccessRate, JUDGE, -1), ctx.rows(Episode, "collect", -1))
-    texts = texts_of(ctx, ctx.bank(-1), {row.content_digest for _, row in chosen})
-    weights = weights_of(ctx, "actor", -1)
+    rates = _updated(ctx.rows(SuccessRate, BEFORE), ctx.rows(Episode, PLAYED_BEFORE))
+    texts = texts_of(ctx, ctx.bank(), {row.content_digest for _, row in chosen})
+    weights = weights_of(ctx, "actor")
     judged = critic.judge(
         ctx.services.policy("actor", weights),
         [_proposed(task, row, texts[row.content_digest], rates) for task, row in chosen],
-        method=ctx.method,
+        **_settings(ctx),
         seed_of=lambda episode_id: ctx.seed(episode_id),
-        temperature=ctx.method.actor.sampling.temperature,
+        temperature=ctx.method.role("actor").sampling.temperature,
         weights_digest=weights.weights_digest,
         stage=ctx.stage.name,
     )
@@ -72,7 +59,7 @@ def judge_part(ctx: StageContext, part: int) -> None:
 
 def verdicts_of(ctx: StageContext) -> list[Judgement]:
     """The verdicts of the round, read by another stage; none where the actor does not judge."""
-    return [] if ctx.method.actor_critic is None else ctx.rows(Judgement, JUDGE)
+    return [] if config_of(ctx.method).actor_critic is None else ctx.rows(Judgement, JUDGE)
 
 
 def as_judged(slots: Iterable[EpisodeSlot], verdicts: Iterable[Judgement]) -> list[EpisodeSlot]:
@@ -93,7 +80,7 @@ def judged_in_evaluation(
     weights_digest: str,
 ) -> list[EpisodeSlot]:
     """Slots of held-out episodes as the actor judges their experiences; as they are where it does not judge."""
-    if ctx.method.actor_critic is None:
+    if config_of(ctx.method).actor_critic is None:
         return list(slots)
     rates = {row.family: row for row in ctx.rows(SuccessRate, JUDGE)}
     judged = critic.judge(
@@ -103,13 +90,23 @@ def judged_in_evaluation(
             for slot in slots
             if slot.experience is not None
         ],
-        method=ctx.method,
+        **_settings(ctx),
         seed_of=seed_of,
         temperature=ctx.method.evaluation.temperature,
         weights_digest=weights_digest,
         stage=ctx.stage.name,
     )
     return as_judged(slots, [each.judgement for each in judged])
+
+
+def _settings(ctx: StageContext) -> dict[str, Any]:
+    config = config_of(ctx.method)
+    return {
+        "role": ctx.method.role("actor"),
+        "critic": config.actor_critic,
+        "prompt": ctx.method.prompts["critic"],
+        "output_format": config.distill,
+    }
 
 
 def _chosen(ctx: StageContext) -> list[tuple[Task, Retrieval]]:

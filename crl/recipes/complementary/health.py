@@ -34,7 +34,11 @@ from crl.learn.health import (
     written_figures,
 )
 from crl.protocols import Judge
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.context import StageContext
+from crl.recipes.stage import BEFORE
+from crl.recipes.update import update_name
 from crl.records import (
     BufferItem,
     Credit,
@@ -60,23 +64,24 @@ _texts: dict[str, str] = {}
 def health(ctx: StageContext) -> None:
     """Write the figures of the round, whether what the models wrote is in form, and whether the run has collapsed."""
     episodes = ctx.rows(Episode, "collect")
-    trained = ctx.recipe.trains if ctx.round > ctx.method.warm_up_rounds else frozenset()
+    config = config_of(ctx.method)
+    trained = {role for role in config.TRAINED if config.trains(role, ctx.round)}
     figures = play_figures(episodes)
     figures |= turn_figures(episodes, _column(ctx, Turn, "collect", "stop_reason"))
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
-    figures |= group_figures(episodes, subgroups=ctx.method.actor_objective.advantage == "subgroup")
+    figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
     alarms: dict[str, str] = {}
-    if ctx.recipe.guided:
+    if config.has_bank:
         figures |= _outputs(ctx)
         read, alarms = _read(ctx)
         figures |= read
         figures |= _notes(ctx, episodes)
         figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
-        figures |= clip_figures(role, _recorded(ctx, f"update_{role}"))
+        figures |= clip_figures(role, _recorded(ctx, update_name(role)))
     alarms |= cut_alarm(figures)
-    ctx.write(Metric, health_metrics(figures, _recorded(ctx, "health", -1), trained, round=ctx.round, alarms=alarms))
+    ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), trained, round=ctx.round, alarms=alarms))
 
 
 def _outputs(ctx: StageContext) -> Figures:
@@ -117,7 +122,7 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
     distilled, merged = (_written(ctx, stage, judged) for stage in OUTPUTS)
     written = [*distilled, *merged]
     used = [judged(each.family, text) for each in episodes for text in each.experiences]
-    bank = ctx.bank().table
+    bank = ctx.bank(NEW_BANK).table
     held = _held(ctx, bank, judges, judged)
     return {
         **written_figures(written),
@@ -172,9 +177,9 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     written = [int(source.split("/")[0]) for source in batch["source"].to_pylist()]
     buffer = ctx.rows(BufferItem, "credit")
     used = _column(ctx, Credit, "credit", "entry_id")
-    searched = rows_with(ctx.bank(-1).table, "entry_id", set(used))
+    searched = rows_with(ctx.bank().table, "entry_id", set(used))
     made = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
-    objective = ctx.method.extractor_objective
+    objective = config_of(ctx.method).extractor_objective
     ripe = ripe_items(buffer, objective, round=ctx.round)
     figures = reward_figures(batch["reward"].to_pylist(), effects)
     if not figures and "extractor" in trained and len(ripe) >= objective.batch:
@@ -188,9 +193,9 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     }
 
 
-def _recorded(ctx: StageContext, stage: str, offset: int = 0) -> dict[str, float]:
+def _recorded(ctx: StageContext, stage: str) -> dict[str, float]:
     """Figures of a stage by name."""
-    rows = ctx.table(Metric, stage, offset)
+    rows = ctx.table(Metric, stage)
     return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 

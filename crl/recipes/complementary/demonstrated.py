@@ -17,9 +17,10 @@ from crl.bank.segments import text_digest
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Chat, Environment, Instructive, Lesson, Start, Step
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.plan import task_of
+from crl.recipes.complementary.scripted import ScriptedPolicy, as_output
 from crl.recipes.context import StageContext
-from crl.recipes.plan import task_of
-from crl.recipes.scripted import ScriptedPolicy, as_output
 from crl.recipes.waves import of_all, play
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
@@ -75,7 +76,7 @@ def played_by_script(
             ctx,
             ScriptedPolicy(chat, context, say),
             wave,
-            sampling=ctx.method.actor.sampling,
+            sampling=ctx.method.role("actor").sampling,
             weights_digest=weights_digest,
             environment=environment,
             progress=of_all(ctx, len(played), sum(map(len, waves))),
@@ -122,7 +123,7 @@ def written_by_template(
     The first half of the episodes is free and gets `add`; the second half is guided by what was written about the
     first, so that `update` and `return` occur where they belong. `chat` and `context` are the extractor's.
     """
-    actor = weights_of(ctx, "actor", stage="update_actor")
+    actor = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", actor)
     waves = _waves(ctx, episodes)
     played: list[PlayedEpisode] = []
@@ -134,25 +135,27 @@ def written_by_template(
             ctx,
             policy,
             slots,
-            sampling=ctx.method.actor.sampling,
+            sampling=ctx.method.role("actor").sampling,
             weights_digest=actor.weights_digest,
             progress=of_all(ctx, len(played), sum(map(len, waves))),
         )
         items = items_of(
             [each.episode for each in finished],
             [turn for each in finished for turn in each.turns],
-            ctx.method.distill.model_copy(update={"episodes": "all"}),
+            config_of(ctx.method).distill.model_copy(update={"episodes": "all"}),
         )
         environment = ctx.services.environment(wave[0].task.family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
-        said = [as_output(lesson, ctx.method.distill.format) for lesson in lessons]
-        batch = ctx.method.distill.batch
+        said = [as_output(lesson, config_of(ctx.method).distill.format) for lesson in lessons]
+        batch = config_of(ctx.method).distill.batch
         for at in range(0, len(items), batch):
             part = said[at : at + batch]
             results += distill_wave(
                 ScriptedPolicy(chat, context, lambda row, part=part: part[row]),  # type: ignore[misc]
                 items[at : at + batch],
-                method=ctx.method,
+                role=ctx.method.role("extractor"),
+                prompt=ctx.method.prompts["distill"],
+                config=config_of(ctx.method).distill,
                 seed_of=lambda distillation_id: ctx.seed(distillation_id),
                 weights_digest=weights_digest,
                 round=ctx.round,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from crl.recipes.consolidate import publish
+from crl.recipes.complementary.consolidate import publish
 from crl.recipes.context import StageContext
 from crl.recipes.imported import begin_with
 from crl.records import BankEntry, Weights, schema_of
@@ -12,15 +12,16 @@ from crl.run.imports import load_import
 
 
 def initialise(ctx: StageContext) -> None:
-    """Write a weights row a role (the base model as it is) and the bank that round 1 reads: an empty one, or what was
-    imported (`crl bank import`).
+    """Write a row per set of weights (the base model as it is) and the bank that round 1 reads: an empty one, or
+    what was imported (`crl bank import`).
 
     The embedder is a role that is never trained: its row lets a run refuse another model under the same name. A recipe
     without a bank has neither extractor nor embedder.
     """
-    sources = {"actor": ctx.method.actor.model}
-    if ctx.recipe.guided:
-        sources |= {"extractor": ctx.method.extractor.model, "embedder": ctx.method.retrieval.embedder}
+    sources = {owner: ctx.method.role(owner).model for owner in ctx.method.owners()}
+    embedder = ctx.method.recipe.embedder()
+    if embedder is not None:
+        sources["embedder"] = embedder.name
     rows = []
     for role, source in sources.items():
         base_digest = ctx.services.model_digest(role)

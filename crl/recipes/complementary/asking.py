@@ -10,65 +10,46 @@ earns the entry nothing either: experiences are scored by the episodes they guid
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
-from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
 from crl.learn.credit import shown_by_episode
 from crl.protocols import Advice, Advisor, Inquiry
-from crl.recipes.bank_access import open_retriever, texts_of
+from crl.recipes.complementary.bank_access import open_retriever, texts_of
+from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, Stage
 from crl.recipes.weights import weights_of
-from crl.records import Question, RetrievalCount
-
-EXTRACTOR = "update_extractor"
+from crl.records import RetrievalCount
 
 
-def with_questions(stage: Stage) -> Stage:
-    """`collect` or `evaluate` where guided episodes may ask: it reads the extractor's weights besides."""
-    if stage.name == "collect":
-        return dataclasses.replace(stage, reads=(*stage.reads, Read(EXTRACTOR, -1)), writes=(*stage.writes, Question))
-    return dataclasses.replace(stage, reads=(*stage.reads, Read(EXTRACTOR)))
-
-
-def advisor_of(ctx: StageContext, bank: Snapshot, *, offset: int, seed_of: SeedOf) -> Advisor | None:
+def advisor_of(ctx: StageContext, bank: Snapshot, *, seed_of: SeedOf) -> Advisor | None:
     """Who answers the guided episodes of a stage; None where they may not ask, or where no entry could guide them.
 
-    `bank` and the extractor are those of `offset` rounds back. `seed_of` gives the random stream of a question id.
+    `bank` is the one that the stage reads. `seed_of` gives the random stream of a question id.
     """
     if ctx.method.rollout.search_and_ask is None or not len(bank):
         return None
-    return _BankAdvisor(ctx, bank, offset, seed_of)
+    return _BankAdvisor(ctx, bank, seed_of)
 
 
 class _BankAdvisor:
     """Answers from one bank snapshot. Index and model are made ready by the first question."""
 
-    def __init__(self, ctx: StageContext, bank: Snapshot, offset: int, seed_of: SeedOf) -> None:
-        if ctx.method.prompts.ask is None:
-            raise BadInput(
-                "guided actors may ask, and there is no prompt for it",
-                expected="a prompt `ask` in the prompt set",
-                where="method.prompts.ask",
-                next_step="add `ask` to the prompt file, or leave the setting out",
-            )
-        self._ctx, self._bank, self._offset, self._seed_of = ctx, bank, offset, seed_of
-        self._prompt = ctx.method.prompts.ask
+    def __init__(self, ctx: StageContext, bank: Snapshot, seed_of: SeedOf) -> None:
+        self._ctx, self._bank, self._seed_of = ctx, bank, seed_of
+        self._prompt = ctx.method.prompts["ask"]
         self._counts = ctx.rows(RetrievalCount, "plan")
-        self._weights = weights_of(ctx, "extractor", offset)
+        self._weights = weights_of(ctx, "extractor")
         self._retriever: BankRetriever | None = None
 
     def advise(self, inquiries: Sequence[Inquiry]) -> list[Advice]:
         """The extractor's answer from the top entry of each question."""
         ctx = self._ctx
         if self._retriever is None:
-            bank_round = ctx.round + self._offset
-            self._retriever = open_retriever(ctx, self._bank, self._counts, bank_round=bank_round, training=False)
+            self._retriever = open_retriever(ctx, self._bank, self._counts, training=False)
         embedder = ctx.services.embedder()
         asked = [(each.episode_id, each.family) for each in inquiries]
         with ctx.timed("retrieval", len(asked)):
@@ -85,7 +66,8 @@ class _BankAdvisor:
                 [each for each, _ in known],
                 [texts[row.content_digest] for _, row in known],
                 prompt=self._prompt,
-                method=ctx.method,
+                role=ctx.method.role("extractor"),
+                batch=config_of(ctx.method).distill.batch,
                 seed_of=self._seed_of,
                 weights_digest=self._weights.weights_digest,
                 round=ctx.round,

@@ -15,11 +15,11 @@ from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.learn.credit import shown_by_episode
 from crl.protocols import Step, StopReason
-from crl.recipes.asking import advisor_of
-from crl.recipes.bank_access import open_retriever, retrieve_all, texts_of
+from crl.recipes.complementary.asking import advisor_of
+from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, texts_of
+from crl.recipes.complementary.judge import judged_in_evaluation
+from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
-from crl.recipes.judge import judged_in_evaluation
-from crl.recipes.plan import task_of
 from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Evaluation, Retrieval, RetrievalCount, Task, Turn
@@ -62,18 +62,17 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
     if wave.arm == RANDOM:
         ctx.write(Evaluation, _random_plays(ctx, wave))
         return
-    base = ctx.stage.name == "evaluate_base"
-    weights = weights_of(ctx, "actor", stage="initialise") if base else weights_of(ctx, "actor")
+    weights = weights_of(ctx, "actor")
     tasks = _tasks(ctx, wave)
     bank = _bank(ctx)
     retrievals: list[Retrieval] = []
     if wave.arm == WITH_BANK:
         counts = ctx.rows(RetrievalCount, "plan")
-        retriever = open_retriever(ctx, bank, counts, bank_round=ctx.round, training=False)
+        retriever = open_retriever(ctx, bank, counts, training=False)
         retrievals = retrieve_all(ctx, retriever, tasks, advance=False)
     chosen = shown_by_episode(retrievals)
     texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
-    sampling = ctx.method.actor.sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
+    sampling = ctx.method.role("actor").sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
     policy = ctx.services.policy("actor", weights)
     slots = slots_of(tasks, chosen, texts)
     if wave.arm == WITH_BANK:
@@ -91,7 +90,6 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
         advisor = advisor_of(
             ctx,
             bank,
-            offset=0,
             seed_of=lambda question_id: seed_for(ctx.method.seed, "evaluation", "ask", question_id.split("/")[-1]),
         )
     with ctx.timed(f"play {wave.arm}", len(slots)):

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from crl.bank.consolidate import Consolidated, Rules, consolidate
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.recipes.resembling import recorded_resemblances
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.stage import RowsOf
 from crl.records import EntryScore, Operation, Resemblance
 
+SCORES = "scores"
+"""Name of the read of the entries' scores so far."""
 CHANGING = frozenset({"add", "update", "merge", "drop"})
 """Kinds of operations that ask for a change of the bank; `keep` and `return` ask for none."""
 
@@ -53,10 +56,10 @@ class Proposal:
 def rules_of(method: Method) -> Rules:
     """What decides about operations in a method."""
     return Rules(
-        method.bank,
-        method.distill.max_characters,
-        resemblance_anywhere=method.retrieval.scope == "bank",
-        merges_across=method.merge.scope == "bank",
+        config_of(method).bank,
+        config_of(method).distill.max_characters,
+        resemblance_anywhere=config_of(method).retrieval.scope == "bank",
+        merges_across=config_of(method).merge.scope == "bank",
     )
 
 
@@ -70,9 +73,9 @@ def operations_of(rows: RowsOf) -> list[Operation]:
     return rows(Operation, "distill") + rows(Operation, "merge")
 
 
-def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[[int], Snapshot]) -> Proposal:
-    """Gather the rows of a round; `bank` gives the bank a given number of rounds back."""
+def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[[], Snapshot]) -> Proposal:
+    """Gather the rows of a round; `bank` gives the one that they are for."""
     # The operations first: of a round that has not come so far, that is what there is to say.
     operations = operations_of(rows)
     alike = recorded_resemblances(method, rows)
-    return Proposal(method, round_number, bank(-1), operations, rows(EntryScore, "credit", -1), alike)
+    return Proposal(method, round_number, bank(), operations, rows(EntryScore, SCORES), alike)

@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from crl.protocols import Chat
-from crl.recipes.bank_access import with_cuts
+from crl.recipes.complementary.bank_access import with_cuts
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
+from crl.recipes.complementary.practice import played_well, written_well
 from crl.recipes.context import StageContext
-from crl.recipes.demonstrated import played_by_script, written_by_template
-from crl.recipes.practice import played_well, written_well
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
 from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
 from crl.rollout.play import PlayedEpisode
@@ -26,9 +27,9 @@ def warm_start_actor(ctx: StageContext) -> None:
     Of the oracle's demonstrations those that were won are learnt (all if none was). Of random ones all are: winners
     only would teach which random actions win.
     """
-    start = ctx.method.warm_start
+    start = config_of(ctx.method).warm_start
     assert start is not None
-    before = weights_of(ctx, "actor", stage="initialise")
+    before = weights_of(ctx, "actor")
     chat, context = _chat_of(ctx, "actor", before)
     digest = before.weights_digest
     if start.demonstrations == "practice":
@@ -45,12 +46,12 @@ def warm_start_actor(ctx: StageContext) -> None:
 
 def warm_start_extractor(ctx: StageContext) -> None:
     """Games and what is written about them, then a supervised update of the extractor."""
-    start = ctx.method.warm_start
+    start = config_of(ctx.method).warm_start
     assert start is not None
-    before = weights_of(ctx, "extractor", stage="initialise")
+    before = weights_of(ctx, "extractor")
     extractor, digest = _chat_of(ctx, "extractor", before), before.weights_digest
     if start.demonstrations == "practice":
-        actor = _chat_of(ctx, "actor", weights_of(ctx, "actor", stage="update_actor"))
+        actor = _chat_of(ctx, "actor", weights_of(ctx, "actor"))
         played, results = written_well(ctx, actor, extractor, start.extractor_episodes, weights_digest=digest)
     else:
         played, results = written_by_template(ctx, *extractor, start.extractor_episodes, weights_digest=digest)
@@ -98,12 +99,13 @@ def _train(
     # It brings torch, which whoever only wants to know the stages of a recipe should not wait for.
     from crl.learn.warm_start import run_warm_start
 
-    assert ctx.method.warm_start is not None
+    start = config_of(ctx.method).warm_start
+    assert start is not None
     metrics = run_warm_start(
         ctx.method.role(role),
         ctx.services.model_path(role),
         samples,
-        ctx.method.warm_start,
+        start,
         seed=int(ctx.seed("training").generate_state(1)[0]),
         threads=ctx.method.threads,
         output_dir=ctx.directory / CHECKPOINT,

@@ -1,4 +1,4 @@
-"""Prompts checked before work starts: placeholders, the experience's place, and room in the model's context.
+"""What is checked before work starts: the prompts' placeholders, their room in the models' contexts, an offline bank.
 
 Room is measured with the model's own chat format and the first held-out task of each family. Only tokenizers are
 loaded. Later prompts may be longer; a trajectory is then shortened, and an episode ends at the context limit.
@@ -6,10 +6,35 @@ loaded. Later prompts may be longer; a trajectory is then shortened, and an epis
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from crl.config import Method
 from crl.errors import BadInput, PromptTooLong
 from crl.policies import load_chat, resolve_model
 from crl.policies.chat import ChatFormat
+from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
+
+
+def check_ready(method: Method, run_path: Path) -> None:
+    """Raise BadInput where prompts do not fit the models, or where an offline bank would stay empty."""
+    check_placeholders(method)
+    check_offline_bank(config_of(method), run_path)
+    check_room(method)
+
+
+def check_offline_bank(config: BankRecipeConfig, run_path: Path) -> None:
+    """Raise BadInput for an offline bank that nothing fills: no warm-up round builds it, and none was imported."""
+    if config.BANK_CHANGES_AFTER_WARM_UP or config.warm_up_rounds > 0:
+        return
+    from crl.run.imports import imported_files
+
+    if not imported_files(run_path):
+        raise BadInput(
+            "the offline bank would stay empty: no round builds it and none was imported",
+            expected="warm_up_rounds above 0, in which the bank is built, or a bank that was imported",
+            where="method.recipe.warm_up_rounds",
+            next_step="set warm_up_rounds, or run `crl bank import` first",
+        )
 
 
 def check_placeholders(method: Method) -> None:
@@ -20,19 +45,22 @@ def check_placeholders(method: Method) -> None:
 
     actor_prompts.check_prompts(method.prompts, method.rollout.placement)
     extractor_prompts.check_prompts(method.prompts)
-    check_critic_prompt(method.prompts)
+    if "critic" in method.prompts:
+        check_critic_prompt(method.prompts["critic"])
 
 
-def check_room(method: Method, *, extractor: bool) -> None:
-    """Raise PromptTooLong where a prompt leaves no room for an answer. `extractor` False: the recipe has none."""
+def check_room(method: Method) -> None:
+    """Raise PromptTooLong where a prompt leaves no room for an answer."""
     from crl.extractor.prompts import check_room as check_extractor_room
     from crl.rollout.critic import check_critic_room
 
-    actor = _chat(method, "actor")
+    config = config_of(method)
+    actor = _chat(method, ACTOR)
     check_actor_room(actor, method)
-    check_critic_room(actor, method.actor.context, method)
-    if extractor:
-        check_extractor_room(_chat(method, "extractor"), method.extractor.context, method)
+    if config.actor_critic is not None:
+        check_critic_room(actor, method.role(ACTOR).context, method.prompts["critic"], config.actor_critic)
+    if config.has_bank:
+        check_extractor_room(_chat(method, EXTRACTOR), method.role(EXTRACTOR), method.prompts)
 
 
 def check_actor_room(chat: ChatFormat, method: Method) -> None:
@@ -40,7 +68,8 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
     from crl.envs import make_environment
     from crl.rollout.prompts import actor_messages
 
-    allowed = method.actor.context - method.actor.sampling.max_new_tokens
+    role = method.role(ACTOR)
+    allowed = role.context - role.sampling.max_new_tokens
     for family in method.families:
         environment = make_environment(family.environment)
         try:
@@ -48,7 +77,7 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
         finally:
             environment.close()
         messages = actor_messages(
-            method.prompts.actor,
+            method.prompts["actor"],
             goal=start.goal,
             observation=start.observation,
             actions=start.actions,
@@ -59,21 +88,21 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
         if needed > allowed:
             raise PromptTooLong(
                 f"the first prompt of family {family.name} takes {needed} tokens",
-                expected=f"at most {allowed}: actor.context {method.actor.context} less "
-                f"{method.actor.sampling.max_new_tokens} new tokens",
+                expected=f"at most {allowed}: actor.context {role.context} less "
+                f"{role.sampling.max_new_tokens} new tokens",
                 where="method.prompts.actor",
-                next_step="shorten the prompt or its examples, or raise method.actor.context",
+                next_step="shorten the prompt or its examples, or raise method.roles.actor.context",
             )
 
 
 def _chat(method: Method, role: str) -> ChatFormat:
     config = method.role(role)
-    chat, longest = load_chat(resolve_model(config.model), multi_turn=role == "actor")
+    chat, longest = load_chat(resolve_model(config.model), multi_turn=method.recipe.roles()[role].multi_turn)
     if longest is not None and config.context > longest:
         raise BadInput(
             f"{role}.context is {config.context}",
             expected=f"at most {longest}, which the model {config.model} was made for",
-            where=f"method.{role}.context",
+            where=f"method.roles.{role}.context",
             next_step="lower it, or choose a model with a longer context",
         )
     return chat

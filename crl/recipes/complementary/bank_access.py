@@ -11,22 +11,24 @@ from crl.bank.changes import summary_of
 from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
-from crl.recipes.context import StageContext
+from crl.recipes.complementary.config import config_of
+from crl.recipes.context import BANK, StageContext
 from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, rows_with
 from crl.run.cache import Shelf
 
 
 def open_retriever(
-    ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, bank_round: int, training: bool
+    ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, training: bool
 ) -> BankRetriever:
-    """A retriever over one snapshot; what its index caches lies beside the run and can be rebuilt.
+    """A retriever over the bank that the stage reads; what its index caches lies beside the run and can be rebuilt.
 
     Exploration belongs to training: elsewhere the most relevant entry is taken, unless the method says otherwise.
     """
-    config = ctx.method.retrieval
+    config = config_of(ctx.method).retrieval
     if not training and not config.diversify_evaluation:
         config = config.model_copy(update={"diversify": False})
-    _, table_of = ctx.bank_tables(bank_round - ctx.round)
+    bank_round = ctx.round_of(BANK)
+    _, table_of = ctx.bank_tables()
 
     def base_entries() -> pa.Table | None:
         base_round = summary_of(bank_round, table_of).base_round
@@ -48,7 +50,7 @@ def retrieve_all(
     ctx: StageContext, retriever: BankRetriever, tasks: Sequence[Task], *, advance: bool = True
 ) -> list[Retrieval]:
     """Retrieve for tasks in order, a task or (`per: group`) a group at a time; rows of every candidate."""
-    per_group = ctx.method.retrieval.per == "group"
+    per_group = config_of(ctx.method).retrieval.per == "group"
     first_of_group: dict[int, Task] = {}
     for task in tasks:
         first_of_group.setdefault(task.group, task)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.proposal import changing, operations_of, proposal_of
 from crl.recipes.context import StageContext
-from crl.recipes.proposal import changing, operations_of, proposal_of
 from crl.recipes.stage import RowsOf
 from crl.records import Approval
 from crl.run.decisions import Decision, load_decision, shown_digest
@@ -24,7 +25,7 @@ DECISION_NOTE = "decision"
 
 def due(method: Method, round_number: int) -> bool:
     """Where a person approves the bank."""
-    return method.approve_bank
+    return config_of(method).approve_bank
 
 
 def choices(method: Method, round_number: int, rows: RowsOf) -> list[str]:

@@ -6,7 +6,6 @@ are compared in the scope that retrieval searches: a note of another family is n
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -17,20 +16,17 @@ from crl.bank.resemblance import Alike, resemblances
 from crl.bank.segments import load_embeddings, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, RowsOf, Stage
+from crl.recipes.stage import RowsOf
 from crl.records import Operation, Resemblance, rows_with
-
-
-def with_resemblances(stage: Stage, bank: Read) -> Stage:
-    """`distill` or `merge` where near-duplicates are refused: it compares with the bank of the round before."""
-    reads = stage.reads if bank in stage.reads else (*stage.reads, bank)
-    return dataclasses.replace(stage, reads=reads, writes=(*stage.writes, Resemblance))
 
 
 def recorded_resemblances(method: Method, rows: RowsOf) -> list[Resemblance]:
     """What the round's texts resemble, as its stages wrote it; nothing where near-duplicates are not refused."""
-    return rows(Resemblance, "distill") + rows(Resemblance, "merge") if method.bank.duplicates == "near" else []
+    return (
+        rows(Resemblance, "distill") + rows(Resemblance, "merge") if config_of(method).bank.duplicates == "near" else []
+    )
 
 
 class Resembling:
@@ -40,7 +36,7 @@ class Resembling:
         self.alike = Alike()
         self.rows: list[Resemblance] = []
         self._ctx, self._bank = ctx, bank
-        self._per_family = ctx.method.retrieval.scope == "family"
+        self._per_family = config_of(ctx.method).retrieval.scope == "family"
         self._embedder = ctx.services.embedder()
         self._of_bank = cache(self._read)
         self._new: dict[str | None, dict[str, NDArray[np.float32]]] = {}
@@ -64,7 +60,7 @@ class Resembling:
 
     @property
     def _threshold(self) -> float:
-        return self._ctx.method.bank.similarity
+        return config_of(self._ctx.method).bank.similarity
 
     def _remember(self, found: Iterable[Resemblance]) -> None:
         """Keep each pair once, whichever way round and in however many families it was found."""

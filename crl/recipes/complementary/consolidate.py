@@ -9,9 +9,9 @@ import pyarrow as pa
 from crl.bank.changes import Change, applied, files_of, stored, summary_of
 from crl.bank.segments import new_segments, place
 from crl.bank.snapshot import Snapshot
-from crl.recipes.approve import refusals
+from crl.recipes.complementary.approve import refusals
+from crl.recipes.complementary.proposal import proposal_of
 from crl.recipes.context import StageContext
-from crl.recipes.proposal import proposal_of
 from crl.records import Approval, BankChange, BankEntry, BankEvent, BankSnapshot
 
 
@@ -19,7 +19,7 @@ def consolidate(ctx: StageContext) -> None:
     """Apply what the round proposes; operations that a person refused change nothing."""
     proposal = proposal_of(ctx.method, ctx.round, ctx.rows, ctx.bank)
     result = proposal.applied(refusals(ctx.rows(Approval, "approve")))
-    round_before, table_of = ctx.bank_tables(-1)
+    round_before, table_of = ctx.bank_tables()
     known, summary = {}, None
     if round_before is not None:
         known, summary = files_of(result.new_texts, round_before, table_of), summary_of(round_before, table_of)

@@ -1,0 +1,59 @@
+"""Which objectives an update mixes, as data: a name on every sample, and behind it a function with its settings.
+
+Functions are named and imported where the update runs, so a recipe can list its objectives without torch. A function
+takes one micro-batch and returns its part of the loss of the whole batch::
+
+    def term(batch: MicroBatch, logprobs_BT, config, normaliser) -> tuple[Tensor, Statistics]
+
+`normaliser` is the number of trained tokens of all samples of that objective, over micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from crl.config import ActorObjective, ExtractorObjective
+from crl.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One objective of an update."""
+
+    function: str
+    """`module:function`."""
+    config: Any = None
+    """Its settings, handed to the function as they are."""
+    on_policy: bool = True
+    """Whether it compares with the probabilities that sampled the tokens: ratios of the figures are of such ones."""
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises BadInput where the name leads nowhere."""
+        module_name, _, name = self.function.partition(":")
+        try:
+            found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise BadInput(
+                f"objective {self.function!r} cannot be loaded: {error}",
+                expected="module:function of a module that can be imported",
+                where="the objectives of the recipe",
+            ) from error
+        return found
+
+
+NLL = Objective("crl.learn.objectives:nll_term", on_policy=False)
+"""Next-token loss: self-distillation, internalisation, supervised samples."""
+
+
+def objectives(*configs: ActorObjective | ExtractorObjective) -> Mapping[str, Objective]:
+    """GRPO and CISPO with these settings, and next-token loss, by the name that samples carry."""
+    found = {"nll": NLL}
+    for config in configs:
+        if isinstance(config, ActorObjective):
+            found["grpo"] = Objective("crl.learn.objectives:grpo_term", config)
+        else:
+            found["cispo"] = Objective("crl.learn.objectives:cispo_term", config)
+    return found

@@ -1,0 +1,290 @@
+"""What can be set of Complementary RL, and of the ablations of its paper.
+
+| kind | differs from complementary by |
+|---|---|
+| baseline | no bank, no extractor: all rollouts are free |
+| static_online | the extractor is not trained |
+| experience_only | the actor is not trained |
+| offline_bank | a bank built in the warm-up rounds and never changed after them; the extractor is not trained |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from crl.config import (
+    ActorCriticConfig,
+    ActorObjective,
+    BankConfig,
+    DistillConfig,
+    EmbedderUse,
+    ExtractorObjective,
+    MergeConfig,
+    Method,
+    RealmsConfig,
+    RecipeConfig,
+    RetrievalConfig,
+    RoleUse,
+    SelfDistillationConfig,
+    ShrinesConfig,
+    WarmStartConfig,
+)
+from crl.errors import BadInput
+
+ACTOR, EXTRACTOR = "actor", "extractor"
+
+
+class BankRecipeConfig(RecipeConfig):
+    """The mechanisms that complementary and its ablations share."""
+
+    BUILDER: ClassVar[str] = "crl.recipes.complementary.round:build"
+    TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR, EXTRACTOR})
+    """Roles that are trained."""
+    KEEPS_BANK: ClassVar[bool] = True
+    BANK_CHANGES_AFTER_WARM_UP: ClassVar[bool] = True
+    LAG: ClassVar[int] = 1
+    """Rounds between what a round plays with (bank, weights) and the round itself; 2 lets two rounds overlap."""
+
+    guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")
+    guided_share_end: float | None = Field(
+        None, ge=0, le=1, description="Share after guided_share_rounds rounds, reached in equal steps; none: constant."
+    )
+    guided_share_rounds: int = Field(0, ge=0, description="Rounds the share takes to reach its end.")
+    retrieval: RetrievalConfig = Field(RetrievalConfig(), description="How experiences are found.")
+    distill: DistillConfig = Field(DistillConfig(), description="What the extractor reads and writes.")
+    merge: MergeConfig = Field(MergeConfig(), description="Periodic merge.")
+    bank: BankConfig = Field(BankConfig(), description="Capacity and eviction.")
+    actor_objective: ActorObjective = Field(ActorObjective(), description="Eq. 4 and 5.")
+    extractor_objective: ExtractorObjective = Field(ExtractorObjective(), description="Eq. 3 and 7.")
+    approve_bank: bool = Field(False, description="A person approves each round's bank first.")
+    actor_critic: ActorCriticConfig | None = Field(None, description="The actor judges an experience first; none: not.")
+    self_distillation: SelfDistillationConfig | None = Field(
+        None, description="Self-distillation of guided episodes; none: not."
+    )
+    warm_up_rounds: int = Field(0, ge=0, description="Rounds that collect and distil before anything is trained.")
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
+
+    def guided_members(self, group_size: int, round_number: int) -> int:
+        """Members of a group that are guided in a round: the first ones of it."""
+        share = self.guided_share if self.has_bank else 0.0
+        if self.guided_share_end is not None and self.has_bank:
+            share += (self.guided_share_end - share) * min(1.0, (round_number - 1) / self.guided_share_rounds)
+        return round(group_size * share)
+
+    def trains(self, role: str, round_number: int) -> bool:
+        """Whether a round updates a role: not in warm-up rounds."""
+        return role in self.TRAINED and round_number > self.warm_up_rounds
+
+    # -- what a recipe says of itself ------------------------------------------------------------------------------
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        """An actor that plays; an extractor that writes one turn, wherever there is a bank."""
+        uses = {ACTOR: RoleUse(trained=ACTOR in self.TRAINED, multi_turn=True)}
+        if self.has_bank:
+            uses[EXTRACTOR] = RoleUse(trained=EXTRACTOR in self.TRAINED)
+        return uses
+
+    def prompts(self) -> frozenset[str]:
+        """One for playing, and with a bank those of the extractor; `critic` where the actor judges."""
+        if not self.has_bank:
+            return frozenset({"actor"})
+        return frozenset({"actor", "distill", "merge"} | ({"critic"} if self.actor_critic is not None else set()))
+
+    def embedder(self) -> EmbedderUse | None:
+        """That of the retrieval."""
+        return EmbedderUse(self.retrieval.embedder, self.retrieval.query_instruction) if self.has_bank else None
+
+    @property
+    def has_bank(self) -> bool:
+        """Whether it keeps an experience bank."""
+        return self.KEEPS_BANK
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        """Combinations that would run for hours and do nothing of what was asked for."""
+        return _problems(self, method)
+
+
+class ComplementaryConfig(BankRecipeConfig):
+    """Complementary RL: actor and extractor co-evolve."""
+
+    kind: Literal["complementary"] = "complementary"
+
+
+class BaselineConfig(BankRecipeConfig):
+    """GRPO without a bank: the settings of bank and extractor have no effect."""
+
+    kind: Literal["baseline"] = "baseline"
+    TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})
+    KEEPS_BANK: ClassVar[bool] = False
+
+
+class StaticOnlineConfig(BankRecipeConfig):
+    """The bank grows, its extractor is not trained."""
+
+    kind: Literal["static_online"] = "static_online"
+    TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})
+
+
+class ExperienceOnlyConfig(BankRecipeConfig):
+    """The extractor is trained, the actor is not."""
+
+    kind: Literal["experience_only"] = "experience_only"
+    TRAINED: ClassVar[frozenset[str]] = frozenset({EXTRACTOR})
+
+
+class OfflineBankConfig(BankRecipeConfig):
+    """The bank is built in the warm-up rounds, or imported; the extractor is not trained."""
+
+    kind: Literal["offline_bank"] = "offline_bank"
+    TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})
+    BANK_CHANGES_AFTER_WARM_UP: ClassVar[bool] = False
+
+
+def config_of(method: Method) -> BankRecipeConfig:
+    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
+    if not isinstance(method.recipe, BankRecipeConfig):
+        raise BadInput(
+            f"recipe {method.recipe.kind} has other mechanisms",
+            expected="complementary, or one of its ablations",
+            where="method.recipe.kind",
+        )
+    return method.recipe
+
+
+def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Each combination that cannot work; `where` is the setting to change."""
+    rollout = method.rollout
+    if rollout.group_size % 2:
+        yield BadInput(
+            f"group_size is {rollout.group_size}",
+            expected="an even number: half of a group is guided, half is free",
+            where="method.rollout.group_size",
+            next_step="make it even",
+        )
+    if config.guided_share_end is not None and config.guided_share_rounds == 0:
+        yield BadInput(
+            f"the guided share is to end at {config.guided_share_end}, after no rounds",
+            expected="guided_share_rounds above 0: over so many rounds the share moves",
+            where="method.recipe.guided_share_rounds",
+            next_step="set it, or set guided_share alone",
+        )
+    if config.guided_share_rounds > 0 and config.guided_share_end is None:
+        yield BadInput(
+            f"the guided share is to move over {config.guided_share_rounds} rounds, towards nothing",
+            expected="guided_share_end: the share after these rounds",
+            where="method.recipe.guided_share_end",
+            next_step="set it, or leave guided_share_rounds out",
+        )
+    yield from _constrained(config, method)
+    start = config.warm_start
+    if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
+        for family in method.families:
+            world = family.environment
+            if isinstance(world, RealmsConfig | ShrinesConfig) and not world.practice:
+                yield BadInput(
+                    f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
+                    expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
+                    "(`crl warm-start`)",
+                    where="method.recipe.warm_start.demonstrations",
+                    next_step="set it to practice or random, or leave warm_start out",
+                )
+    if start is not None and start.demonstrations == "practice":
+        for family in method.families:
+            if not isinstance(family.environment, ShrinesConfig):
+                yield BadInput(
+                    f"the environment of family {family.name} has no practice games",
+                    expected="an environment that teaches (shrines), or demonstrations: oracle or random",
+                    where="method.recipe.warm_start.demonstrations",
+                    next_step="choose another kind of demonstrations",
+                )
+    shares = {config.guided_members(rollout.group_size, number) for number in (1, 1 + config.guided_share_rounds)}
+    needs_guided = {
+        "method.recipe.actor_critic": config.actor_critic is not None,
+        "method.recipe.self_distillation": config.self_distillation is not None,
+        "method.rollout.search_and_ask": rollout.search_and_ask is not None,
+    }
+    for where, asked in needs_guided.items():
+        if not asked:
+            continue
+        if not config.has_bank:
+            yield _never_guided(where, f"recipe {config.kind} keeps no bank, so no episode is guided", "another recipe")
+        elif shares == {0}:
+            yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
+    if config.actor_critic is not None and config.retrieval.top_k > 1:
+        yield BadInput(
+            f"the actor judges one experience an episode (eq. 8), and top_k is {config.retrieval.top_k}",
+            expected="top_k 1, or no actor_critic",
+            where="method.recipe.retrieval.top_k",
+            next_step="set it to 1, or leave actor_critic out",
+        )
+    if config.has_bank and rollout.search_and_ask is not None and "ask" not in method.prompts:
+        yield BadInput(
+            "guided actors may ask, and there is no prompt for it",
+            expected="a prompt `ask` in the prompt set",
+            where="method.prompts.ask",
+            next_step="add `ask` to the prompt file, or leave the setting out",
+        )
+    trains_answers = rollout.search_and_ask is not None and rollout.search_and_ask.train_answers
+    if trains_answers and EXTRACTOR not in config.TRAINED:
+        yield BadInput(
+            f"recipe {config.kind} does not train the extractor, so none of its answers would be trained",
+            expected="a recipe that trains the extractor",
+            where="method.rollout.search_and_ask.train_answers",
+            next_step="leave it out, or choose another recipe",
+        )
+    if config.self_distillation is not None:
+        if ACTOR not in config.TRAINED:
+            yield BadInput(
+                f"recipe {config.kind} does not train the actor, so it distils nothing into it",
+                expected="a recipe that trains the actor",
+                where="method.recipe.self_distillation",
+                next_step="leave self_distillation out, or choose another recipe",
+            )
+        if config.self_distillation.episodes == "beats_free" and shares == {rollout.group_size}:
+            yield BadInput(
+                "guided episodes are to beat their free twins, and guided_share leaves no member free",
+                expected="a share that leaves some free, or episodes: wins",
+                where="method.recipe.self_distillation.episodes",
+                next_step="lower recipe.guided_share, or set self_distillation.episodes to wins",
+            )
+
+
+def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """What sampling restricted to the legal actions cannot go with."""
+    if config.has_bank and method.role(EXTRACTOR).sampling.constrain == "actions":
+        yield BadInput(
+            "the extractor's sampling is restricted to actions, and it writes text",
+            expected="constrain: none",
+            where="method.roles.extractor.sampling.constrain",
+            next_step="leave it out",
+        )
+    if method.role(ACTOR).sampling.constrain == "none":
+        return
+    hindered = {
+        "method.rollout.action_format": (
+            method.rollout.action_format == "tag",
+            "answers with thoughts and tags",
+            "word",
+        ),
+        "method.rollout.search_and_ask": (method.rollout.search_and_ask is not None, "questions", "none"),
+    }
+    for where, (asked, what, expected) in hindered.items():
+        if asked:
+            yield BadInput(
+                f"the actor answers with a legal action and nothing else, so there would be no {what}",
+                expected=f"{where.split('.')[-1]}: {expected}, or roles.actor.sampling.constrain: none",
+                where=where,
+                next_step="change one of the two",
+            )
+
+
+def _never_guided(where: str, found: str, expected: str) -> BadInput:
+    return BadInput(
+        f"{found}: what {where.removeprefix('method.')} asks for would never happen",
+        expected=expected,
+        where=where,
+        next_step="leave it out, or change what keeps episodes free",
+    )

@@ -1,0 +1,268 @@
+"""What a round of Complementary RL is made of, and a round of its ablations: every stage, what it reads and writes.
+
+What a round plays with (bank, actor, extractor) is of `LAG` rounds before it; chains (the bank that is changed, the
+buffer, counters) go from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from crl.config import Method
+from crl.learn.terms import objectives
+from crl.recipes.complementary import (
+    approve,
+    collect,
+    consolidate,
+    credit,
+    distill,
+    evaluate,
+    health,
+    initialise,
+    judge,
+    plan,
+    ready,
+    warm_start,
+)
+from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
+from crl.recipes.complementary.credit import NEW_BANK
+from crl.recipes.complementary.proposal import SCORES
+from crl.recipes.context import BANK
+from crl.recipes.stage import BEFORE, Read, Recipe, Stage, always
+from crl.recipes.update import update_name, update_stage
+from crl.records import (
+    Approval,
+    BankChange,
+    BankEntry,
+    BankEvent,
+    BankSnapshot,
+    BufferItem,
+    Credit,
+    Distillation,
+    EntryScore,
+    EntryUsefulness,
+    Episode,
+    Evaluation,
+    Generation,
+    ImportedEntry,
+    Judgement,
+    Metric,
+    Operation,
+    Question,
+    Resemblance,
+    Retrieval,
+    RetrievalCount,
+    Sample,
+    StrippedContext,
+    SuccessRate,
+    Task,
+    Turn,
+    UseReward,
+    Weights,
+)
+
+BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
+"""What publishes a bank; the whole of it (`BankEntry`) not in every round."""
+
+T = TypeVar("T")
+
+
+def build(method: Method) -> Recipe:
+    """The recipe of a method: complementary, or one of its ablations."""
+    config = config_of(method)
+    guided, lag = config.has_bank, config.LAG
+    asks = guided and method.rollout.search_and_ask is not None
+    near, judges = config.bank.duplicates == "near", config.actor_critic is not None
+    scores_uses = judges or config.extractor_objective.credit != "outcome"
+    start = config.warm_start
+    warm_actor = start is not None and start.actor_episodes > 0
+    warm_extractor = guided and start is not None and start.extractor_episodes > 0
+
+    def weights(role: str, back: int) -> Read:
+        return Read(update_name(method.owner(role)), -back, role)
+
+    def changes_bank(due: Callable[[Method, int], bool] = always) -> Callable[[Method, int], bool]:
+        if config.BANK_CHANGES_AFTER_WARM_UP:
+            return due
+        return lambda method, number: number <= config.warm_up_rounds and due(method, number)
+
+    played_bank, bank_before = Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK)
+    proposal = (bank_before, Read("distill"), Read("merge"), Read("credit", -1, SCORES))
+    evaluates = Stage(
+        name="evaluate",
+        reads=(
+            weights(ACTOR, 0),
+            Read("consolidate", 0, BANK),
+            Read("plan"),
+            *when(asks, weights(EXTRACTOR, 0)),
+            *when(judges, Read(judge.JUDGE)),
+        ),
+        writes=(Evaluation,),
+        role=ACTOR,
+        due=evaluate.due,
+        parts=evaluate.count_parts,
+        run_part=evaluate.evaluate_part,
+    )
+    preparation = [
+        Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+        *when(
+            warm_actor,
+            Stage(
+                name="evaluate_base",
+                reads=(Read("initialise", 0, ACTOR),),
+                writes=(Evaluation,),
+                role=ACTOR,
+                due=evaluate.base_due,
+                parts=evaluate.count_parts,
+                run_part=evaluate.evaluate_part,
+            ),
+            Stage(
+                name="warm_start_actor",
+                run=warm_start.warm_start_actor,
+                reads=(Read("initialise", 0, ACTOR),),
+                writes=(Episode, Turn, Generation, Sample, Weights, Metric),
+                role=ACTOR,
+            ),
+        ),
+        *when(
+            warm_extractor,
+            Stage(
+                name="warm_start_extractor",
+                run=warm_start.warm_start_extractor,
+                reads=(Read("initialise", 0, EXTRACTOR), weights(ACTOR, 0)),
+                writes=(Episode, Turn, Generation, Distillation, Operation, Sample, Weights, Metric),
+                role=EXTRACTOR,
+            ),
+        ),
+        evaluates,
+    ]
+    stages = [
+        Stage(
+            name="plan",
+            run=plan.plan,
+            reads=(played_bank, Read("plan", -1, BEFORE)),
+            writes=(Task, Retrieval, RetrievalCount),
+        ),
+        *when(
+            judges,
+            Stage(
+                name=judge.JUDGE,
+                reads=(
+                    Read("plan"),
+                    played_bank,
+                    weights(ACTOR, lag),
+                    Read(judge.JUDGE, -1, BEFORE),
+                    Read("collect", -1, judge.PLAYED_BEFORE),
+                ),
+                writes=(Judgement, Generation, SuccessRate),
+                role=ACTOR,
+                parts=judge.count_parts,
+                run_part=judge.judge_part,
+            ),
+        ),
+        Stage(
+            name="collect",
+            reads=(
+                Read("plan"),
+                played_bank,
+                weights(ACTOR, lag),
+                *when(asks, weights(EXTRACTOR, lag)),
+                *when(judges, Read(judge.JUDGE)),
+            ),
+            writes=(
+                Episode,
+                Turn,
+                Generation,
+                *when(config.self_distillation is not None, StrippedContext),
+                *when(asks, Question),
+            ),
+            role=ACTOR,
+            parts=collect.count_parts,
+            run_part=collect.collect_part,
+        ),
+        *when(
+            guided,
+            Stage(
+                name="distill",
+                run=distill.distill,
+                reads=(Read("collect"), weights(EXTRACTOR, lag), *when(near, bank_before)),
+                writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
+                role=EXTRACTOR,
+                due=changes_bank(),
+            ),
+            Stage(
+                name="merge",
+                run=distill.merge,
+                reads=(bank_before, Read("distill"), weights(EXTRACTOR, lag)),
+                writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
+                role=EXTRACTOR,
+                due=changes_bank(distill.merge_due),
+            ),
+            Stage(
+                name="approve",
+                run=approve.approve,
+                reads=proposal,
+                writes=(Approval,),
+                due=changes_bank(approve.due),
+                waits_for=approve.choices,
+            ),
+            Stage(
+                name="consolidate", run=consolidate.consolidate, reads=(*proposal, Read("approve")), writes=BANK_TABLES
+            ),
+        ),
+        Stage(
+            name="credit",
+            run=credit.credit,
+            reads=(
+                Read("collect"),
+                Read("plan"),
+                Read("distill"),
+                Read("merge"),
+                played_bank,
+                Read("consolidate", 0, NEW_BANK),
+                Read("credit", -1, BEFORE),
+                *when(judges, Read(judge.JUDGE)),
+            ),
+            writes=(
+                Credit, EntryScore, BufferItem, Sample, Metric, *when(scores_uses, UseReward, EntryUsefulness),
+            ),
+        ),
+        *(update_stage(owner) for owner in method.trained()),
+        Stage(
+            name="health",
+            run=health.health,
+            reads=(
+                Read("collect"),
+                Read("distill"),
+                Read("merge"),
+                played_bank,
+                Read("consolidate", 0, NEW_BANK),
+                Read("credit"),
+                *(Read(update_name(owner)) for owner in method.trained()),
+                Read("health", -1, BEFORE),
+            ),
+            writes=(Metric,),
+            observes=True,
+        ),
+        evaluates,
+    ]  # fmt: skip
+    return Recipe(
+        name=config.kind,
+        preparation=tuple(preparation),
+        stages=tuple(stages),
+        initial={
+            "consolidate": "initialise",
+            **{update_name(owner): "initialise" for owner in method.owners()},
+            **({update_name(method.owner(ACTOR)): "warm_start_actor"} if warm_actor else {}),
+            **({update_name(method.owner(EXTRACTOR)): "warm_start_extractor"} if warm_extractor else {}),
+        },
+        trains=frozenset(method.trained()),
+        objectives=objectives(config.actor_objective, config.extractor_objective),
+        check_ready=ready.check_ready,
+    )
+
+
+def when(condition: bool, *items: T) -> tuple[T, ...]:
+    """The items, or none."""
+    return items if condition else ()
