@@ -47,7 +47,7 @@ from crl.run.cache import clear
 
 BATCH, COUNT = 32, 16
 _FILES = 10
-_SETTINGS = {"method.retrieval.scope": "bank"}
+_SETTINGS = {"method.recipe.retrieval.scope": "bank"}
 
 
 @dataclass
@@ -151,7 +151,9 @@ def batch(retriever: BankRetriever, family: str, first: int, queries_BD: np.ndar
 def plan_context(root: Path, round_number: int, index: str) -> StageContext:
     """What the stage `plan` of a round sees; it writes nothing here."""
     run = open_run(root)
-    retrieval = run.run.method.retrieval.model_copy(update={"index": index, "scope": "bank", "candidates": COUNT})
+    retrieval = run.run.method.recipe.retrieval.model_copy(
+        update={"index": index, "scope": "bank", "candidates": COUNT}
+    )
     return StageContext(
         method=run.run.method.model_copy(update={"retrieval": retrieval}),
         recipe=run.recipe,

@@ -64,12 +64,12 @@ def main() -> None:
     parser.add_argument("--games", type=int, default=400)
     arguments = parser.parse_args()
     method = load_experiment(arguments.experiment).method
-    role, family = method.extractor, method.families[0]
+    role, family = method.role("extractor"), method.families[0]
     first = family.train_seeds.start
     games = played(family, range(first, first + min(arguments.games, family.train_seeds.count)))
     chat, _ = load_chat(resolve_model(role.model))
     tokens = np.array(
-        [len(chat.opening(distill_messages(method.prompts.distill, *game, method.distill))) for game in games]
+        [len(chat.opening(distill_messages(method.prompts["distill"], *game, method.recipe.distill))) for game in games]
     )
     whole = np.array([len(turns) == family.environment.max_turns for _, turns in games])
     new = role.sampling.max_new_tokens

@@ -131,7 +131,7 @@ def table(names: Sequence[str], worlds: int) -> Iterator[str]:
     """Lines of the Markdown table, as they are measured; the worlds are 1, 2, …"""
     yield "| realms | note | scope | embedder | right realm: nearest | eq. 6 | true note: nearest | eq. 6 | seconds |"
     yield "|---:|---|---|---|---:|---:|---:|---:|---:|"
-    settings = load_experiment(_EXPERIMENT).method.retrieval
+    settings = load_experiment(_EXPERIMENT).method.recipe.retrieval
     chance = TRUE / NOTES
     for count in (8, 16):
         places = [realms_of(count, world) for world in range(1, worlds + 1)]

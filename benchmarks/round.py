@@ -72,7 +72,7 @@ def main() -> None:
     for way, options in WAYS.items():
         with tempfile.TemporaryDirectory() as runs:
             run = train(experiment, rounds, options, Path(runs))
-            columns[way] = seconds(run, run.method.warm_up_rounds + WARM_UP + 1)
+            columns[way] = seconds(run, run.method.recipe.warm_up_rounds + WARM_UP + 1)
     print(f"{experiment}: seconds a round, {len(columns['with Prefect']['round'])} rounds: median (fastest–slowest)\n")
     print("| stage | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     names = dict.fromkeys(name for column in columns.values() for name in column)

@@ -24,13 +24,15 @@ ROUNDS = 2
 
 # Every stage is still there, both roles are updated within two rounds, and a round has four waves to spread.
 SETTINGS: dict[str, Any] = {
-    "method.warm_start.actor_episodes": 32,
-    "method.warm_start.extractor_episodes": 24,
-    "method.warm_start.learning_rate": 5.0e-3,
+    "method.recipe.warm_start.actor_episodes": 32,
+    "method.recipe.warm_start.extractor_episodes": 24,
+    "method.recipe.warm_start.learning_rate": 5.0e-3,
     "method.families.0.evaluation_seeds.count": 2,
     "method.rollout.wave_groups": 1,
     # Small banks are searched exactly, and then nothing of an index is cached.
-    "method.retrieval.index": "approximate",
+    "method.recipe.retrieval.index": "approximate",
+    # Complementary RL, whose stages break where a test says so.
+    "method.recipe.kind": "tests.faults.mishaps:MishapsConfig",
     "runtime.retry_delay_seconds": 0.1,
 }
 
@@ -49,7 +51,7 @@ def experiment(**changes: Any) -> Experiment:
 
 def environment(runs: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables of a command that works in `runs`; Prefect's database lies beside it."""
-    cleared = {name: value for name, value in os.environ.items() if not name.startswith(("CRL_RECIPE", "CRL_FAKE"))}
+    cleared = {name: value for name, value in os.environ.items() if not name.startswith(("CRL_MISHAP", "CRL_FAKE"))}
     return {
         **cleared,
         "CRL_RUNS": str(runs),
@@ -105,10 +107,10 @@ def cut_back(run_path: Path, round_number: int, stage: str) -> None:
     """Take a stage and everything after it out of a copied run, as if it had not been made yet."""
     import shutil
 
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
 
     run = RunDirectory.open(run_path)
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     with Lease.acquire(run_path, seconds=60) as lease:
         set_aside(
             run_path,

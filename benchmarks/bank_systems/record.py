@@ -60,7 +60,9 @@ class BankRun:
     """A run of the tiny experiment whose banks are what it is told."""
 
     def __init__(self, root: Path, capacity: int) -> None:
-        experiment = load_experiment(_EXPERIMENT, {"method.bank.capacity": str(capacity), "method.merge.every": "0"})
+        experiment = load_experiment(
+            _EXPERIMENT, {"method.recipe.bank.capacity": str(capacity), "method.recipe.merge.every": "0"}
+        )
         self.run = RunDirectory.create_or_open(experiment, root)
         self.recipe = recipe_of(self.run.method)
         self._lease: Lease | None = None

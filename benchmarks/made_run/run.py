@@ -79,7 +79,7 @@ class Made:
         self._places: dict[str, tuple[str, str]] = {}
         self._uses = play.Uses({}, {}, {}, {}, {})
         self._outputs = learn.Outputs()
-        self._limits = run.method.bank.model_copy(update={"capacity": size.capacity, "eviction": "least_useful"})
+        self._limits = run.method.recipe.bank.model_copy(update={"capacity": size.capacity, "eviction": "least_useful"})
         self._begin_with_an_import()
 
     def round(self) -> int:

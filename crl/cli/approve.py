@@ -35,7 +35,7 @@ def approve(
     """
     from crl.cli.screen import console
     from crl.engine.approvals import check_choices, decide, login_name
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.recipes.complementary.approve import refusals_of
     from crl.report.diff import proposed_diff
     from crl.run.directory import RunDirectory
@@ -44,7 +44,7 @@ def approve(
         raise BadInput("--reject and --reject-all together", expected="ids to refuse, or everything")
     path = find_run(run)
     directory = RunDirectory.open(path)
-    asked = _question(directory, load_recipe(default_recipe(), directory.method), round)
+    asked = _question(directory, recipe_of(directory.method), round)
     who = login_name() if person is None else person
     refused = list(asked.choices) if reject_all else check_choices(asked, reject or [])
     out = console()
@@ -88,7 +88,7 @@ def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> Pe
     if not any(stage.waits_for is not None and stage.due(run.method, 1) for stage in stages):
         raise BadInput(
             f"{run.path} asks nobody: its bank is published without approval",
-            expected="an experiment with method.approve_bank: true",
+            expected="an experiment with method.recipe.approve_bank: true",
         )
     found = questions(run, recipe, round_number)
     for each in found:

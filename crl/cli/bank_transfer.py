@@ -71,13 +71,13 @@ def import_bank(
 ) -> None:
     """Begin an experiment with the bank of another one. Every entry keeps its provenance; counters start at zero."""
     from crl.cli.screen import console
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.transfer.take import take
 
     families = parse_families(family or [])
     gathered = _source(source, round)
     directory = _target(target, runs, set or [], gathered, families)
-    taken = take(directory, load_recipe(default_recipe(), directory.method), gathered, families)
+    taken = take(directory, recipe_of(directory.method), gathered, families)
     where = gathered.provenance
     out = console()
     counts = ", ".join(f"{count} in family {name}" for name, count in sorted(taken.entries.items()))
@@ -97,7 +97,7 @@ def import_bank(
 _REASONS = {
     "capacity_fifo": "the family is full: the newest were kept",
     "capacity_least_useful": "the family is full: the most useful were kept",
-    "text_too_long": "longer than method.distill.max_characters",
+    "text_too_long": "longer than method.recipe.distill.max_characters",
     "duplicate": "the family has the text already",
 }
 
@@ -156,7 +156,7 @@ def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, fami
     """The experiment, made where a YAML file names one that is not there and the bank fits it. Raises BadInput."""
     from crl.cli.train import parse_overrides
     from crl.config.load import load_experiment, runs_root
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.run.directory import RunDirectory
     from crl.transfer.take import check_fits
 
@@ -168,5 +168,5 @@ def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, fami
     if runs is not None:
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(name, overrides)
-    check_fits(loaded.method, load_recipe(default_recipe(), loaded.method), bank, families)
+    check_fits(loaded.method, recipe_of(loaded.method), bank, families)
     return RunDirectory.create_or_open(loaded, runs_root(loaded))

@@ -28,8 +28,8 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
 ) -> None:
     """Evaluate a round of a run, with and without its bank. Reads the record and writes nothing into it."""
-    from crl.engine.jobs import default_recipe, load_recipe
     from crl.engine.services import EngineServices, prepare_environment
+    from crl.recipes import recipe_of
     from crl.recipes.evaluate_again import evaluate_again
     from crl.run.directory import RunDirectory
 
@@ -37,7 +37,7 @@ def evaluate(
     if out is not None and not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out}: there is no directory {out.parent}", expected="a directory that exists")
     directory = RunDirectory.open(find_run(run))
-    recipe = load_recipe(default_recipe(), directory.method)
+    recipe = recipe_of(directory.method)
     number = _latest(directory, recipe) if round is None else round
     if not _ready(directory, recipe, number):
         raise BadInput(

@@ -15,8 +15,8 @@ def mend(run: RunArgument) -> None:
     """
     from crl.cli.screen import console
     from crl.config import Runtime
-    from crl.engine.jobs import default_recipe, load_recipe
     from crl.engine.services import EngineServices, prepare_environment
+    from crl.recipes import recipe_of
     from crl.recipes.mend import mend as mend_record
     from crl.report.views import write_catalog
     from crl.run.directory import RunDirectory
@@ -26,7 +26,7 @@ def mend(run: RunArgument) -> None:
     path = find_run(run)
     out = console()
     directory = RunDirectory.open(path)
-    recipe = load_recipe(default_recipe(), directory.method)
+    recipe = recipe_of(directory.method)
     # Before torch is imported: lost vectors are embedded in this process.
     os.environ.update(prepare_environment(directory.method.threads))
     services = EngineServices(directory)

@@ -64,7 +64,7 @@ def verify(run: RunArgument) -> None:
 
 
 def _problems(path: Path) -> list[Problem]:
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.recipes.audit import problems_of
     from crl.run.directory import RunDirectory
     from crl.run.verify import verify as verify_files
@@ -73,7 +73,7 @@ def _problems(path: Path) -> list[Problem]:
         directory = RunDirectory.open(path)
     except (RecordDamaged, RunDirectoryUnusable):
         return verify_files(path)  # without the method nobody knows which stages publish banks
-    return problems_of(directory, load_recipe(default_recipe(), directory.method))
+    return problems_of(directory, recipe_of(directory.method))
 
 
 def redo(
@@ -84,7 +84,7 @@ def redo(
 ) -> None:
     """Set aside a stage and all built on it, to be made again. `crl resume` makes them; nothing is deleted."""
     from crl.config import Runtime
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.run.decisions import withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
@@ -94,7 +94,7 @@ def redo(
     number, stage = parse_place(start)
     directory = RunDirectory.open(path)
     method = directory.method
-    recipe = load_recipe(default_recipe(), method)
+    recipe = recipe_of(method)
     if not directory.is_complete(number, stage):
         recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:

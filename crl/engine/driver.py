@@ -34,7 +34,7 @@ from crl.engine.events import (
     StageStarted,
     Subscriber,
 )
-from crl.engine.jobs import Job, JobKind, StageOutcome, default_recipe, load_recipe
+from crl.engine.jobs import Job, JobKind, StageOutcome
 from crl.engine.pace import Pace
 from crl.engine.parts import PartProgress, run_parts
 from crl.engine.pool import EnginePool, OnLine
@@ -43,6 +43,7 @@ from crl.engine.spread import Figures, PartOrder, PartOutcome, PartRunner, Sprea
 from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, StageFailed
+from crl.recipes import recipe_of
 from crl.recipes.due import stages_due
 from crl.recipes.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
@@ -60,7 +61,6 @@ class Driver:
     Args:
         run: the run directory.
         runtime: shards, time limit, retries, retention.
-        recipe: `module:function` that gives the recipe; default `$CRL_RECIPE`, else the project's.
         environment: added to the engines' environment.
 
     Raises on entering: LeaseHeld where another attempt owns the run, RecordDamaged where the record does not verify.
@@ -71,12 +71,10 @@ class Driver:
         run: RunDirectory,
         runtime: Runtime,
         *,
-        recipe: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.run, self.runtime = run, runtime
-        self.recipe_reference = recipe or default_recipe()
-        self.recipe: Recipe = load_recipe(self.recipe_reference, run.method)
+        self.recipe: Recipe = recipe_of(run.method)
         self._engines = EnginePool(
             {**prepare_environment(run.method.threads), **(environment or {})},
             on_line=lambda engine, text: self._emit(LogLine(text, engine, *self._now)),
@@ -329,7 +327,6 @@ class Driver:
             round=place[0],
             stage=place[1],
             token=self.token,
-            recipe=self.recipe_reference,
             part=part,
             attempt=self._attempts[place],
             command=" ".join(sys.argv),

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
-
-from crl.config import Method
-from crl.errors import BadInput
-from crl.recipes.stage import Recipe
-
-RecipeOf = Callable[[Method], Recipe]
-DEFAULT_RECIPE = "crl.recipes:recipe_of"
 
 
 class JobKind(StrEnum):
@@ -42,8 +32,6 @@ class Job:
     stage: str
     token: int
     """Fencing token of the lease: a commit under an older one is refused."""
-    recipe: str = DEFAULT_RECIPE
-    """Where the recipe comes from, as `module:function`; the function takes a `Method` and returns a `Recipe`."""
     part: int | None = None
     attempt: int = 1
     command: str = ""
@@ -93,26 +81,6 @@ def encode(message: dict[str, Any]) -> bytes:
 def decode(content: bytes) -> dict[str, Any]:
     """The inverse of :func:`encode`."""
     return cast(dict[str, Any], json.loads(content))
-
-
-def default_recipe() -> str:
-    """`$CRL_RECIPE` (for recipes kept outside the project), else the project's own."""
-    return os.environ.get("CRL_RECIPE") or DEFAULT_RECIPE
-
-
-def load_recipe(reference: str, method: Method) -> Recipe:
-    """The recipe of a method from `module:function`. Raises BadInput where the reference leads nowhere."""
-    module_name, _, function_name = reference.partition(":")
-    try:
-        recipe_of = cast(RecipeOf, getattr(importlib.import_module(module_name), function_name))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(
-            f"recipe {reference!r} cannot be loaded: {error}",
-            expected="module:function, a function that takes a Method and returns a Recipe",
-            where="CRL_RECIPE or the recipe argument",
-            next_step="name a module that can be imported from the directory the command runs in",
-        ) from error
-    return recipe_of(method)
 
 
 def _plain(value: Any) -> Any:

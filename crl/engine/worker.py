@@ -20,11 +20,12 @@ from typing import Any, NoReturn, cast
 
 from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
 from crl.engine.failures import failure_of
-from crl.engine.jobs import Job, JobKind, decode, encode, load_recipe
+from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.launch import connect
 from crl.engine.output import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
+from crl.recipes import recipe_of
 from crl.run.directory import RunDirectory
 
 _PROGRESS_INTERVAL_SECONDS = 0.2
@@ -110,7 +111,7 @@ class Worker:
                 services.release()
             return {}
         run, services = self._open(job.run_path)
-        recipe = load_recipe(job.recipe, run.method)
+        recipe = recipe_of(run.method)
         if job.kind is JobKind.count_parts:
             if run.is_complete(job.round, job.stage):
                 return {"count": 0, "missing": []}

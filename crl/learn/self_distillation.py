@@ -2,7 +2,7 @@
 
 The tokens that a guided actor sampled are learnt in the context that a free one would have had: the rows
 `stripped_contexts`, which the stage that played the episodes wrote. In the paper it helps early and collapses late when
-done in every round; `method.self_distillation` says in which rounds it happens.
+done in every round; `method.recipe.self_distillation` says in which rounds it happens.
 """
 
 from __future__ import annotations

@@ -10,9 +10,20 @@ if TYPE_CHECKING:
 
 
 def recipe_of(method: Method) -> Recipe:
-    """The recipe that a method names."""
+    """The recipe that a method names. Raises BadInput where its builder cannot be imported."""
     import importlib
 
-    module_name, _, function = method.recipe.BUILDER.partition(":")
-    built: Recipe = getattr(importlib.import_module(module_name), function)(method)
-    return built
+    from crl.errors import BadInput
+
+    reference = method.recipe.BUILDER
+    module_name, _, function = reference.partition(":")
+    try:
+        builder = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(
+            f"the recipe {method.recipe.kind!r} cannot be loaded from {reference}: {error}",
+            expected="module:function, a function that takes a Method and returns a Recipe",
+            where="BUILDER of its config class",
+        ) from error
+    recipe: Recipe = builder(method)
+    return recipe

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from crl.bank.snapshot import Snapshot
-from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput
+from crl.recipes import recipe_of
 from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_embeddings, recorded_texts
 from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
@@ -79,7 +79,7 @@ class BankAfter:
 
     def __init__(self, run: RunDirectory, round_number: int | None = None) -> None:
         """The newest published one where `round_number` is None. Raises BadInput where there is none."""
-        self.run, self.recipe = run, load_recipe(default_recipe(), run.method)
+        self.run, self.recipe = run, recipe_of(run.method)
         self.round = banked_round(run, self.recipe, round_number)
         self.snapshot: Snapshot = recorded_bank(run, self.recipe, self.round)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from crl.bank.changes import summary_of
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
-from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
+from crl.recipes import recipe_of
 from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_texts, tables_of
 from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.recipes.context import BANK
@@ -108,7 +108,7 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     Raises BadInput where the round has published no bank, RecordDamaged where a file is not what was committed.
     """
     run = RunDirectory.open(run_path)
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     place = publishing_stage(recipe, run.method, round_number)
     if place is None or place[0] != round_number or not run.is_complete(*place):
         known = banked_rounds(run, recipe)
@@ -138,7 +138,7 @@ def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] 
 
 def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     """The operations of a round and the bank they are for, from the record. Raises BadInput, RecordDamaged."""
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     stage = next((each for each in recipe.stages if each.name == PUBLISHES), None)
     if stage is None:
         raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
@@ -240,7 +240,7 @@ def _texts(run: RunDirectory, proposal: Proposal, events: Iterable[BankEvent]) -
     named = {name for event in events for name in (event.entry_id, *event.parents) if name is not None}
     named |= {parent for operation in proposal.operations for parent in operation.parents}
     previous = proposal.previous.table
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     spoken_of = rows_with(previous, "entry_id", named)
     texts = recorded_texts(run, recipe, spoken_of)
     for operation in proposal.operations:

@@ -15,12 +15,12 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
 
     Rounds before `since` are taken to be complete.
     """
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.recipes.due import stages_due
     from crl.run.directory import RunDirectory
 
     run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     asked = [int(event["last"]) for event in events if event.get("event") == "target"]
     last = max([since, *asked] if since else [*run.rounds(), *asked], default=0)
     for number in range(since, last + 1):

@@ -85,14 +85,14 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
 
     Raises RecordDamaged.
     """
-    from crl.engine.jobs import default_recipe, load_recipe
+    from crl.recipes import recipe_of
     from crl.recipes.banks import recorded_bank, recorded_texts
 
     newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
     scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))
     if newest is None or not scores:
         return None
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     return judge(recorded_bank(run, recipe, newest), scores, partial(recorded_texts, run, recipe))
 
 

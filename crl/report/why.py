@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from crl.bank.segments import load_texts
-from crl.engine.jobs import default_recipe, load_recipe
 from crl.errors import BadInput, RecordDamaged
+from crl.recipes import recipe_of
 from crl.records import (
     BankChange,
     BankEvent,
@@ -67,7 +67,7 @@ def why(run_path: Path, entry_id: str, *, until: int | None = None) -> Story:
     """
     if until is not None:
         run = RunDirectory.open(run_path)
-        banked_round(run, load_recipe(default_recipe(), run.method), until)
+        banked_round(run, recipe_of(run.method), until)
     story = stories(run_path, [entry_id], until=until)[entry_id]
     if not story.lives and not story.refused:
         raise _unknown(run_path, entry_id, until)

@@ -33,7 +33,7 @@ class AnswerTrees:
             raise BadInput(
                 "the environment names no legal action, so there is nothing to answer with",
                 expected="at least one legal action in every state that is not final",
-                where="method.actor.sampling.constrain",
+                where="method.roles.actor.sampling.constrain",
                 next_step="set constrain to none, or mend the environment",
             )
         root: dict[int, Any] = {}
@@ -43,7 +43,7 @@ class AnswerTrees:
                 raise BadInput(
                     f"the action {action!r} takes {len(ids)} tokens with the end of its turn",
                     expected=f"at most {self._longest}, the new tokens of a turn",
-                    where="method.actor.sampling.max_new_tokens",
+                    where="method.roles.actor.sampling.max_new_tokens",
                     next_step=f"raise max_new_tokens to {len(ids)} or more",
                 )
             node = root

@@ -79,7 +79,7 @@ def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, d
 
 
 def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: Desk) -> None:
-    settings = experiment(name="approved", method__approve_bank=True)
+    settings = experiment(name="approved", method__recipe__approve_bank=True)
     parameters = {"experiment": as_parameter(settings), "rounds": 2}
     run_id = desk.run("train/train", parameters)
     path = desk.runs / "approved"

@@ -1,7 +1,8 @@
 """The project's own recipe with mishaps: named stages break once, in the middle of real work, and then never again.
 
-`CRL_RECIPE=tests.faults.mishaps:recipe_of` selects it, `CRL_MISHAP` says what breaks where. What broke once is known by
-a marker file that is made first, so whoever continues the run finds the stage as it always was, with the same digest.
+The kind `tests.faults.mishaps:MishapsConfig` selects it, `CRL_MISHAP` says what breaks where. What broke once is
+known by a marker file that is made first, so whoever continues the run finds the stage as it always was, with the same
+digest.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from crl.config import Method
-from crl.recipes import recipe_of as real_recipe_of
+from crl.recipes.complementary.config import BankRecipeConfig
+from crl.recipes.complementary.round import build as complementary
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Recipe, Stage
 
-RECIPE = "tests.faults.mishaps:recipe_of"
+RECIPE = "tests.faults.mishaps:MishapsConfig"
 VARIABLE = "CRL_MISHAP"
 EXCEPTION = "the test broke this stage"
 HALT = "the test stops here"
@@ -41,8 +43,8 @@ class Mishap:
     halt: str | None = None
 
     def variables(self) -> dict[str, str]:
-        """Environment that selects this recipe and this mishap."""
-        return {"CRL_RECIPE": RECIPE, VARIABLE: json.dumps(dataclasses.asdict(self))}
+        """Environment that selects this mishap."""
+        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
 
     def reached(self, place: str) -> bool:
         """Whether the mishap has begun in a place."""
@@ -98,9 +100,16 @@ def fill(ballast: Path) -> None:
                 continue
 
 
-def recipe_of(method: Method) -> Recipe:
+class MishapsConfig(BankRecipeConfig):
+    """Complementary RL whose stages may break."""
+
+    kind: str = RECIPE
+    BUILDER: ClassVar[str] = f"{__name__}:build"
+
+
+def build(method: Method) -> Recipe:
     """The recipe of a method, its stages liable to the mishap of the environment."""
-    recipe = real_recipe_of(method)
+    recipe = complementary(method)
     if VARIABLE not in os.environ:
         return recipe
     order: Mapping[str, Any] = json.loads(os.environ[VARIABLE])

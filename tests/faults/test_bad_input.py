@@ -27,7 +27,6 @@ class Refused:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """$CRL_RUNS, which does not exist yet."""
     monkeypatch.setenv("CRL_RUNS", str(tmp_path / "runs"))
-    monkeypatch.delenv("CRL_RECIPE", raising=False)
     monkeypatch.chdir(ROOT)
     return tmp_path / "runs"
 
@@ -54,7 +53,9 @@ def _train(*settings: str) -> list[str]:
 
 
 REFUSALS = {
-    "an unknown key": (["method.actor.learning_rate=1"], ["method.actor.learning_rate", "unknown key", "known keys"]),
+    "an unknown key": (
+        ["method.roles.actor.learning_rate=1"], ["method.roles.actor.learning_rate", "unknown key", "known keys"]
+    ),
     "a mistyped key": (["method.rollout.group_sise=4"], ["unknown key", "did you mean 'group_size'"]),
     "an unknown section": (["methods.seed=1"], ["methods", "unknown key", "did you mean 'method'"]),
     "an unknown kind of environment": (
@@ -63,23 +64,27 @@ REFUSALS = {
     "an unregistered environment": (
         ["method.families.0.environment={kind: minihack, id: MiniHack-Nowhere-v0}"], ["MiniHack-Nowhere-v0", "lake"]
     ),
-    "an unknown model": (["method.actor.model=gpt"], ["'gpt'", "tiny", "method.actor.model"]),
-    "an unknown model of the extractor": (["method.extractor.model=gpt"], ["'gpt'", "method.extractor.model"]),
-    "a model directory without a model": (["method.actor.model=./conf"], ["./conf", "config.json"]),
-    "an unknown embedder": (["method.retrieval.embedder=bert"], ["bert", "minilm", "lexical"]),
+    "an unknown model": (["method.roles.actor.model=gpt"], ["'gpt'", "tiny", "method.roles.actor.model"]),
+    "an unknown model of the extractor": (
+        ["method.roles.extractor.model=gpt"], ["'gpt'", "method.roles.extractor.model"]
+    ),
+    "a model directory without a model": (["method.roles.actor.model=./conf"], ["./conf", "config.json"]),
+    "an unknown embedder": (["method.recipe.retrieval.embedder=bert"], ["bert", "minilm", "lexical"]),
     "an odd group": (["method.rollout.group_size=5"], ["group_size is 5", "even"]),
-    "a value out of bounds": (["method.actor.sampling.temperature=-1"], ["sampling.temperature", "-1"]),
+    "a value out of bounds": (["method.roles.actor.sampling.temperature=-1"], ["sampling.temperature", "-1"]),
     "overlapping seeds": (
         ["method.families.0.evaluation_seeds.start=5"], ["train_seeds and evaluation_seeds overlap"]
     ),
     "a prompt longer than the context": (
-        ["method.actor.context=32", "method.actor.sampling.max_new_tokens=4"],
-        ["the first prompt of family lake takes", "tokens", "at most 28", "method.actor.context"],
+        ["method.roles.actor.context=32", "method.roles.actor.sampling.max_new_tokens=4"],
+        ["the first prompt of family lake takes", "tokens", "at most 28", "method.roles.actor.context"],
     ),
     "an extractor's prompt longer than the context": (
-        ["method.extractor.context=64"], ["tokens", "extractor.context"]
+        ["method.roles.extractor.context=64"], ["tokens", "extractor.context"]
     ),
-    "a context longer than the model's": (["method.actor.context=4096"], ["4096", "2048", "method.actor.context"]),
+    "a context longer than the model's": (
+        ["method.roles.actor.context=4096"], ["4096", "2048", "method.roles.actor.context"]
+    ),
     "a placeholder nobody fills": (["method.prompts.actor.first='{weather}'"], ["weather"]),
     "an unknown prompt file": (["method.prompts=nowhere"], ["nowhere", "minihack", "tiny"]),
     "too little disk": (
@@ -162,7 +167,7 @@ def test_another_method_is_refused_and_the_keys_that_differ_are_named(
     monkeypatch.setenv("CRL_RUNS", str(copied.parent))
     monkeypatch.chdir(ROOT)
     before = _contents(copied)
-    changes = {"method.seed": 7, "method.actor.optimizer.learning_rate": 0.5, "method.merge.every": 3}
+    changes = {"method.seed": 7, "method.roles.actor.optimizer.learning_rate": 0.5, "method.recipe.merge.every": 3}
     settings = [*options()[1::2], *(f"{key}={value}" for key, value in changes.items())]
     refused = refuse(_train(*settings))
     assert refused.code == 2

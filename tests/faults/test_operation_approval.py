@@ -11,7 +11,7 @@ from crl.report.views import query
 from crl.run.directory import RunDirectory
 from tests.operate import Operation, Run, as_parameter, operation
 from tests.processes import wait_until
-from tests.unit.engine.approval_recipe import RECIPE, approved_experiment
+from tests.unit.engine.approval_recipe import approved_experiment
 
 pytestmark = pytest.mark.slow
 ENDED_SECONDS = 60.0
@@ -20,7 +20,7 @@ ENDED_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
-    with operation(tmp_path_factory.mktemp("approval"), {"CRL_RECIPE": RECIPE}) as made:
+    with operation(tmp_path_factory.mktemp("approval"), {}) as made:
         yield made
 
 

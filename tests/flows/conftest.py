@@ -11,7 +11,6 @@ import pytest
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
 from tests.processes import PATIENCE_SECONDS
-from tests.unit.engine.harness import RECIPE
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +25,6 @@ def prefect_server() -> Iterator[None]:
 @pytest.fixture
 def fake(prefect_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     """Flows on the fake recipe under `tmp_path`; calling it orders mishaps and gives the run's path."""
-    monkeypatch.setenv("CRL_RECIPE", RECIPE)
     monkeypatch.setenv("CRL_RUNS", str(tmp_path))
 
     def order(mishaps: dict[str, Any]) -> Path:

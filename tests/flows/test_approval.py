@@ -34,7 +34,7 @@ from flows.limits import limit_name
 from flows.train import train
 from tests.processes import PATIENCE_SECONDS, scaled, wait_until
 from tests.tiny_run import ROOT
-from tests.unit.engine.approval_recipe import RECIPE, approved_experiment
+from tests.unit.engine.approval_recipe import approved_experiment
 from tests.unit.engine.harness import digests
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def path(prefect_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where the run of the approval recipe will lie; a name of its own, for a limit of its own."""
-    monkeypatch.setenv("CRL_RECIPE", RECIPE)
     monkeypatch.setenv("CRL_RUNS", str(tmp_path))
     return tmp_path / f"approved-{uuid4().hex[:8]}"
 
@@ -196,11 +195,9 @@ def killed_while_it_waits(path: Path) -> FlowRun:
 def at_once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Digests of a round that was decided about without a server, flow or kill."""
     run = RunDirectory.create_or_open(approved_experiment(), tmp_path_factory.mktemp("at_once"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CRL_RECIPE", RECIPE)
-        with Driver(run, last_runtime(run.path), recipe=RECIPE) as driver, pytest.raises(ApprovalPending):
-            driver.run_rounds(1)
-        approve_and_resume(run.path)
+    with Driver(run, last_runtime(run.path)) as driver, pytest.raises(ApprovalPending):
+        driver.run_rounds(1)
+    approve_and_resume(run.path)
     return digests(run)
 
 
@@ -209,7 +206,7 @@ def approve_and_resume(path: Path) -> None:
     pending = awaited(path)
     assert pending is not None
     decide(pending, approve=True, reject=["r1-d3-o0"], person="Ada", reason="no")
-    with Driver(RunDirectory.open(path), last_runtime(path), recipe=RECIPE) as driver:
+    with Driver(RunDirectory.open(path), last_runtime(path)) as driver:
         driver.run_rounds(1)
 
 

@@ -29,7 +29,7 @@ from flows.limits import ensure_limit, hold, limit_name
 from flows.train import train
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT
-from tests.unit.engine.harness import RECIPE, digests, make_driver, make_experiment
+from tests.unit.engine.harness import digests, make_driver, make_experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -144,7 +144,7 @@ def test_a_slot_is_never_freed_while_the_record_has_an_owner(
 def start_training(runs: Path, policy: str, fake: dict[str, Any]) -> subprocess.Popen[str]:
     settings = get_current_settings()
     variables = {
-        **os.environ, "CRL_RECIPE": RECIPE, "CRL_RUNS": str(runs), "CRL_FAKE": json.dumps(fake),
+        **os.environ, "CRL_RUNS": str(runs), "CRL_FAKE": json.dumps(fake),
         "PREFECT_API_URL": str(settings.api.url), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     return subprocess.Popen(

@@ -23,7 +23,7 @@ from flows.limits import ensure_limit
 from flows.resume import resume
 from flows.train import train
 from tests.processes import wait_until
-from tests.unit.engine.harness import RECIPE, digests, make_driver, make_experiment
+from tests.unit.engine.harness import digests, make_driver, make_experiment
 
 pytestmark = [pytest.mark.slow]
 
@@ -97,7 +97,7 @@ def test_what_was_finished_without_prefect_does_not_run_again(fake: Fake, undist
     expected = "DataCheckFailed (round 1, spread): table metrics, rule value >= 0: row 3 has -1.0."
     assert state.message.startswith(expected) and "What to do: look at row 3" in state.message
     fake({})
-    with Driver(RunDirectory.open(path), make_experiment().runtime, recipe=RECIPE) as driver:  # `crl resume`
+    with Driver(RunDirectory.open(path), make_experiment().runtime) as driver:  # `crl resume`
         driver.run_rounds(driver.unfinished()[1])
     second = again(state)
     assert second.result() == {"run": str(path), "rounds": []}

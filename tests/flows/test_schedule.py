@@ -10,13 +10,13 @@ import pytest
 from crl.run.directory import RunDirectory
 from tests.operate import as_parameter, operation
 from tests.processes import wait_until
-from tests.unit.engine.harness import RECIPE, make_experiment
+from tests.unit.engine.harness import make_experiment
 
 pytestmark = pytest.mark.slow
 
 
 def test_missed_schedules_run_once_and_the_switch_runs_the_next_round_at_its_time(tmp_path: Path) -> None:
-    with operation(tmp_path, {"CRL_RECIPE": RECIPE, "OMP_NUM_THREADS": "1"}, worker=False) as operated:
+    with operation(tmp_path, {"OMP_NUM_THREADS": "1"}, worker=False) as operated:
         deployment = operated._get("/deployments/name/train/nightly")
         path = f"/deployments/{deployment['id']}"
         operated._ask("PATCH", path, {"parameters": {"experiment": as_parameter(make_experiment()), "rounds": 1}})

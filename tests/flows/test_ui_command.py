@@ -30,7 +30,7 @@ from tests.processes import (
     wait_until,
 )
 from tests.tiny_run import ROOT, environment
-from tests.unit.engine.harness import RECIPE, make_experiment
+from tests.unit.engine.harness import make_experiment
 
 
 class Ui:
@@ -42,7 +42,7 @@ class Ui:
         inherited = {
             name: text for name, text in environment(folder / "runs").items() if not name.startswith("PREFECT")
         }
-        variables = {"PREFECT_HOME": str(folder / "home"), "PREFECT_WORKER_QUERY_SECONDS": "1", "CRL_RECIPE": RECIPE}
+        variables = {"PREFECT_HOME": str(folder / "home"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
         self.port = self._two_ports()
         self.url = f"http://127.0.0.1:{self.port}"
         self.output = folder / "screen.txt"

@@ -14,7 +14,7 @@ from crl.run.directory import RunDirectory
 from crl.run.lease import lease_state
 from tests.operate import Operation, as_parameter, operation
 from tests.processes import command_line, wait_until
-from tests.unit.engine.harness import RECIPE, digests, make_driver, make_experiment
+from tests.unit.engine.harness import digests, make_driver, make_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ CANCEL_SECONDS = 10.0
 
 @pytest.fixture(scope="module")
 def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
-    with operation(tmp_path_factory.mktemp("operation"), {"CRL_RECIPE": RECIPE, "CRL_FAKE": "{}"}) as made:
+    with operation(tmp_path_factory.mktemp("operation"), {"CRL_FAKE": "{}"}) as made:
         yield made
 
 

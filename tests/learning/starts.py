@@ -58,14 +58,14 @@ def extractor_start(method: Method, base: Path, directory: Path, kinds: Sequence
     random = np.random.default_rng(1)
     played = _play(method, base, episodes=384)
     items = items_of(
-        [each.episode for each in played], [turn for each in played for turn in each.turns], method.distill
+        [each.episode for each in played], [turn for each in played for turn in each.turns], method.recipe.distill
     )
     # Shuffled, so that the kind says nothing about the episode.
     order = np.random.default_rng(1).permutation(len(items))
     random = np.random.default_rng(2)
     said = [f"ADD: {advice(kinds[place % len(kinds)], random)}" for place in order]
     written: list[Distilled] = []
-    size = method.distill.batch
+    size = method.recipe.distill.batch
     for first in range(0, len(items), size):  # a session is a batch, and its rows are counted from 0
         speaker = _speaker(method, base, said[first : first + size].__getitem__)
         batch = items[first : first + size]
@@ -95,7 +95,7 @@ def _play(method: Method, base: Path, *, episodes: int) -> list[PlayedEpisode]:
         slots,
         method=method,
         seed_of=_seed_of,
-        sampling=method.actor.sampling,
+        sampling=method.role("actor").sampling,
         weights_digest="",
         stage="start",
     )
@@ -104,7 +104,9 @@ def _play(method: Method, base: Path, *, episodes: int) -> list[PlayedEpisode]:
 def _speaker(method: Method, base: Path, script: Callable[[int], str]) -> ScriptedPolicy:
     from transformers import AutoTokenizer
 
-    return ScriptedPolicy(ChatFormat(AutoTokenizer.from_pretrained(base), "start"), method.actor.context, script)
+    return ScriptedPolicy(
+        ChatFormat(AutoTokenizer.from_pretrained(base), "start"), method.role("actor").context, script
+    )
 
 
 def _seed_of(_name: str) -> np.random.SeedSequence:

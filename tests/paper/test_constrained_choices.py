@@ -61,6 +61,7 @@ def samples_with_choices(model: Path) -> list[Sample]:
 
 
 def test_the_update_renormalises_as_sampling_did(model: Path) -> None:
+    from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
 
     role = RoleConfig(optimizer=OptimizerConfig(learning_rate=1e-3), deepspeed=DeepSpeedConfig(micro_batch=4))
@@ -69,7 +70,7 @@ def test_the_update_renormalises_as_sampling_did(model: Path) -> None:
     for shown in (samples, moved(samples, 0.4, np.random.default_rng(8))):
         trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
         try:
-            figures = trainer.update(shown, objective)
+            figures = trainer.update(shown, objectives(objective))
         finally:
             trainer.dispose()
         assert figures["loss"] == pytest.approx(eq_5(restricted(shown, model), objective.clip)[0], rel=1e-5)

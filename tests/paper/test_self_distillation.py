@@ -140,6 +140,7 @@ def test_the_loss_is_that_of_the_policy_and_the_weighted_mean_over_the_distilled
     import torch
     from transformers import AutoModelForCausalLM
 
+    from crl.learn.terms import objectives
     from crl.learn.trainer import Gradients, Trainer
 
     rng = np.random.default_rng(5)
@@ -156,7 +157,7 @@ def test_the_loss_is_that_of_the_policy_and_the_weighted_mean_over_the_distilled
     def updated(samples: list[Sample]) -> tuple[dict[str, float], Gradients]:
         caught: list[Gradients] = []
         trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
-        figures = trainer.update(samples, ActorObjective(clip=0.2), inspect=caught.append)
+        figures = trainer.update(samples, objectives(ActorObjective(clip=0.2)), inspect=caught.append)
         trainer.dispose()
         return figures, caught[0]
 
@@ -196,6 +197,8 @@ def test_a_round_without_advantage_still_distils(model: Path) -> None:
     policy = [dataclasses.replace(grpo_sample(index, rng), advantage=0.0) for index in range(3)]
     stripped = nll_samples(chosen, *rows(chosen, rng), SelfDistillationConfig(), round=4)
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
-    figures = trainer.update(policy + stripped, ActorObjective())
+    from crl.learn.terms import objectives
+
+    figures = trainer.update(policy + stripped, objectives(ActorObjective()))
     trainer.dispose()
     assert figures["stepped"] == 1 and figures["samples_without_gradient"] == 3

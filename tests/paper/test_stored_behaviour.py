@@ -99,6 +99,7 @@ def moved(samples: list[Sample], by: float, rng: np.random.Generator | None = No
 
 
 def update(model: Path, samples: list[Sample], objective: ActorObjective | ExtractorObjective) -> dict[str, float]:
+    from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
 
     role = RoleConfig(
@@ -106,7 +107,7 @@ def update(model: Path, samples: list[Sample], objective: ActorObjective | Extra
     )
     trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
     try:
-        return trainer.update(samples, objective)
+        return trainer.update(samples, objectives(objective))
     finally:
         trainer.dispose()
 

@@ -239,15 +239,21 @@ def test_another_embedder_makes_the_vectors_anew(source: Source, tmp_path: Path)
 def test_what_does_not_fit_is_left_out_and_said(source: Source, tmp_path: Path) -> None:
     kept = [row["text"] for row in source.bank().tables["entries"].to_pylist()]
     assert kept == ["go far left", "swim", "right, or wait"]
-    full = taken(tmp_path, source.bank(), "full", method__bank__capacity=1)
+    full = taken(tmp_path, source.bank(), "full", method__recipe__bank__capacity=1)
     assert full.left_out == {"capacity_fifo": 1} and full.entries == {"lake": 1, "pond": 1}
     found = load_import(tmp_path / "full")
     assert found is not None and [row["text"] for row in found.rows()] == ["swim", "right, or wait"], "newest kept"
-    useful = taken(tmp_path, source.bank(3), "useful", method__bank__capacity=1, method__bank__eviction="least_useful")
+    useful = taken(
+        tmp_path,
+        source.bank(3),
+        "useful",
+        method__recipe__bank__capacity=1,
+        method__recipe__bank__eviction="least_useful",
+    )
     found = load_import(tmp_path / "useful")
     assert found is not None and [row["text"] for row in found.rows()] == ["right, or wait"], "the other one lost"
     assert useful.left_out == {"capacity_least_useful": 1}
-    short = taken(tmp_path, source.bank(), "short", method__distill__max_characters=12)
+    short = taken(tmp_path, source.bank(), "short", method__recipe__distill__max_characters=12)
     assert short.left_out == {"text_too_long": 1}
     pooled = taken(tmp_path, source.bank(1), "pooled", {"pond": "lake"})
     assert pooled.entries == {"lake": 4}
@@ -259,7 +265,7 @@ def test_what_does_not_fit_is_left_out_and_said(source: Source, tmp_path: Path) 
 
 def test_what_cannot_be_imported_is_refused(source: Source, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="keeps no bank"):
-        taken(tmp_path, source.bank(), "baseline", method__recipe="baseline")
+        taken(tmp_path, source.bank(), "baseline", method__recipe__kind="baseline")
     lake = experiment("lake", families=["lake"])
     run = RunDirectory.create_or_open(lake, tmp_path)
     with pytest.raises(BadInput, match="no task family 'pond'") as caught:
@@ -276,9 +282,9 @@ def test_what_cannot_be_imported_is_refused(source: Source, tmp_path: Path) -> N
     with pytest.raises(BadInput, match="begins with another bank"):
         taken(tmp_path, source.bank(1), "twice")
     # A file that was put there by hand is refused by the stage.
-    by_hand = RunDirectory.create_or_open(experiment("by_hand", method__recipe="baseline"), tmp_path)
+    by_hand = RunDirectory.create_or_open(experiment("by_hand", method__recipe__kind="baseline"), tmp_path)
     shutil.copytree(begun.path / IMPORTS, by_hand.path / IMPORTS)
-    with ScriptedRun(tmp_path, experiment("by_hand", method__recipe="baseline")) as run_by_hand, pytest.raises(
+    with ScriptedRun(tmp_path, experiment("by_hand", method__recipe__kind="baseline")) as run_by_hand, pytest.raises(
         BadInput, match="but one was imported"
     ):  # fmt: skip
         run_by_hand.initialise()

@@ -15,7 +15,7 @@ from crl.run.verify import verify
 from tests.tiny_run import CONFIG, ROUNDS, crl, digests, options
 
 # With experience to begin with there is nothing to warm up, and a round is quick.
-SETTINGS = {"method__warm_start": "null", "method__evaluation__every": 0}
+SETTINGS = {"method__recipe__warm_start": "null", "method__evaluation__every": 0}
 
 
 @pytest.mark.slow

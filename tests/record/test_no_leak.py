@@ -74,7 +74,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     study = {
         "name": "leak", "base": "base.yaml", "rounds": ROUNDS, "seeds": [7],
         "seed_keys": ["method.seed", "method.families.*.environment.world"],
-        "arms": {arm: {"set": {"method.recipe": arm}} for arm in ARMS},
+        "arms": {arm: {"set": {"method.recipe.kind": arm}} for arm in ARMS},
     }  # fmt: skip
     for name, content in (("warm", WARM), ("base", base), ("study", study)):
         (place / f"{name}.yaml").write_text(yaml.safe_dump(content))
@@ -202,13 +202,15 @@ def test_arms_begin_alike_and_are_given_alike(made):
 
 def test_what_the_extractor_reads_is_the_rendering_of_recorded_rows(made):
     run = made.runs["complementary"]
-    chat, _ = load_chat(resolve_model(run.method.extractor.model))
+    chat, _ = load_chat(resolve_model(run.method.role("extractor").model))
     checked = 0
     for number in range(1, ROUNDS + 1):
         written = {row.generation_id: row for row in rows(run, Generation, "distill", [number])}
         of_episode = {row.episode_id: row for row in rows(run, Distillation, "distill", [number])}
-        for item in items_of(*played_in(run, number), run.method.distill):
-            messages = distill_messages(run.method.prompts.distill, item.episode, item.turns, run.method.distill)
+        for item in items_of(*played_in(run, number), run.method.recipe.distill):
+            messages = distill_messages(
+                run.method.prompts["distill"], item.episode, item.turns, run.method.recipe.distill
+            )
             row = written.pop(of_episode[item.episode.episode_id].generation_id)
             opening = chat.opening(messages)
             assert row.prompt == prompt_text(messages)
@@ -226,7 +228,7 @@ def test_the_rows_behind_a_prompt_hold_the_truth_only_where_a_model_wrote_it(mad
     earlier: set[tuple[str, str]] = set()
     guided = 0
     for number in range(1, ROUNDS + 1):
-        for item in items_of(*played_in(run, number), run.method.distill):
+        for item in items_of(*played_in(run, number), run.method.recipe.distill):
             episode = item.episode
             assert re.fullmatch(r"r\d+", episode.goal)
             assert all(re.fullmatch(SEEN, turn.observation) for turn in item.turns), item.turns
@@ -236,7 +238,7 @@ def test_the_rows_behind_a_prompt_hold_the_truth_only_where_a_model_wrote_it(mad
                 guided += 1
             silent = [dataclasses.replace(turn, output=turn.action or "") for turn in item.turns]
             bare = dataclasses.replace(episode, experience=None)
-            messages = distill_messages(run.method.prompts.distill, bare, silent, run.method.distill)
+            messages = distill_messages(run.method.prompts["distill"], bare, silent, run.method.recipe.distill)
             assert "take" not in prompt_text(messages), "the word that every rule is told with"
         operations = rows(run, Operation, "distill", [number])
         outputs = {row.generation_id: row.output for row in rows(run, Generation, "distill", [number])}

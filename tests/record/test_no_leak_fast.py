@@ -58,13 +58,13 @@ SETTINGS = {
     "method.families.0.groups": 1,
     "method.families.0.environment.world": WORLD,
     "method.families.0.evaluation_seeds.count": HELD_OUT,
-    "method.actor.model": "warm:leak/actor",
-    "method.extractor.model": "warm:leak/extractor",
+    "method.roles.actor.model": "warm:leak/actor",
+    "method.roles.extractor.model": "warm:leak/extractor",
     "method.rollout.group_size": MEMBERS,
     "method.rollout.search_and_ask": {"uses": 1},
-    "method.actor_critic": {"max_new_tokens": 8},
-    "method.merge.every": 1,
-    "method.warm_up_rounds": ROUNDS,
+    "method.recipe.actor_critic": {"max_new_tokens": 8},
+    "method.recipe.merge.every": 1,
+    "method.recipe.warm_up_rounds": ROUNDS,
     "method.evaluation.every": ROUNDS,
 }  # fmt: skip
 
@@ -213,10 +213,12 @@ def test_what_is_distilled_is_the_rendering_of_recorded_rows(run: RunDirectory) 
         written = prompts_of(run, number, "distill", "distill")
         of_episode = {row.episode_id: row for row in rows(run, Distillation, "distill", [number])}
         items = items_of(
-            rows(run, Episode, "collect", [number]), rows(run, Turn, "collect", [number]), run.method.distill
+            rows(run, Episode, "collect", [number]), rows(run, Turn, "collect", [number]), run.method.recipe.distill
         )
         for item in items:
-            messages = distill_messages(run.method.prompts.distill, item.episode, item.turns, run.method.distill)
+            messages = distill_messages(
+                run.method.prompts["distill"], item.episode, item.turns, run.method.recipe.distill
+            )
             assert_rendered(written.pop(of_episode[item.episode.episode_id].generation_id), messages, chat)
         assert len(items) == REALMS * MEMBERS and not written
 
@@ -232,14 +234,14 @@ def test_what_is_merged_is_the_rendering_of_recorded_entries(run: RunDirectory) 
         steps = rows(run, Distillation, "merge", [number])
         for step in steps:
             entries = [shown[name] for name in step.source_entry_ids]
-            messages = merge_messages(run.method.prompts.merge, step.family, entries, run.method.distill)
+            messages = merge_messages(run.method.prompts["merge"], step.family, entries, run.method.recipe.distill)
             assert_rendered(written.pop(step.generation_id), messages, chat)
         assert len(steps) >= REALMS and not written
 
 
 def test_what_is_answered_is_the_rendering_of_recorded_rows(run: RunDirectory) -> None:
     chat, recipe = chat_of(run.method, "extractor"), recipe_of(run.method)
-    prompt = run.method.prompts.ask
+    prompt = run.method.prompts["ask"]
     assert prompt is not None
     written = prompts_of(run, ROUNDS, "collect", "ask")
     bank = recorded_bank(run, recipe, ROUNDS - 1)
@@ -259,7 +261,7 @@ def test_what_is_answered_is_the_rendering_of_recorded_rows(run: RunDirectory) -
 
 def test_what_is_judged_is_the_rendering_of_recorded_rows(run: RunDirectory) -> None:
     chat, recipe = chat_of(run.method, "actor"), recipe_of(run.method)
-    prompt = run.method.prompts.critic
+    prompt = run.method.prompts["critic"]
     assert prompt is not None
     written = prompts_of(run, ROUNDS, "judge", "critic")
     bank = recorded_bank(run, recipe, ROUNDS - 1)
@@ -291,12 +293,12 @@ def test_no_prompt_and_no_row_behind_one_tells_a_rule(run: RunDirectory) -> None
             for text in (row.prompt, row.output, read):
                 assert all(key == goal for key, goal in re.findall(r"take (\w+) then (\w+)", text)), text
         for item in items_of(
-            rows(run, Episode, "collect", [number]), rows(run, Turn, "collect", [number]), run.method.distill
+            rows(run, Episode, "collect", [number]), rows(run, Turn, "collect", [number]), run.method.recipe.distill
         ):
             assert re.fullmatch(r"r\d+", item.episode.goal)
             assert all(re.fullmatch(SEEN, turn.observation) for turn in item.turns)
             silent = [dataclasses.replace(turn, output=turn.action or "", feedback=None) for turn in item.turns]
             bare = dataclasses.replace(item.episode, experience=None)
-            messages = distill_messages(run.method.prompts.distill, bare, silent, run.method.distill)
+            messages = distill_messages(run.method.prompts["distill"], bare, silent, run.method.recipe.distill)
             assert "take" not in prompt_text(messages), "the word that every rule is told with"
     assert kinds == {"episode", "critic", "ask", "distill", "merge"}

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.made_run import Size, writing
 from crl.bank.segments import load_texts
 from crl.bank.snapshot import Snapshot
-from crl.engine.jobs import default_recipe, load_recipe
+from crl.recipes import recipe_of
 from crl.recipes.banks import recorded_bank
 from crl.records import BankEntry, BankSnapshot, Retrieval, rows_of, schema_of
 from crl.report.bank import banked_rounds
@@ -49,7 +49,7 @@ def check(number: int, bank: Snapshot, entries: int, digest: str) -> None:
 def by_library(run_path: Path) -> tuple[int, int]:
     """The library: (round, retrievals joined)."""
     run = RunDirectory.open(run_path)
-    recipe = load_recipe(default_recipe(), run.method)
+    recipe = recipe_of(run.method)
     number = banked_rounds(run, recipe)[-1]
     bank = recorded_bank(run, recipe, number)
     stage = "initialise" if number == 0 else "consolidate"

@@ -10,9 +10,13 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
-from crl.config import Method, RecipeName
+from pydantic import Field
+
+from crl.config import Method, RecipeConfig, RoleUse
 from crl.errors import BadInput
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Read, Recipe, Stage
@@ -21,7 +25,7 @@ from crl.records import Distillation, Episode, Evaluation, Metric
 from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
 
 HELD_OUT, PLAYED, OUTPUTS = 32, 4, 5
-REFERENCE = f"{__name__}:recipe_of"
+KIND = f"{__name__}:StudyConfig"
 assert fake_recipe.PARTS
 
 
@@ -31,7 +35,18 @@ def wins(recipe: str, *, bank: bool, seed: int, number: int) -> int:
     return min(HELD_OUT, learned + (2 if bank else 0))
 
 
-def recipe_of(method: Method) -> Recipe:
+class StudyConfig(RecipeConfig):
+    """The config of the recipe: which arm it plays."""
+
+    kind: str = KIND
+    arm: str = Field("complementary", description="complementary or baseline.")
+    BUILDER: ClassVar[str] = f"{__name__}:build"
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        return {"actor": RoleUse()}
+
+
+def build(method: Method) -> Recipe:
     """Round 0: `prepare` and `evaluate`. Later: `collect`, `distill` but for the baseline, `evaluate`."""
     evaluate = Stage("evaluate", run=_evaluate, reads=(Read("prepare"),), writes=(Evaluation,))
     after = Stage("evaluate", run=_evaluate, reads=(Read("collect"),), writes=(Evaluation,))
@@ -41,7 +56,7 @@ def recipe_of(method: Method) -> Recipe:
         preparation=(Stage("prepare", run=_prepare, writes=(Metric,)), evaluate),
         stages=(
             Stage("collect", run=_collect, writes=(Episode,)),
-            *(() if method.recipe is RecipeName.baseline else (distill,)),
+            *(() if method.recipe.arm == "baseline" else (distill,)),
             after,
         ),
     )
@@ -79,7 +94,7 @@ def _distill(ctx: StageContext) -> None:
 
 def _evaluate(ctx: StageContext) -> None:
     _mishap(ctx)
-    recipe = ctx.method.recipe.value
+    recipe = ctx.method.recipe.arm
     # As in a real run: no bank before the first round, none ever for the baseline.
     banks = [False] if recipe == "baseline" or ctx.round == 0 else [False, True]
     rows = []

@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-from tests.study.recipe import REFERENCE
+from tests.study.recipe import KIND
 from tests.tiny_run import ROOT
 
 NAME = "trial"
 SEEDS, ROUNDS = [11, 12], 3
 ARMS: dict[str, Any] = {
-    "complementary": {"title": "Complementary <b>RL</b>"},
-    "baseline": {"set": {"method.recipe": "baseline"}},
+    "complementary": {"title": "Complementary <b>RL</b>", "set": {"method.recipe": {"kind": KIND}}},
+    "baseline": {"set": {"method.recipe": {"kind": KIND, "arm": "baseline"}}},
 }
 
 
@@ -45,4 +45,4 @@ def write(folder: Path, **changes: Any) -> Path:
 def fake(**orders: str) -> dict[str, str]:
     """Environment of a study on the recipe without models; `orders` are mishaps by `<arm>_s<seed>`."""
     names = {f"{NAME}-{name.replace('_s', '-s')}": order for name, order in orders.items()}
-    return {"CRL_RECIPE": REFERENCE, "CRL_STUDY_FAKE": json.dumps(names)}
+    return {"CRL_STUDY_FAKE": json.dumps(names)}

@@ -146,17 +146,17 @@ def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) 
     before = {path.name: path.read_bytes() for path in finished_study.directory.glob("*.*") if path.is_file()}
     runs = run_directories(finished_study.directory)
     # An engine would fail at once: none is started.
-    again = crl(finished_study.runs, "compare", finished_study.file, extra={"CRL_RECIPE": fake()["CRL_RECIPE"], "CRL_STUDY_FAKE": "broken"})  # noqa: E501  # fmt: skip
+    again = crl(finished_study.runs, "compare", finished_study.file, extra={"CRL_STUDY_FAKE": "broken"})  # fmt: skip
     assert "4 runs, 4 of them finished" in again.stdout and "begins" not in again.stdout
     assert runs == run_directories(finished_study.directory)
     assert before == {name: (finished_study.directory / name).read_bytes() for name in before}
 
 
 def test_an_arm_that_changed_is_refused_by_name(finished_study: Finished, tmp_path: Path) -> None:
-    arms = {**ARMS, "complementary": {"set": {"method.actor.optimizer.learning_rate": 0.5}}}
+    arms = {**ARMS, "complementary": {"set": {"method.roles.actor.optimizer.learning_rate": 0.5}}}
     refused = crl(finished_study.runs, "compare", write(tmp_path, arms=arms), code=2, extra=fake())
     assert "arm complementary, seed 11" in refused.stderr
-    assert "method.actor.optimizer.learning_rate: 0.001 in the run, 0.5 now" in refused.stderr
+    assert "method.roles.actor.optimizer.learning_rate: 0.001 in the run, 0.5 now" in refused.stderr
 
 
 @pytest.mark.slow

@@ -27,12 +27,12 @@ CUT: dict[str, Any] = {
     "method.rollout.group_size": MEMBERS,
     "method.rollout.wave_groups": GROUPS,
     # The eight guided games of round 2 reward as many entries, some +1 and some -1.
-    "method.extractor_objective.batch": 7,
-    "method.extractor.context": 512,
-    "method.actor.deepspeed.micro_batch": 2,
-    "method.extractor.deepspeed.micro_batch": 2,
-    "method.warm_start.extractor_episodes": 12,
-    "method.warm_up_rounds": 0,
+    "method.recipe.extractor_objective.batch": 7,
+    "method.roles.extractor.context": 512,
+    "method.roles.actor.deepspeed.micro_batch": 2,
+    "method.roles.extractor.deepspeed.micro_batch": 2,
+    "method.recipe.warm_start.extractor_episodes": 12,
+    "method.recipe.warm_up_rounds": 0,
     "method.evaluation.every": ROUNDS,
     "method.threads": 1,
 }

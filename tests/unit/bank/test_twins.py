@@ -85,7 +85,7 @@ def test_retrieval_spreads_over_twins_by_their_counters():
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """Twins of one round and of a later one; the first is used twice, the last once and then rewritten."""
-    made = experiment(method__bank__duplicates="keep", method__retrieval__index="approximate")
+    made = experiment(method__recipe__bank__duplicates="keep", method__recipe__retrieval__index="approximate")
     with ScriptedRun(tmp_path_factory.mktemp("runs"), made) as scripted:
         scripted.initialise()
         first, second = scripted.play(Ask("add", TEXT), Ask("add", TEXT))
@@ -130,7 +130,7 @@ def test_each_twin_is_shown_with_its_own_story(told):
 
 def test_an_import_brings_twins_where_the_bank_keeps_them(told, tmp_path):
     bank = gather(told[0].path, 2)
-    keeps = begin(tmp_path, bank, "keeps", method__bank__duplicates="keep")
+    keeps = begin(tmp_path, bank, "keeps", method__recipe__bank__duplicates="keep")
     assert len(recorded_bank(keeps.run, keeps.recipe, 0)) == 3 and problems_of(keeps.run, keeps.recipe) == []
     refuses = begin(tmp_path, bank, "refuses")
     assert len(recorded_bank(refuses.run, refuses.recipe, 0)) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from crl.cli import main
 from crl.run import experiment_file
-from tests.unit.engine.harness import RECIPE, make_experiment
+from tests.unit.engine.harness import make_experiment
 from tests.unit.report.builder import build_run
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,6 @@ def room(runs: Path) -> Path:
 @pytest.fixture
 def fake(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """conf/tiny.yaml whose stages are the engine tests' own: no model runs."""
-    monkeypatch.setenv("CRL_RECIPE", RECIPE)
     monkeypatch.setenv("CRL_FAKE", "{}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(ROOT)

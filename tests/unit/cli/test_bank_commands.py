@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         first, second, _ = run.play(Ask("add", "go left"), Ask("add", "go right"), Ask("add", "swim", family="pond"))
         run.play(Ask("update", "go far left", entry=first), guided=[(first, True)])
         run.play(merges=[Ask("merge", "left or right", parents=(first, second))], guided=[(first, False)])
-    with ScriptedRun(root, experiment("large", method__bank__capacity=300)) as run:
+    with ScriptedRun(root, experiment("large", method__recipe__bank__capacity=300)) as run:
         run.initialise()
         entries = run.play(*(Ask("add", f"lesson {number}") for number in range(205)))
         run.play(guided=[(entries[77], True)])

@@ -36,4 +36,4 @@ def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, fake: Path, tmp_pa
     broken.write_text(text)
     (tmp_path / "prompts").symlink_to(fake.parent.resolve() / "prompts")
     outcome = crl("doctor", broken)
-    assert outcome.code == 2 and "tinny" in outcome.out and "method.actor.model" in outcome.err
+    assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err

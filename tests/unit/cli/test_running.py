@@ -116,7 +116,7 @@ def test_a_second_process_is_refused_with_the_owner_named(crl: Crl, fake: Path, 
     [
         (("conf/nothing.yaml",), "conf/nothing.yaml"),
         (("conf/tiny.yaml", "--set", "method.sed=2"), "did you mean 'seed'"),
-        (("conf/tiny.yaml", "--set", "method.actor.model=tinny"), "tinny"),
+        (("conf/tiny.yaml", "--set", "method.roles.actor.model=tinny"), "tinny"),
         (("conf/tiny.yaml", "--set", "method.families.0.environment.size_min=9"), "size_min"),
         (("conf/tiny.yaml", "--set", "method.rollout.group_size=3"), "even"),
         (("conf/tiny.yaml", "--set", "nonsense"), "KEY=VALUE"),

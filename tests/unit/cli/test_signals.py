@@ -16,7 +16,6 @@ from crl.run.directory import RunDirectory
 from crl.run.lease import lease_state
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background, kill, wait_until
 from tests.tiny_run import ROOT, command, environment
-from tests.unit.engine.harness import RECIPE
 
 Place = Callable[[], AbstractContextManager[None]]
 PREFECT = ["--no-prefect", pytest.param("--prefect", marks=pytest.mark.slow)]
@@ -28,7 +27,7 @@ class Training:
     def __init__(self, folder: Path, place: Place, prefect: str) -> None:
         self.marker = folder / "held"
         self.path = folder / "runs" / "tiny"
-        extra = {"CRL_RECIPE": RECIPE, "CRL_FAKE": json.dumps({"draw": ["hold_once", str(self.marker)]})}
+        extra = {"CRL_FAKE": json.dumps({"draw": ["hold_once", str(self.marker)]})}
         with place():
             self.process = subprocess.Popen(
                 command("train", "conf/tiny.yaml", "--rounds", "1", prefect), cwd=ROOT,

@@ -33,7 +33,7 @@ SHIPPED = sorted(found for path in CONF.rglob("*.yaml") if (found := path.relati
 
 @pytest.mark.parametrize("name", SHIPPED, ids=str)
 def test_every_experiment_that_ships_is_valid(name):
-    from crl.preflight.prompts import check_placeholders
+    from crl.recipes.complementary.ready import check_placeholders
 
     check_placeholders(load_experiment(CONF / name).method)
 
@@ -47,7 +47,7 @@ def test_the_digest_is_of_the_method_and_nothing_else():
 
 def test_the_prompts_are_part_of_the_method():
     changed = load_experiment(CONF / "tiny.yaml", {"method.prompts.actor.system": "Act."})
-    assert changed.method.prompts.actor.system == "Act."
+    assert changed.method.prompts["actor"].system == "Act."
     assert changed.method.digest() != load_experiment(CONF / "tiny.yaml").method.digest()
 
 

@@ -5,35 +5,44 @@ Round 1 adds three entries, one of them twice; every later round updates the old
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from crl.config import Experiment, Method
-from crl.recipes.complementary.round import APPROVE, BANK, CONSOLIDATE
-from crl.recipes.context import StageContext
+from crl.recipes.complementary.config import BankRecipeConfig
+from crl.recipes.complementary.round import build as complementary
+from crl.recipes.context import BANK, StageContext
 from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import BankEntry, BankEvent, Operation
 from tests.unit.engine import fake_recipe  # noqa: F401  (engines that run it check no tables)
 from tests.unit.engine.harness import make_experiment
 
-RECIPE = "tests.unit.engine.approval_recipe:recipe_of"
+RECIPE = "tests.unit.engine.approval_recipe:ApprovalConfig"
 NAME = "approved"
 
 
 def approved_experiment(name: str = NAME, *, approve: bool = True, **runtime: object) -> Experiment:
     """An experiment for this recipe; without `approve` it publishes the same bank and asks nobody."""
-    made = make_experiment(**runtime)
-    retrieval = made.method.retrieval.model_copy(update={"embedder": "lexical"})
-    method = made.method.model_copy(update={"approve_bank": approve, "retrieval": retrieval})
-    return made.model_copy(update={"name": name, "method": method})
+    recipe = {"kind": RECIPE, "approve_bank": approve, "retrieval": {"embedder": "lexical"}}
+    return make_experiment(recipe=recipe, **runtime).model_copy(update={"name": name})
 
 
-def recipe_of(method: Method) -> Recipe:
+class ApprovalConfig(BankRecipeConfig):
+    """Complementary's settings; only those of the bank's stages count."""
+
+    kind: str = RECIPE
+    BUILDER: ClassVar[str] = f"{__name__}:build"
+
+
+def build(method: Method) -> Recipe:
     """Round 0: `initialise`. Later: `distill`, `approve` where it is due, `consolidate`."""
+    real = {stage.name: stage for stage in complementary(method).stages}
     return Recipe(
         name="approval",
         preparation=(Stage("initialise", run=initialise, writes=(BankEntry, BankEvent)),),
         stages=(
-            Stage("distill", run=distill, reads=(BANK, Read("distill", -1)), writes=(Operation,)),
-            APPROVE,
-            CONSOLIDATE,
+            Stage("distill", run=distill, reads=(Read("consolidate", -1, BANK),), writes=(Operation,)),
+            real["approve"],
+            real["consolidate"],
         ),
         initial={"consolidate": "initialise"},
     )
@@ -46,7 +55,7 @@ def initialise(ctx: StageContext) -> None:
 
 def distill(ctx: StageContext) -> None:
     """What the script of the round asks for, of a bank in which some of it may have been refused."""
-    ids = [entry.entry_id for entry in ctx.rows(BankEntry, "consolidate", -1)]
+    ids = [entry.entry_id for entry in ctx.rows(BankEntry, BANK)]
     if ctx.round == 1:
         wanted = [("add", text, []) for text in ("Go down.", "Look first.", "Look first.", "Take the stairs.")]
     else:

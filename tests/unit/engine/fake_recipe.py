@@ -13,14 +13,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from crl.config import Method
+from crl.config import Method, RecipeConfig, RoleUse
 from crl.errors import BadInput, DataCheckFailed
 from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, Recipe, Stage
+from crl.recipes.stage import BEFORE, Read, Recipe, Stage
 from crl.records import Metric
 from crl.run.lease import LeaseFile
 
@@ -33,13 +35,26 @@ if _spec is not None and _spec.name == "crl.engine.worker" and not os.environ.ge
     crl.checks.check_tables = lambda tables, where: []
 
 
-def recipe_of(method: Method) -> Recipe:
+KIND = f"{__name__}:FakeConfig"
+
+
+class FakeConfig(RecipeConfig):
+    """The config of the fake recipe."""
+
+    kind: str = KIND
+    BUILDER: ClassVar[str] = f"{__name__}:build"
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        return {"actor": RoleUse()}
+
+
+def build(method: Method) -> Recipe:
     """Round 0: `prepare`. Later: `draw`, `spread` (in parts), `learn` (an update), `total`."""
     return Recipe(
         name="fake",
         preparation=(Stage("prepare", run=prepare, writes=(Metric,)),),
         stages=(
-            Stage("draw", run=draw, reads=(Read("total", -1),), writes=(Metric,)),
+            Stage("draw", run=draw, reads=(Read("total", -1, BEFORE),), writes=(Metric,)),
             Stage("spread", parts=count_parts, run_part=spread, reads=(Read("draw"),), writes=(Metric,)),
             Stage("learn", run=learn, role="actor", update=True, reads=(Read("spread"),), writes=(Metric,)),
             Stage("total", run=total, reads=(Read("spread"), Read("draw")), writes=(Metric,)),
@@ -58,7 +73,7 @@ def prepare(ctx: StageContext) -> None:
 
 
 def draw(ctx: StageContext) -> None:
-    before = sum(row.value for row in ctx.rows(Metric, "total", -1))
+    before = sum(row.value for row in ctx.rows(Metric, BEFORE))
     generator = np.random.default_rng(ctx.seed("draw"))
     rows = [metric(ctx, f"d{index}", before + float(generator.random())) for index in range(5)]
     ctx.progress(2, 5, drawn=2)

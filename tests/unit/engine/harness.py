@@ -14,7 +14,6 @@ from crl.config import (
     FamilyConfig,
     FrozenLakeConfig,
     Method,
-    PromptSet,
     RoleConfig,
     Runtime,
 )
@@ -22,18 +21,20 @@ from crl.engine.driver import Driver
 from crl.run.directory import RunDirectory
 
 _PROMPTS = Path(__file__).parents[3] / "conf" / "prompts" / "tiny.yaml"
-RECIPE = "tests.unit.engine.fake_recipe:recipe_of"
+RECIPE = "tests.unit.engine.fake_recipe:FakeConfig"
 
 
-def make_experiment(*, seed: int = 0, ranks: int = 1, **runtime: Any) -> Experiment:
-    """An experiment on the tiny model; its recipe is given to the driver."""
-    prompts = PromptSet.model_validate(yaml.safe_load(_PROMPTS.read_text(encoding="utf-8")))
+def make_experiment(
+    *, seed: int = 0, ranks: int = 1, recipe: dict[str, Any] | None = None, **runtime: Any
+) -> Experiment:
+    """An experiment on the tiny model, of the fake recipe unless another is given."""
+    prompts = yaml.safe_load(_PROMPTS.read_text(encoding="utf-8"))
     role = RoleConfig(model="tiny", deepspeed=DeepSpeedConfig(ranks=ranks))
     method = Method(
         seed=seed,
         families=[FamilyConfig(name="lake", environment=FrozenLakeConfig())],
-        actor=role,
-        extractor=role,
+        roles={"actor": role, "extractor": role},
+        recipe=recipe or {"kind": RECIPE},
         prompts=prompts,
         threads=1,
     )
@@ -44,7 +45,7 @@ def make_driver(root: Path, mishaps: dict[str, Any] | None = None, **experiment:
     """A driver on the fake recipe in `root`, with mishaps by stage."""
     made = make_experiment(**experiment)
     environment = {"CRL_FAKE": json.dumps(mishaps or {})}
-    return Driver(RunDirectory.create_or_open(made, root), made.runtime, recipe=RECIPE, environment=environment)
+    return Driver(RunDirectory.create_or_open(made, root), made.runtime, environment=environment)
 
 
 def digests(run: RunDirectory) -> dict[str, str]:

@@ -21,22 +21,17 @@ from crl.run.decisions import decision_path, load_decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.verify import Severity, verify
-from tests.unit.engine.approval_recipe import NAME, RECIPE, approved_experiment
+from tests.unit.engine.approval_recipe import NAME, approved_experiment
 from tests.unit.engine.harness import digests
 
 TEXTS = 'SELECT text FROM bank_text WHERE round = $round ORDER BY "order"'
-
-
-@pytest.fixture(autouse=True)
-def recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRL_RECIPE", RECIPE)
 
 
 @pytest.fixture(scope="module")
 def first_wait(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that came to the approval of round 1."""
     run = RunDirectory.create_or_open(approved_experiment(), tmp_path_factory.mktemp("waiting"))
-    with Driver(run, Runtime(), recipe=RECIPE) as driver:
+    with Driver(run, Runtime()) as driver:
         driver.set_target(2)
         with pytest.raises(ApprovalPending) as stopped:
             driver.run_rounds(2)
@@ -64,7 +59,7 @@ def crl(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 
 def go_on(path: Path, last: int = 1) -> None:
-    with Driver(RunDirectory.open(path), Runtime(), recipe=RECIPE) as driver:
+    with Driver(RunDirectory.open(path), Runtime()) as driver:
         driver.run_rounds(last)
 
 
@@ -196,4 +191,4 @@ def test_the_command_line_from_waiting_to_published(waiting: Path, crl: Callable
 def test_an_experiment_without_approval_asks_nobody(tmp_path: Path, crl: Callable[..., tuple[int, str, str]]) -> None:
     run = RunDirectory.create_or_open(approved_experiment("plain", approve=False), tmp_path)
     code, _, complaint = crl("approve", run.path)
-    assert code == 2 and "asks nobody" in complaint and "method.approve_bank: true" in complaint
+    assert code == 2 and "asks nobody" in complaint and "method.recipe.approve_bank: true" in complaint

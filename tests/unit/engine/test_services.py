@@ -7,8 +7,8 @@ import hashlib
 
 import pytest
 
-from crl.config import RecipeName
 from crl.errors import BadInput, RecordDamaged
+from crl.learn.terms import objectives
 from crl.records import Sample, Weights, table_of
 from crl.run.directory import RunDirectory
 from tests.unit.engine.harness import make_experiment
@@ -84,7 +84,7 @@ def test_a_missing_checkpoint_is_named(services, base):
 
 def test_a_trainer_goes_on_from_where_the_stage_left_it_and_only_then(services, base, tmp_path):
     trainer = services.trainer("actor", base)
-    trainer.update([sample(services)], services._method.actor_objective)
+    trainer.update([sample(services)], objectives(services._method.recipe.actor_objective))
     after = dataclasses.replace(base, round=1, updates=1, weights_digest="2" * 64)
     services.trained("actor", after)
     services.begin(2, "stage", None)
@@ -95,9 +95,9 @@ def test_a_trainer_goes_on_from_where_the_stage_left_it_and_only_then(services, 
 
 
 def test_a_kept_trainer_and_one_built_from_its_checkpoint_continue_bit_by_bit(services, base, tmp_path):
-    objective = services._method.actor_objective
+    objective = services._method.recipe.actor_objective
     trainer = services.trainer("actor", base)
-    trainer.update([sample(services)], objective)
+    trainer.update([sample(services)], objectives(objective))
     directory = tmp_path / "fake" / "rounds" / "checkpoint"
     trainer.save(directory)
     after = dataclasses.replace(base, checkpoint="rounds/checkpoint", weights_digest="2" * 64)
@@ -133,7 +133,7 @@ def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
 
 def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services, base):
     method = services._method
-    extractor = method.extractor.model_copy(update={"model": "nobody/nothing"})
+    extractor = method.role("extractor").model_copy(update={"model": "nobody/nothing"})
     services._method = method.model_copy(update={"recipe": RecipeName.baseline, "extractor": extractor})
     services.trainer("actor", base)
     services.trained("actor", base)
@@ -144,12 +144,12 @@ def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype):
     method = services._method
-    role = method.actor.model_copy(update={"dtype": dtype})
+    role = method.role("actor").model_copy(update={"dtype": dtype})
     services._method = method.model_copy(update={"actor": role})
     before = services.policy("actor", base)
     old = {name: value.clone() for name, value in before.model.named_parameters()}
     trainer = services.trainer("actor", base)
-    trainer.update([sample(services)], method.actor_objective)
+    trainer.update([sample(services)], objectives(method.recipe.actor_objective))
     trainer.save(services._run.path / "rounds" / "checkpoint")
     after = dataclasses.replace(base, checkpoint="rounds/checkpoint", weights_digest="2" * 64)
     services.trained("actor", after)
@@ -200,7 +200,7 @@ def test_an_environment_is_made_once_and_an_unknown_family_is_named(services):
 
 
 def test_another_embedder_under_the_same_name_is_refused(services, base, monkeypatch):
-    retrieval = services._method.retrieval.model_copy(update={"embedder": "lexical"})
+    retrieval = services._method.recipe.retrieval.model_copy(update={"embedder": "lexical"})
     services._method = services._method.model_copy(update={"retrieval": retrieval})
     lexical = services.model_digest("embedder")
     row = dataclasses.replace(base, role="embedder", source="lexical", base_digest=lexical)

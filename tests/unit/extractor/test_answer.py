@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from crl.config import AskPrompt, PromptConfig, PromptSet
+from crl.config import PromptConfig
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import generation_id_of
@@ -19,7 +19,7 @@ from crl.rollout.prompts import check_prompts as check_actor_prompts
 from tests.unit.rollout.fakes import CharacterChat, method
 
 ROOT = Path(__file__).parents[3]
-ASK = AskPrompt(system="Answer.", first="{goal}|{observation}|{question}|{experience}")
+ASK = PromptConfig(system="Answer.", first="{goal}|{observation}|{question}|{experience}")
 
 
 class Chat(CharacterChat):
@@ -82,12 +82,16 @@ def test_a_prompt_that_does_not_fit_is_not_sampled_and_holds_up_no_other() -> No
 def test_a_prompt_that_cannot_be_answered_from_is_refused(first: str) -> None:
     plain = PromptConfig(system="s", first="x")
     with pytest.raises(BadInput):
-        check_prompts(PromptSet(actor=plain, distill=plain, merge=plain, ask=AskPrompt(system="s", first=first)))
+        check_prompts({"distill": plain, "merge": plain, "ask": PromptConfig(system="s", first=first)})
 
 
 def test_the_prompts_that_ship_with_an_offer_are_sound() -> None:
     sets = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf/prompts").glob("*.yaml"))}
-    asking = {name: PromptSet.model_validate(content) for name, content in sets.items() if "ask" in content}
+    asking = {
+        name: {key: PromptConfig.model_validate(each) for key, each in content.items()}
+        for name, content in sets.items()
+        if "ask" in content
+    }
     assert {"paper_ask", "realms"} <= set(asking)
     for prompts in asking.values():
         check_prompts(prompts)

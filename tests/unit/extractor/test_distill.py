@@ -135,26 +135,28 @@ def test_which_episodes_are_distilled(kit):
 def test_texts_with_braces_are_shown_as_they_are(kit):
     method = kit.method()
     episode = kit.episode(0, guide="{goal}", goal="{trajectory}")
-    messages = distill_messages(method.prompts.distill, episode, [kit.turn(episode, 0, "{outcome}")], method.distill)
+    messages = distill_messages(
+        method.prompts["distill"], episode, [kit.turn(episode, 0, "{outcome}")], method.recipe.distill
+    )
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[1]["content"] == "an example {goal}"
     assert messages[-1]["content"] == (
         "{trajectory}|text of {goal}|success|Turn 1: {outcome}\nAction: north\nEnd: the end"
     )
-    merge = merge_messages(method.prompts.merge, "room", ["{family}", "b"], method.distill)
+    merge = merge_messages(method.prompts["merge"], "room", ["{family}", "b"], method.recipe.distill)
     assert merge[-1]["content"] == "room:\n1. {family}\n2. b"
 
 
 def test_a_free_episode_shows_no_experience(kit):
     method = kit.method()
-    messages = distill_messages(method.prompts.distill, kit.episode(0, success=False), [], method.distill)
+    messages = distill_messages(method.prompts["distill"], kit.episode(0, success=False), [], method.recipe.distill)
     assert messages[-1]["content"] == "reach the stairs|none|failure (turn limit)|End: the end"
 
 
 def test_prompts_are_refused_before_work_starts(kit):
     method = kit.method()
     check_prompts(method.prompts)
-    wrong = method.prompts.distill.model_copy(update={"first": "{gaol}"})
+    wrong = method.prompts["distill"].model_copy(update={"first": "{gaol}"})
     with pytest.raises(BadInput, match="gaol") as caught:
         check_prompts(method.prompts.model_copy(update={"distill": wrong}))
     assert "distill.first" in str(caught.value)

@@ -133,7 +133,7 @@ def test_it_samples_and_stays_inside_its_thought_until_it_ends_it(policy: Any, k
     method = kit.method(context=512)
     results = distill_wave(policy, items, method=method, seed_of=kit.seed_of, weights_digest="w", round=1)
     for result in results:
-        assert 0 < sum(result.generation.loss_mask) <= method.extractor.sampling.max_new_tokens
+        assert 0 < sum(result.generation.loss_mask) <= method.role("extractor").sampling.max_new_tokens
         if "</think>" not in result.generation.output:
             assert result.distillation.reason_code == "unfinished_thought"
     assert np.isfinite([value for result in results for value in result.generation.logprobs]).all()
@@ -141,8 +141,8 @@ def test_it_samples_and_stays_inside_its_thought_until_it_ends_it(policy: Any, k
 
 def test_preflight_takes_it_as_extractor_and_refuses_it_as_actor(thinking: Path, tmp_path: Path) -> None:
     settings = {"runtime.min_free_gigabytes": 0}
-    made = load_experiment(ROOT / "conf/tiny.yaml", {**settings, "method.extractor.model": str(thinking)})
+    made = load_experiment(ROOT / "conf/tiny.yaml", {**settings, "method.roles.extractor.model": str(thinking)})
     check_ready(made, tmp_path / "run", 1)
-    made = load_experiment(ROOT / "conf/tiny.yaml", {**settings, "method.actor.model": str(thinking)})
+    made = load_experiment(ROOT / "conf/tiny.yaml", {**settings, "method.roles.actor.model": str(thinking)})
     with pytest.raises(BadInput, match="rewrites history"):
         check_ready(made, tmp_path / "run", 1)

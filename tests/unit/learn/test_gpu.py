@@ -17,6 +17,7 @@ def update(model_path, samples, hide_gpu, autocast, queue):
     if hide_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["DS_ACCELERATOR"] = "cpu"
+    from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
 
     role = RoleConfig(
@@ -25,7 +26,7 @@ def update(model_path, samples, hide_gpu, autocast, queue):
     )
     trainer = Trainer(role, model_path=model_path, checkpoint=None, threads=1)
     seen = {}
-    figures = trainer.update(samples, ActorObjective(), inspect=seen.update)
+    figures = trainer.update(samples, objectives(ActorObjective()), inspect=seen.update)
     device = next(trainer._engine.module.parameters()).device.type
     queue.put((device, figures, {name: value.numpy() for name, value in seen.items()}))
 

@@ -20,6 +20,7 @@ WORKER = """
 import os, pickle, sys
 from pathlib import Path
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
+from crl.learn.terms import objectives
 from crl.learn.trainer import Trainer
 base, samples, output, stage, ranks = sys.argv[1:]
 samples = pickle.loads(Path(samples).read_bytes())
@@ -34,18 +35,18 @@ for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a sec
     found = {}
     trainer = Trainer(role, model_path=Path(base), checkpoint=None, threads=1)
     before = trainer.weights()
-    found["figures"] = trainer.update(chosen, ActorObjective(), inspect=lambda g: found.update(gradients=g))
+    found["figures"] = trainer.update(chosen, objectives(ActorObjective()), inspect=lambda g: found.update(gradients=g))
     after = trainer.weights()
     trainer.dispose()
     found["update"] = {name: after[name] - before[name] for name in before}
     trainer = Trainer(adam, model_path=Path(base), checkpoint=None, threads=1)
-    trainer.update(chosen, ActorObjective())
+    trainer.update(chosen, objectives(ActorObjective()))
     directory = Path(output) / f"checkpoint{case}"
     trainer.save(directory)
-    found["straight"] = (trainer.update(chosen, ActorObjective()), trainer.weights())
+    found["straight"] = (trainer.update(chosen, objectives(ActorObjective())), trainer.weights())
     trainer.dispose()
     trainer = Trainer(adam, model_path=Path(base), checkpoint=directory, threads=1)
-    found["resumed"] = (trainer.update(chosen, ActorObjective()), trainer.weights())
+    found["resumed"] = (trainer.update(chosen, objectives(ActorObjective())), trainer.weights())
     trainer.dispose()
     everything.append(found)
 rank = os.environ.get("RANK", "0")

@@ -12,6 +12,7 @@ import pytest
 
 from crl.config import ActorObjective, DeepSpeedConfig, LoraConfig, RoleConfig, WarmStartConfig
 from crl.errors import BadInput
+from crl.learn.terms import objectives
 from crl.learn.trainer import Trainer
 from crl.learn.warm_start import OnStep, run_warm_start
 from crl.records import Sample
@@ -65,7 +66,8 @@ def test_it_learns_repeats_and_the_update_starts_from_it(
         }
     role = RoleConfig(model="miniature", lora=LoraConfig(rank=4) if lora else None)
     trainer = Trainer(role, model_path=base_model, checkpoint=tmp_path / "a", threads=1)
-    loss = trainer.update([dataclasses.replace(row, temperature=1.0, weight=1.0) for row in samples], ActorObjective())
+    plain = [dataclasses.replace(row, temperature=1.0, weight=1.0) for row in samples]
+    loss = trainer.update(plain, objectives(ActorObjective()))
     trainer.dispose()
     assert loss["loss"] < figures["loss_first"], "the trainer stands at the weights of the supervised start"
 

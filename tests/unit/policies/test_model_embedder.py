@@ -188,7 +188,7 @@ def test_a_hugging_face_id_is_taken_from_the_cache_or_refused_before_work_starts
     found, same = resolve_embedder("organisation/embedder"), resolve_embedder(str(directory))
     assert found is not None and same is not None and found.digest == same.digest
     check_embedder("organisation/another", PROMPT)  # by its form: whether it is there shows when it is resolved
-    made = load_experiment(ROOT / "conf/tiny.yaml", {"method.retrieval.embedder": "organisation/another"})
+    made = load_experiment(ROOT / "conf/tiny.yaml", {"method.recipe.retrieval.embedder": "organisation/another"})
     with pytest.raises(BadInput, match="'organisation/another' is not cached here") as caught:
         check_ready(made, tmp_path / "run", 1)
     assert caught.value.where == "retrieval.embedder" and "minilm or lexical" in str(caught.value.expected)

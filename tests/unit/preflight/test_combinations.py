@@ -109,8 +109,8 @@ def test_an_offline_bank_that_nothing_fills_is_refused_unless_one_was_imported(t
 
 def test_they_are_refused_before_any_work_starts(tmp_path: Path) -> None:
     for overrides, place in (
-        ({"method.recipe": "offline_bank"}, "method.warm_up_rounds"),
-        ({"method.rollout.guided_share_end": 0.1}, "method.rollout.guided_share_rounds"),
+        ({"method.recipe.kind": "offline_bank"}, "method.recipe.warm_up_rounds"),
+        ({"method.recipe.guided_share_end": 0.1}, "method.recipe.guided_share_rounds"),
     ):
         experiment = load_experiment(ROOT / "conf/tiny.yaml", {"runtime.min_free_gigabytes": 0, **overrides})
         with pytest.raises(BadInput) as caught:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.config import Experiment, LoraConfig, RecipeName, Runtime
+from crl.config import Experiment, LoraConfig, Runtime
 from crl.config.load import load_experiment
 from crl.errors import BadInput, NotEnoughDisk
 from crl.preflight import check_ready
@@ -38,7 +38,7 @@ def test_the_shape_is_read_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_has_no_estimate() -> None:
-    role = make_experiment().method.actor.model_copy(update={"model": "nobody/never-downloaded"})
+    role = make_experiment().method.role("actor").model_copy(update={"model": "nobody/never-downloaded"})
     needed = estimate(changed(make_experiment(), actor=role.model_dump()))
     assert needed.memory_bytes is None and needed.disk_bytes(3) is None
     assert needed.unknown == ("nobody/never-downloaded",)
@@ -49,7 +49,7 @@ def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
         '{"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
     )
     base = make_experiment()
-    retrieval = base.method.retrieval.model_dump()
+    retrieval = base.method.recipe.retrieval.model_dump()
     with_model = estimate(changed(base, retrieval={**retrieval, "embedder": str(tmp_path)}))
     shape = shape_of(str(tmp_path))
     assert shape is not None
@@ -61,7 +61,7 @@ def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
 
 def test_adapters_need_less_than_full_weights() -> None:
     full = make_experiment()
-    role = full.method.actor.model_copy(update={"lora": LoraConfig(rank=2)}).model_dump()
+    role = full.method.role("actor").model_copy(update={"lora": LoraConfig(rank=2)}).model_dump()
     adapted = changed(full, actor=role, extractor=role)
     assert (estimate(adapted).checkpoint_bytes or 0) < (estimate(full).checkpoint_bytes or 0) / 4
     assert (estimate(adapted).memory_bytes or 0) < (estimate(full).memory_bytes or 0)
@@ -69,7 +69,7 @@ def test_adapters_need_less_than_full_weights() -> None:
 
 def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
     full = estimate(make_experiment()).checkpoint_bytes or 0
-    for recipe in (RecipeName.baseline, RecipeName.static_online, RecipeName.experience_only, RecipeName.offline_bank):
+    for recipe in ("baseline", "static_online", "experience_only", "offline_bank"):
         assert estimate(changed(make_experiment(), recipe=recipe)).checkpoint_bytes == full / 2, recipe
 
 
@@ -93,7 +93,7 @@ def tiny() -> Experiment:
 def test_everything_that_cannot_run_is_refused_with_its_place(tmp_path: Path) -> None:
     experiment = tiny()
     check_ready(experiment, tmp_path / "run", 1)
-    unknown_model = experiment.method.actor.model_copy(update={"model": "tinny"}).model_dump()
+    unknown_model = experiment.method.role("actor").model_copy(update={"model": "tinny"}).model_dump()
     family = experiment.method.families[0].model_dump()
     family["environment"] = {"kind": "minihack", "id": "MiniHack-Nowhere-v0"}
     cases = [
@@ -110,7 +110,7 @@ def test_everything_that_cannot_run_is_refused_with_its_place(tmp_path: Path) ->
 
 def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
     experiment = tiny()
-    broken = experiment.method.extractor.model_copy(update={"model": "tinny"}).model_dump()
+    broken = experiment.method.role("extractor").model_copy(update={"model": "tinny"}).model_dump()
     check_ready(changed(experiment, extractor=broken, recipe="baseline"), tmp_path / "run", 1)
 
 

@@ -39,15 +39,15 @@ SETTINGS: dict[str, Any] = {
     },
     "method.families.0.groups": 4,
     "method.families.0.evaluation_seeds.count": 8,
-    "method.warm_start": None,
-    "method.merge.every": 0,
-    "method.bank.duplicates": "keep",
-    "method.retrieval.threshold": -1.0,
+    "method.recipe.warm_start": None,
+    "method.recipe.merge.every": 0,
+    "method.recipe.bank.duplicates": "keep",
+    "method.recipe.retrieval.threshold": -1.0,
     # Every experience gets its turn: they differ by a word, and counts decide.
-    "method.retrieval.candidates": 256,
-    "method.retrieval.count_weight": 10.0,
-    "method.retrieval.index": "exact",
-    "method.extractor_objective.batch": 4,
+    "method.recipe.retrieval.candidates": 256,
+    "method.recipe.retrieval.count_weight": 10.0,
+    "method.recipe.retrieval.index": "exact",
+    "method.recipe.extractor_objective.batch": 4,
 }  # fmt: skip
 
 Answer = Callable[[str, np.random.Generator], str]

@@ -325,7 +325,7 @@ def test_answers_are_trained_where_the_method_says_so_on_their_own_tokens_with_t
         overrides={
             "method.rollout.search_and_ask.train_answers": True,
             "method.seed": 4,  # one guided episode wins: rewards that are all equal would train nothing
-            "method.extractor_objective.batch": 6,
+            "method.recipe.extractor_objective.batch": 6,
             "method.evaluation.every": 0,
         },
     )

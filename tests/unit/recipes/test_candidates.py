@@ -77,7 +77,7 @@ def add(number, index, text, family="lake"):
 
 @pytest.fixture
 def run(tmp_path):
-    made = experiment(method__merge__candidates="near_duplicates", method__merge__chunk=3)
+    made = experiment(method__recipe__merge__candidates="near_duplicates", method__recipe__merge__chunk=3)
     with ScriptedRun(tmp_path, made) as scripted:
         scripted.initialise()
         scripted.play(
@@ -102,7 +102,7 @@ def test_only_entries_that_resemble_another_of_their_family_are_shown(run):
 
 
 def test_groups_of_the_whole_bank_go_across_families(run):
-    run.method = run.method.model_copy(update={"merge": run.method.merge.model_copy(update={"scope": "bank"})})
+    run.method = run.method.model_copy(update={"merge": run.method.recipe.merge.model_copy(update={"scope": "bank"})})
     tables = merged(run, [])
     shown = [re.findall(r"^\d+\. (.*)$", row.prompt, re.MULTILINE) for row in tables[Generation]]
     assert shown == [[ICE, f"{ICE} now"], [HOLE, f"{HOLE} too"]]
@@ -112,14 +112,16 @@ def test_groups_of_the_whole_bank_go_across_families(run):
 
 
 def test_the_whole_bank_is_walked_through_where_all_are_candidates(run):
-    merge = run.method.merge.model_copy(update={"scope": "bank", "candidates": "all", "chunk": 5})
+    merge = run.method.recipe.merge.model_copy(update={"scope": "bank", "candidates": "all", "chunk": 5})
     run.method = run.method.model_copy(update={"merge": merge})
     (row,) = merged(run, [])[Distillation]
     assert len(row.source_entry_ids) == 5 and row.family == "lake"
 
 
 def test_how_alike_is_a_matter_of_the_method(run):
-    run.method = run.method.model_copy(update={"merge": run.method.merge.model_copy(update={"similarity": 0.999})})
+    run.method = run.method.model_copy(
+        update={"merge": run.method.recipe.merge.model_copy(update={"similarity": 0.999})}
+    )
     assert merged(run, [])[Distillation] == []
 
 

@@ -19,7 +19,7 @@ from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 @pytest.mark.parametrize("recipe", ["static_online", "offline_bank"])
 def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recipe: str) -> None:
-    played = Played(tmp_path, experiment(method__recipe=recipe, method__warm_up_rounds=1), 3)
+    played = Played(tmp_path, experiment(method__recipe__kind=recipe, method__recipe__warm_up_rounds=1), 3)
     for number in (1, 2, 3):
         assert played.rows(BufferItem, "credit", number) == []
         assert not any(row.name.startswith("buffer") for row in played.rows(Metric, "credit", number))
@@ -39,7 +39,10 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
 
 def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Path) -> None:
     """The extractor knows five texts: soon it can only repeat itself, and that is no way out of being scored."""
-    changes = {"method__bank__duplicates": "reject", "method__extractor_objective__credit": "running_usefulness"}
+    changes = {
+        "method__recipe__bank__duplicates": "reject",
+        "method__recipe__extractor_objective__credit": "running_usefulness",
+    }
     played = Played(tmp_path, experiment(**changes), 4)
     repeated = [
         (number, row) for number in range(1, 5)
@@ -90,8 +93,11 @@ class Pairs(Services):
 
 
 def test_an_output_that_repeats_two_texts_of_another_names_each_and_counts_a_use_once(tmp_path: Path) -> None:
-    changes = {"method__bank__duplicates": "reject", "method__extractor_objective__credit": "running_usefulness"}
-    made = experiment(method__distill__format="json", **changes)
+    changes = {
+        "method__recipe__bank__duplicates": "reject",
+        "method__recipe__extractor_objective__credit": "running_usefulness",
+    }
+    made = experiment(method__recipe__distill__format="json", **changes)
     played = Played(tmp_path, made, 2, Pairs(made))
     first = {row.generation_id: row for row in played.rows(BufferItem, "credit", 1)}
     texts = {name: list(zip(row.repeated_entries, row.repeats, strict=True)) for name, row in first.items()}
@@ -123,9 +129,9 @@ def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_e
     """Equal rewards train nothing, so no batch is ever selected: without a sign of it the run would go on for ever."""
     monkeypatch.setattr(collapse, "ROUNDS", 2)
     # A text that is repeated enters unscored: it waits for a use, and nobody waits for it.
-    made = experiment(method__warm_up_rounds=3, method__bank__duplicates="reject")
+    made = experiment(method__recipe__warm_up_rounds=3, method__recipe__bank__duplicates="reject")
     played = Played(tmp_path, made, 5, AllNotesFail(made))
-    batch = made.method.extractor_objective.batch
+    batch = made.method.recipe.extractor_objective.batch
     shown = {row.round: row for row in summarise(played.run.path) if row.label == str(row.round)}
     figures, alarms = {}, {}
     for number in range(1, 6):

@@ -21,8 +21,8 @@ from tests.unit.recipes.played import Played, Services, experiment
 
 ROUNDS = 3
 SMALL_BANK = {
-    "method__retrieval__rank_score": "fraction", "method__retrieval__count_weight": 0.4,
-    "method__retrieval__candidates": 16, "method__bank__duplicates": "reject",
+    "method__recipe__retrieval__rank_score": "fraction", "method__recipe__retrieval__count_weight": 0.4,
+    "method__recipe__retrieval__candidates": 16, "method__recipe__bank__duplicates": "reject",
 }  # fmt: skip
 
 
@@ -61,7 +61,11 @@ def test_evaluation_takes_the_most_relevant_entry_however_often_training_used_it
 
 
 def test_the_old_way_is_an_option(played: Played, tmp_path: Path) -> None:
-    counting = {**SMALL_BANK, "method__retrieval__count_weight": 10.0, "method__retrieval__diversify_evaluation": True}
+    counting = {
+        **SMALL_BANK,
+        "method__recipe__retrieval__count_weight": 10.0,
+        "method__recipe__retrieval__diversify_evaluation": True,
+    }
     old = Played(tmp_path, experiment(**counting), ROUNDS)
     counted = {row.entry_id: row.count for row in old.rows(RetrievalCount, "plan", ROUNDS)}
     rows = [row for row in old.rows(Evaluation, "evaluate", ROUNDS) if row.arm == "with_bank"]

@@ -84,7 +84,7 @@ class Shelves(Services):
 
 def test_a_turn_without_a_choice_is_recorded_with_the_tokens_it_wrote(tmp_path: Path) -> None:
     sampling = {"max_new_tokens": 8, "constrain": "actions"}
-    made = experiment(method__recipe="baseline", method__actor__sampling=sampling)
+    made = experiment(method__recipe__kind="baseline", method__roles__actor__sampling=sampling)
     played = Played(tmp_path, made, 1, Shelves(made))
     turns = played.rows(Turn, "collect", 1)
     records = {row.generation_id: row for row in played.rows(Generation, "collect", 1)}

@@ -38,10 +38,10 @@ KINDS = {"ACCEPT": "accept", "REJECT": "reject", "REFINE: win": "refine", "hm": 
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Actor-critic, self-distillation in every second round, guided minus free."""
     made = experiment(
-        method__actor_critic={"max_new_tokens": 32},
+        method__recipe__actor_critic={"max_new_tokens": 32},
         method__prompts__critic=CRITIC,
-        method__self_distillation={"every": 2, "episodes": "beats_free", "weight": 0.5},
-        method__extractor_objective__credit="guided_minus_free",
+        method__recipe__self_distillation={"every": 2, "episodes": "beats_free", "weight": 0.5},
+        method__recipe__extractor_objective__credit="guided_minus_free",
         method__evaluation__every=ROUNDS,
     )
     return Played(tmp_path_factory.mktemp("judged"), made, ROUNDS)
@@ -172,11 +172,11 @@ def test_a_run_with_every_mechanism_verifies(judged: Played) -> None:
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """A bank of four entries built in round 1; what they come to be worth is kept."""
     made = experiment(
-        method__recipe="offline_bank",
-        method__warm_up_rounds=1,
-        method__bank__capacity=4,
-        method__extractor_objective__credit="running_usefulness",
-        method__extractor_objective__usefulness_decay=0.5,
+        method__recipe__kind="offline_bank",
+        method__recipe__warm_up_rounds=1,
+        method__recipe__bank__capacity=4,
+        method__recipe__extractor_objective__credit="running_usefulness",
+        method__recipe__extractor_objective__usefulness_decay=0.5,
         method__evaluation__every=0,
     )
     return Played(tmp_path_factory.mktemp("offline"), made, ROUNDS)

@@ -19,10 +19,10 @@ from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
 from crl.policies import resolve_model
 from crl.preflight import check_ready, checks
-from crl.preflight.prompts import check_placeholders
 from crl.protocols import Policy
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
+from crl.recipes.complementary.ready import check_placeholders
 from crl.records import (
     BankEvent,
     Distillation,
@@ -52,10 +52,10 @@ CUT: dict[str, Any] = {
     "method.families.0.environment.max_turns": 3,
     "method.families.0.evaluation_seeds.count": 1,
     "method.rollout.group_size": 4,
-    "method.distill.max_characters": 200,
-    "method.merge.every": ROUNDS,
-    "method.extractor_objective.batch": 4,
-    "method.warm_up_rounds": 0,
+    "method.recipe.distill.max_characters": 200,
+    "method.recipe.merge.every": ROUNDS,
+    "method.recipe.extractor_objective.batch": 4,
+    "method.recipe.warm_up_rounds": 0,
     "method.evaluation.every": 0,
     "method.threads": 1,
     "runtime.min_free_gigabytes": 0,
@@ -76,9 +76,9 @@ def small(directory: Path, **more: Any) -> Experiment:
     overrides = {
         **CUT,
         **{f"method.{role}.{name}": value for role in ("actor", "extractor") for name, value in SMALL.items()},
-        "method.actor.model": "tiny",
-        "method.extractor.model": str(thinking),
-        "method.retrieval.embedder": str(embedder),
+        "method.roles.actor.model": "tiny",
+        "method.roles.extractor.model": str(thinking),
+        "method.recipe.retrieval.embedder": str(embedder),
         **{f"method.{name}": value for name, value in more.items()},
     }
     return load_experiment(PAPER, overrides)
@@ -134,7 +134,12 @@ def test_what_can_be_checked_without_the_models_is_ready() -> None:
     for name, check in checks(made):
         check()
         names.append(name)
-    assert {"method", "method.actor.model", "method.extractor.model", "method.retrieval.embedder"} <= set(names)
+    assert {
+        "method",
+        "method.roles.actor.model",
+        "method.roles.extractor.model",
+        "method.recipe.retrieval.embedder",
+    } <= set(names)
 
 
 def test_a_guided_episode_has_the_experience_in_its_system_message_and_asks_and_a_free_one_neither(
@@ -156,7 +161,7 @@ def test_a_guided_episode_has_the_experience_in_its_system_message_and_asks_and_
 
 def test_entries_are_found_by_the_models_embedder_and_merged_over_the_bank(run: RunDirectory) -> None:
     embedder = next(each for each in rows(run, Weights, "initialise", [0]) if each.role == "embedder")
-    assert embedder.source == run.method.retrieval.embedder
+    assert embedder.source == run.method.recipe.retrieval.embedder
     found = rows(run, Retrieval, "plan", [ROUNDS])
     assert found and len({round(each.similarity, 6) for each in found}) > 1
     merges = rows(run, Distillation, "merge", [ROUNDS])

@@ -28,8 +28,8 @@ CHANGES = {
         }
     ],
     "method.prompts": "shrines",
-    "method.actor.sampling": {"max_new_tokens": 12, "constrain": "actions"},
-    "method.warm_start": {
+    "method.roles.actor.sampling": {"max_new_tokens": 12, "constrain": "actions"},
+    "method.recipe.warm_start": {
         "actor_episodes": ACTOR, "extractor_episodes": EXTRACTOR, "demonstrations": "practice", "learning_rate": 1e-3,
     },
 }  # fmt: skip
@@ -94,14 +94,14 @@ def test_demonstrations_that_would_tell_the_answer_or_cannot_be_had_are_refused(
 
     with pytest.raises(BadInput, match="hidden rule") as caught:
         check_combinations(told("oracle"))
-    assert caught.value.where == "method.warm_start.demonstrations"
+    assert caught.value.where == "method.recipe.warm_start.demonstrations"
     check_combinations(told("practice"))
-    no_practice = {**CHANGES["method.warm_start"], "demonstrations": "practice"}  # type: ignore[dict-item]
-    experiment = load_experiment(ROOT / "conf/tiny.yaml", {"method.warm_start": no_practice, "name": "lake"})
+    no_practice = {**CHANGES["method.recipe.warm_start"], "demonstrations": "practice"}  # type: ignore[dict-item]
+    experiment = load_experiment(ROOT / "conf/tiny.yaml", {"method.recipe.warm_start": no_practice, "name": "lake"})
     with pytest.raises(BadInput, match="no practice games"):
         check_combinations(experiment.method)
 
 
 def told(demonstrations: str) -> Method:
-    warm_start = {**CHANGES["method.warm_start"], "demonstrations": demonstrations}  # type: ignore[dict-item]
-    return load_experiment(ROOT / "conf/tiny.yaml", {**CHANGES, "method.warm_start": warm_start}).method
+    warm_start = {**CHANGES["method.recipe.warm_start"], "demonstrations": demonstrations}  # type: ignore[dict-item]
+    return load_experiment(ROOT / "conf/tiny.yaml", {**CHANGES, "method.recipe.warm_start": warm_start}).method

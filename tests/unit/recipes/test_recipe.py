@@ -42,21 +42,21 @@ def test_a_round_of_complementary_rl():
     ],
 )
 def test_baselines_leave_stages_out(recipe, missing, trains):
-    full, chosen = method(), method(recipe=recipe)
+    full, chosen = method(), method(recipe__kind=recipe)
     assert set(names(full, 1)) - set(names(chosen, 1)) == missing
     assert recipe_of(chosen).trains == trains
-    assert recipe_of(chosen).guided == (recipe != "baseline")
+    assert recipe_of(chosen).has_bank == (recipe != "baseline")
 
 
 def test_an_offline_bank_is_built_in_the_warm_up_and_never_changed_after_it():
-    chosen = method(recipe="offline_bank", warm_up_rounds=2, approve_bank=True)
+    chosen = method(recipe__kind="offline_bank", recipe__warm_up_rounds=2, recipe__approve_bank=True)
     recipe = recipe_of(chosen)
     online = ["plan", "collect", "distill", "approve", "consolidate", "credit", "update_actor", "health", "evaluate"]
     assert names(chosen, 1) == online
     assert names(chosen, 2) == [*online[:3], "merge", *online[3:]], "conf/tiny.yaml merges every second round"
     offline = ["plan", "collect", "consolidate", "credit", "update_actor", "health", "evaluate"]
     assert names(chosen, 3) == names(chosen, 4) == offline
-    assert recipe.trains == {"actor"} and recipe.guided
+    assert recipe.trains == {"actor"} and recipe.has_bank
     assert recipe.resolve(chosen, 4, "consolidate", -1) == (3, "consolidate")
     assert recipe.resolve(chosen, 3, "update_extractor", -1) == (0, "warm_start_extractor")
 
@@ -81,9 +81,9 @@ def test_reads_are_rules_of_round_numbers():
 
 
 def test_a_role_that_is_not_trained_keeps_its_first_weights():
-    static = method(recipe="static_online", warm_start=None)
+    static = method(recipe__kind="static_online", recipe__warm_start=None)
     assert recipe_of(static).resolve(static, 9, "update_extractor", -1) == (0, "initialise")
-    baseline = method(recipe="baseline")
+    baseline = method(recipe__kind="baseline")
     assert recipe_of(baseline).resolve(baseline, 9, "consolidate", -1) == (0, "initialise")
 
 

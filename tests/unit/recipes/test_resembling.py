@@ -31,7 +31,11 @@ from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.recipes.test_candidates import HOLE, ICE, add
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 
-NEAR = {"method__bank__duplicates": "near", "method__bank__similarity": 0.9, "method__merge__chunk": 3}
+NEAR = {
+    "method__recipe__bank__duplicates": "near",
+    "method__recipe__bank__similarity": 0.9,
+    "method__recipe__merge__chunk": 3,
+}
 
 
 class Extractor(Services):
@@ -88,7 +92,7 @@ def pairs(rows: Any) -> set[tuple[str, str]]:
 
 def found(run: ScriptedRun, *operations: Operation, **changes: Any) -> set[tuple[str, str]]:
     if changes:
-        retrieval = run.method.retrieval.model_copy(update=changes)
+        retrieval = run.method.recipe.retrieval.model_copy(update=changes)
         run.method = run.method.model_copy(update={"retrieval": retrieval})
     ctx = context(run, NextRound(run), "distill", Services())
     resembling = Resembling(ctx, recorded_bank(run.run, run.recipe, run.newest))

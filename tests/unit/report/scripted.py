@@ -60,7 +60,7 @@ def sha(text: str) -> str:
 
 def experiment(name: str = "scripted", families: Sequence[str] = ("lake", "pond"), **overrides: Any) -> Experiment:
     """conf/tiny.yaml with these families and a merge in every round; nothing is trained."""
-    settings = {"method.merge.every": 1, "method.warm_up_rounds": 1000, "method.warm_start": None}
+    settings = {"method.recipe.merge.every": 1, "method.recipe.warm_up_rounds": 1000, "method.recipe.warm_start": None}
     merged = {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}}
     loaded = load_experiment(ROOT / "conf/tiny.yaml", merged)
     listed = [loaded.method.families[0].model_copy(update={"name": each}) for each in families]

@@ -22,7 +22,7 @@ class Told:
     """Five rounds; the newest bank holds `b` (rewritten), `d`, `pond` and a merge of `a` and `c`."""
 
     def __init__(self, root: Path) -> None:
-        with ScriptedRun(root, experiment(method__bank__capacity=3)) as run:
+        with ScriptedRun(root, experiment(method__recipe__bank__capacity=3)) as run:
             run.initialise()
             self.a, self.b, self.c, self.pond = run.play(
                 Ask("add", "go left at the lake"), Ask("add", "go right"), Ask("add", "wait for the ice"),

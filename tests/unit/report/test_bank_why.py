@@ -235,7 +235,7 @@ def test_a_word_diff_gives_both_texts_back() -> None:
 
 
 def test_an_id_that_came_back_has_two_lives(tmp_path: Path) -> None:
-    with ScriptedRun(tmp_path, experiment(method__bank__capacity=2)) as run:
+    with ScriptedRun(tmp_path, experiment(method__recipe__bank__capacity=2)) as run:
         run.initialise()
         first, second = run.play(Ask("add", "one"), Ask("add", "two"))
         run.play(Ask("update", "one more", entry=first), guided=[(first, True)])

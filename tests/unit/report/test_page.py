@@ -238,11 +238,10 @@ def test_a_run_that_waits_for_a_person_says_so(tmp_path: Path, monkeypatch: pyte
     from crl.engine.driver import Driver
     from crl.errors import ApprovalPending
     from crl.run.directory import RunDirectory
-    from tests.unit.engine.approval_recipe import RECIPE, approved_experiment
+    from tests.unit.engine.approval_recipe import approved_experiment
 
-    monkeypatch.setenv("CRL_RECIPE", RECIPE)
     run = RunDirectory.create_or_open(approved_experiment(), tmp_path)
-    with Driver(run, Runtime(), recipe=RECIPE) as driver, pytest.raises(ApprovalPending):
+    with Driver(run, Runtime()) as driver, pytest.raises(ApprovalPending):
         driver.run_rounds(1)
     page = Page(render(run.path))
     assert "waits for a person" in page.text and "4 operations to decide about" in page.text

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from crl.config import (
-    AskPrompt,
     Exchange,
     FamilyConfig,
     FrozenLakeConfig,
     Method,
     PromptConfig,
-    PromptSet,
+    RoleConfig,
     RolloutConfig,
     SamplingConfig,
 )
@@ -165,13 +164,14 @@ OFFER = "Or ASK: something.\n"
 
 def method(**rollout: object) -> Method:
     extractor = PromptConfig(system="s", first="{trajectory}")
-    ask = AskPrompt(system="s", first="{question}", offer=OFFER) if rollout.get("search_and_ask") else None
+    prompts = {"actor": actor_prompt(), "distill": extractor, "merge": PromptConfig(system="s", first="{entries}")}
+    if rollout.get("search_and_ask"):
+        prompts["ask"] = PromptConfig(system="s", first="{question}", offer=OFFER)
     return Method(
         families=[FamilyConfig(name="walk", environment=FrozenLakeConfig())],
         rollout=RolloutConfig(group_size=2, **rollout),  # type: ignore[arg-type]
-        prompts=PromptSet(
-            actor=actor_prompt(), distill=extractor, merge=PromptConfig(system="s", first="{entries}"), ask=ask
-        ),
+        roles={"actor": RoleConfig(), "extractor": RoleConfig()},
+        prompts=prompts,
     )
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from crl.config import Exchange, PromptConfig, PromptSet
+from crl.config import Exchange, PromptConfig
 from crl.errors import BadInput
 from crl.rollout.prompts import actor_messages, check_prompts, following_text
 
 EXTRACTOR = PromptConfig(system="s", first="{trajectory}")
 
 
-def prompts(**changes) -> PromptSet:
+def prompts(**changes) -> dict[str, PromptConfig]:
     fields = {
         "system": "S {goal} {actions}", "first": "{goal}\n{experience}{observation}!",
         "following": "{feedback}{observation}", "examples": [Exchange(user="u {x}", assistant="a")],
     } | changes  # fmt: skip
-    return PromptSet(actor=PromptConfig(**fields), distill=EXTRACTOR, merge=EXTRACTOR)
+    return {"actor": PromptConfig(**fields), "distill": EXTRACTOR, "merge": EXTRACTOR}
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_every_run_has_its_arms_settings_and_every_seed_key_the_seed(tmp_path: P
     base["method"]["prompts"] = yaml.safe_load((ROOT / "conf/prompts/tiny.yaml").read_text())
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     keys = ["method.seed", "method.families.*.environment.world"]
-    own = {"set": {"method.recipe": "static_online"}, "seeds": [12], "rounds": 1}
+    own = {"set": {"method.recipe.kind": "static_online"}, "seeds": [12], "rounds": 1}
     arms = {**ARMS, "own": own}
     runs = planned(tmp_path, base="base.yaml", seed_keys=keys, arms=arms)
     assert [(run.arm, run.seed) for run in runs] == [
@@ -104,7 +104,7 @@ def test_arms_with_other_tasks_may_be_compared_among_themselves(tmp_path: Path) 
     arms = {
         **ARMS,
         "few": {"set": few, "compare_with": "few_baseline"},
-        "few_baseline": {"set": {**few, "method.recipe": "baseline"}, "compare_with": []},
+        "few_baseline": {"set": {**few, "method.recipe.kind": "baseline"}, "compare_with": []},
     }
     study = load_study(write(tmp_path, arms=arms))
     assert len(plan_runs(study, tmp_path)) == 8
