@@ -41,7 +41,7 @@ def plan(
     tables: Tables = {
         Task: columns(
             Task, count, episode_id=ids, round=number, family=family, group=group, member=member,
-            environment_seed=group + 1000 * number, slot=np.where(guided, "guided", "free").tolist(),
+            environment_seed=group + 1000 * number, stream=np.where(guided, "guided", "free").tolist(),
             goal="reach the exit", first_observation=[f"a room with {g % 7} doors" for g in group],
             query=[f"reach the exit\na room with {g % 7} doors" for g in group],
         )

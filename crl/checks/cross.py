@@ -20,7 +20,7 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "an experience is chosen for guided slots only",
         ("retrievals", "tasks"),
         "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
-        "WHERE r.chosen AND t.slot <> 'guided'",
+        "WHERE r.chosen AND t.stream <> 'guided'",
     ),
     CrossRule(
         "a turn belongs to an episode",

@@ -1,6 +1,6 @@
 """Advantages and sample weights of eq. 5, for one group of rollouts. numpy only.
 
-Shapes: G members of one group (K in the paper), K_c members of a subgroup c in {guided, free}.
+Shapes: G members of one group (K in the paper), K_c members of a stream c; the paper's are {guided, free}.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from crl.records import FREE, GUIDED
 
 SMALLEST_STD = 1e-6
 """Below this population standard deviation every advantage is 0: all rewards of the subgroup are equal."""
@@ -30,26 +32,33 @@ def standardised(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean
 
 def subgroup_advantages(
     rewards_G: Sequence[float],
-    guided_G: Sequence[bool],
+    streams_G: Sequence[str],
     *,
+    streams: Sequence[str] = (GUIDED, FREE),
     normalise: Literal["std", "mean"] = "std",
     mode: Literal["subgroup", "pooled"] = "subgroup",
     groups: int = 1,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Advantages [G] and weights [G] of the members of one group (eq. 5).
 
-    `subgroup` takes the baseline inside guided and inside free members, weight 1/2 * 1/K_c; an empty subgroup
-    contributes nothing and its half is not given to the other. `pooled` takes one baseline, weight 1/G.
+    `subgroup` takes the baseline inside each stream: members are compared with those of their own. The weight is
+    1/C * 1/K_c for the C `streams` that a group may have (1/2 for guided and free); an empty stream contributes nothing
+    and its share is not given to the others. `pooled` takes one baseline, weight 1/G.
     J is the mean over groups: every weight is also divided by `groups`, the number of groups of the batch.
     """
     rewards = np.asarray(rewards_G, dtype=np.float64)
-    guided = np.asarray(guided_G, dtype=bool)
-    if rewards.shape != guided.shape:
-        raise ValueError(f"{rewards.size} rewards and {guided.size} guided flags; one of each a member is needed")
+    streams_of_G = np.asarray(streams_G, dtype=object)
+    if rewards.shape != streams_of_G.shape:
+        raise ValueError(f"{rewards.size} rewards and {streams_of_G.size} streams; expected one of each per member")
+    if unknown := set(streams_G) - set(streams):
+        raise ValueError(f"found members of stream {', '.join(sorted(unknown))}; expected {', '.join(streams)}")
     advantages = np.zeros_like(rewards)
     weights = np.zeros_like(rewards)
-    subgroups = [(guided, 0.5), (~guided, 0.5)] if mode == "subgroup" else [(np.ones_like(guided), 1.0)]
-    for members, share in subgroups:
+    everyone = np.ones(rewards.shape, dtype=bool)
+    shares = (
+        [(streams_of_G == stream, 1 / len(streams)) for stream in streams] if mode == "subgroup" else [(everyone, 1.0)]
+    )
+    for members, share in shares:
         if members.any():
             advantages[members] = standardised(rewards[members], normalise)
             weights[members] = share / members.sum() / groups

@@ -137,12 +137,12 @@ def play_figures(episodes: Sequence[Episode]) -> Figures:
 def group_figures(episodes: Sequence[Episode], *, subgroups: bool) -> Figures:
     """Share of groups whose rewards are all equal, so that every advantage of theirs is 0 (eq. 5).
 
-    With `subgroups` guided and free members have a baseline each, and the group counts if neither varies.
+    With `subgroups` each stream has a baseline of its own, and the group counts if none of them varies.
     """
-    rewards: dict[tuple[str, int], dict[bool, list[float]]] = defaultdict(lambda: defaultdict(list))
+    rewards: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
         if usable(episode):
-            rewards[episode.family, episode.group][episode.guided and subgroups].append(episode.reward)
+            rewards[episode.family, episode.group][episode.stream if subgroups else ""].append(episode.reward)
     if not rewards:
         return {}
     equal = [all(max(values) - min(values) < SMALLEST_STD for values in group.values()) for group in rewards.values()]

@@ -14,7 +14,7 @@ from crl.errors import RecordDamaged
 from crl.learn.advantages import subgroup_advantages
 from crl.learn.buffer import reweight
 from crl.learn.credit import usable
-from crl.records import BufferItem, Episode, Generation, Sample
+from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample
 
 
 def _sample(
@@ -62,8 +62,10 @@ def grpo_samples(
     *,
     round: int,
     role: str = "actor",
+    streams: Sequence[str] = (GUIDED, FREE),
 ) -> list[Sample]:
-    """One sample per usable episode, in the order of `episodes` (eq. 5). `generations` is keyed by generation id.
+    """One sample per usable episode, in the order of `episodes` (eq. 5). `generations` is keyed by generation id;
+    `streams` are those that a group of the recipe may have, each with a baseline of its own.
 
     Errored episodes are left out of the subgroup's size, mean and deviation; a group without any usable episode does
     not count among the groups that J is averaged over. Weight: 1/groups * 1/2 * 1/K_c (1/groups * 1/K pooled).
@@ -76,7 +78,8 @@ def grpo_samples(
     for members in groups.values():
         advantages_G, weights_G = subgroup_advantages(
             [episode.reward for episode in members],
-            [episode.guided for episode in members],
+            [episode.stream for episode in members],
+            streams=streams,
             normalise=config.normalise,
             mode=config.advantage,
             groups=len(groups),

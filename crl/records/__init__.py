@@ -30,6 +30,8 @@ from crl.records.learning import (
     Weights,
 )
 from crl.records.play import (
+    FREE,
+    GUIDED,
     QUESTION,
     Episode,
     Evaluation,
@@ -51,8 +53,8 @@ ROW_TYPES: tuple[type[Row], ...] = (
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
-    "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent", "BankSnapshot",
-    "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation",
+    "FREE", "GUIDED", "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent",
+    "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation",
     "Generation", "ImportedEntry", "Judgement", "Metric", "Operation", "Question", "Resemblance", "Retrieval",
     "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate", "Task", "Turn", "UseReward", "Weights",
     "rows_of", "rows_with",

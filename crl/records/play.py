@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from crl.records.base import CHOICES, FLOATS, MASK, TOKENS, Row
 
+GUIDED, FREE = "guided", "free"
+"""Streams of Complementary RL: rollouts of a group that are shown an experience, and unguided ones."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Row):
@@ -20,7 +23,7 @@ class Task(Row):
     group: A[int, "group index over all families of the round"]
     member: A[int, "index inside the group, 0 to K-1"]
     environment_seed: A[int, "seed of the environment; shared by the group"]
-    slot: A[str, "guided or free, as planned; an episode without a retrieved experience is free whatever its slot"]
+    stream: A[str, "as planned: guided, free, or another of the recipe's; guided without an experience is played free"]
     goal: A[str, "what the environment asks for"]
     first_observation: A[str, "text of the first observation"]
     query: A[str, "retrieval query: goal and first observation"]
@@ -68,6 +71,9 @@ class Episode(Row):
     group: A[int, "group index of the round"]
     member: A[int, "index inside the group"]
     environment_seed: A[int, "seed of the environment"]
+    stream: A[
+        str, "rollouts of a group that are compared with each other: guided, free, or another of the recipe's"
+    ] = ""
     guided: A[bool, "whether an experience stood in the prompt"]
     entry_id: A[str | None, "entry that guided the episode; of several (top_k) the first"]
     content_digest: A[str | None, "version of that entry"]
@@ -90,7 +96,9 @@ class Episode(Row):
     generation_id: A[str, "token record of the episode"]
 
     def __post_init__(self) -> None:
-        """A row of one experience may leave the lists out."""
+        """A row of one experience may leave the lists out, and one of a guided or free episode its stream."""
+        if not self.stream:
+            object.__setattr__(self, "stream", GUIDED if self.guided else FREE)
         if self.entry_id is not None and not self.entry_ids:
             object.__setattr__(self, "entry_ids", [self.entry_id])
             object.__setattr__(self, "content_digests", [self.content_digest])

@@ -18,7 +18,7 @@ import numpy as np
 from crl.config import Method, SamplingConfig
 from crl.errors import PromptTooLong, StageFailed
 from crl.protocols import Advisor, Environment, Policy, Sampled, Session, Start, Step, StopReason
-from crl.records import QUESTION, Episode, Generation, Question, Task, Turn
+from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
@@ -276,6 +276,7 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         group=task.group,
         member=task.member,
         environment_seed=task.environment_seed,
+        stream=FREE if task.stream == GUIDED and not guided else task.stream,
         guided=guided,
         entry_id=slot.entry_id if guided else None,
         content_digest=slot.content_digest if guided else None,

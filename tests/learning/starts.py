@@ -84,7 +84,7 @@ def _play(method: Method, base: Path, *, episodes: int) -> list[PlayedEpisode]:
     for index, (start, action) in enumerate(zip(environment.reset_many(seeds), followed, strict=True)):
         task = Task(
             episode_id=f"start-{index}", round=0, family=family.name, group=index, member=0,
-            environment_seed=seeds[index], slot="free" if action is None else "guided", goal=start.goal,
+            environment_seed=seeds[index], stream="free" if action is None else "guided", goal=start.goal,
             first_observation=start.observation, query="",
         )  # fmt: skip
         text = None if action is None else advice(action, random)

@@ -16,6 +16,11 @@ TOLERANCE = 1e-5
 members = st.lists(st.tuples(st.floats(-3, 3, allow_subnormal=False), st.booleans()), min_size=1, max_size=12)
 
 
+def streams(guided: list[bool]) -> list[str]:
+    """The stream of each member."""
+    return ["guided" if flag else "free" for flag in guided]
+
+
 def by_hand(rewards: list[float], normalise: str) -> list[float]:
     """Textbook mean and population standard deviation."""
     if not rewards:
@@ -36,7 +41,9 @@ def test_each_subgroup_has_its_own_baseline(
     spread = [np.std([reward for reward, flag in group if flag == side] or [0.0]) for side in (True, False)]
     if any(1e-7 < value < 1e-5 for value in spread):
         return  # at the threshold itself two ways of summing may fall on different sides
-    advantages_G, weights_G = subgroup_advantages(rewards, guided, normalise=normalise, mode="subgroup", groups=groups)
+    advantages_G, weights_G = subgroup_advantages(
+        rewards, streams(guided), normalise=normalise, mode="subgroup", groups=groups
+    )
     for side in (True, False):
         of_side = [index for index, flag in enumerate(guided) if flag == side]
         expected = by_hand([rewards[index] for index in of_side], normalise)
@@ -51,7 +58,7 @@ def test_pooled_has_one_baseline(group: list[tuple[float, bool]]) -> None:
     rewards, guided = [reward for reward, _ in group], [flag for _, flag in group]
     if 1e-7 < np.std(rewards) < 1e-5:
         return
-    advantages_G, weights_G = subgroup_advantages(rewards, guided, normalise="std", mode="pooled")
+    advantages_G, weights_G = subgroup_advantages(rewards, streams(guided), normalise="std", mode="pooled")
     assert list(advantages_G) == pytest.approx(by_hand(rewards, "std"), rel=TOLERANCE, abs=1e-9)
     assert list(weights_G) == pytest.approx([1 / len(group)] * len(group))
 
@@ -59,8 +66,8 @@ def test_pooled_has_one_baseline(group: list[tuple[float, bool]]) -> None:
 def test_a_guided_group_that_always_wins_teaches_nothing_about_the_free_one() -> None:
     """Why the split: pooled, guided members look good merely for being guided."""
     rewards, guided = [1, 1, 1, 0], [True, True, False, False]
-    split, _ = subgroup_advantages(rewards, guided, normalise="std", mode="subgroup")
-    pooled, _ = subgroup_advantages(rewards, guided, normalise="std", mode="pooled")
+    split, _ = subgroup_advantages(rewards, streams(guided), normalise="std", mode="subgroup")
+    pooled, _ = subgroup_advantages(rewards, streams(guided), normalise="std", mode="pooled")
     assert list(split) == [0, 0, 1, -1]
     assert pooled[0] > 0
 
@@ -77,11 +84,22 @@ def test_a_guided_group_that_always_wins_teaches_nothing_about_the_free_one() ->
     ids=["singletons", "empty guided", "all equal", "below the threshold", "nobody"],
 )
 def test_edges(rewards: list[float], guided: list[bool], advantages: list[float], weights: list[float]) -> None:
-    found, weighed = subgroup_advantages(rewards, guided, normalise="std", mode="subgroup")
+    found, weighed = subgroup_advantages(rewards, streams(guided), normalise="std", mode="subgroup")
     assert list(found) == pytest.approx(advantages)
     assert list(weighed) == pytest.approx(weights)
 
 
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="2 rewards"):
-        subgroup_advantages([1.0, 0.0], [True], normalise="std", mode="subgroup")
+        subgroup_advantages([1.0, 0.0], ["guided"], normalise="std", mode="subgroup")
+
+
+def test_any_number_of_streams_each_with_its_own_baseline_and_an_equal_share() -> None:
+    """What guided and free are to the paper, first and second attempts are to another recipe."""
+    rewards = [1.0, 0.0, 0.37, 0.12, 0.9, 0.9]
+    of = ["first", "first", "second", "second", "reflection", "reflection"]
+    found, weighed = subgroup_advantages(rewards, of, streams=("first", "reflection", "second"), groups=2)
+    assert list(found) == pytest.approx([1, -1, 1, -1, 0, 0])
+    assert list(weighed) == pytest.approx([1 / 3 / 2 / 2] * 6)
+    with pytest.raises(ValueError, match="stream third; expected first, second"):
+        subgroup_advantages([1.0], ["third"], streams=("first", "second"))

@@ -45,7 +45,7 @@ def practice_slots(
     for index, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
         task = Task(
             episode_id=f"{part}-{seed:07d}", round=0, family=FAMILY, group=seed, member=0, environment_seed=seed,
-            slot="free", goal=start.goal, first_observation=start.observation,
+            stream="free", goal=start.goal, first_observation=start.observation,
             query=f"{start.goal}\n{start.observation}",
         )  # fmt: skip
         hint = hints(index)

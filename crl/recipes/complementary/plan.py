@@ -12,7 +12,7 @@ from crl.recipes.complementary.bank_access import open_retriever, retrieve_all
 from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
-from crl.records import Retrieval, RetrievalCount, Task
+from crl.records import FREE, GUIDED, Retrieval, RetrievalCount, Task
 
 
 def plan(ctx: StageContext) -> None:
@@ -47,7 +47,7 @@ def task_of(
         group=group,
         member=member,
         environment_seed=environment_seed,
-        slot="guided" if guided else "free",
+        stream=GUIDED if guided else FREE,
         goal=start.goal,
         first_observation=start.observation,
         query=f"{start.goal}\n{start.observation}",
@@ -84,7 +84,7 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
 def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount]]:
     bank = ctx.bank()
     counts = ctx.rows(RetrievalCount, BEFORE)
-    guided = [task for task in tasks if task.slot == "guided"]
+    guided = [task for task in tasks if task.stream == GUIDED]
     if not len(bank) or not guided:
         return [], counts
     retriever = open_retriever(ctx, bank, counts, training=True)

@@ -20,7 +20,7 @@ def plan() -> dict[type[Row], list[Row]]:
     tasks = [
         r.Task(
             episode_id=_episode(i), round=1, family="room", group=0, member=i, environment_seed=7,
-            slot="guided" if i < 2 else "free", goal="reach >", first_observation="a room", query="reach > a room",
+            stream="guided" if i < 2 else "free", goal="reach >", first_observation="a room", query="reach > a room",
         )
         for i in range(N_EPISODES)
     ]  # fmt: skip

@@ -53,7 +53,7 @@ def test_empty_tables_pass_and_no_tables_pass() -> None:
 # (stage, row type, row, change, a part of the rule that must be named)
 BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.plan, r.Task, 2, {"episode_id": "r0001-room-g0000-m0001"}, "episode_id is unique"),
-    (examples.plan, r.Task, 2, {"slot": "both"}, "slot is one of guided, free"),
+    (examples.plan, r.Task, 2, {"stream": ""}, "slot is one of guided, free"),
     (examples.plan, r.Task, 2, {"environment_seed": 8}, "a group shares one environment seed"),
     (examples.plan, r.Task, 3, {"member": 0}, "a place in a group is planned once"),
     (examples.plan, r.Retrieval, 1, {"similarity": 1.5}, "similarity is between"),

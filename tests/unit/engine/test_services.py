@@ -9,6 +9,7 @@ import pytest
 
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.terms import objectives
+from crl.recipes.complementary.config import BaselineConfig
 from crl.records import Sample, Weights, table_of
 from crl.run.directory import RunDirectory
 from tests.unit.engine.harness import make_experiment
@@ -134,7 +135,8 @@ def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
 def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services, base):
     method = services._method
     extractor = method.role("extractor").model_copy(update={"model": "nobody/nothing"})
-    services._method = method.model_copy(update={"recipe": RecipeName.baseline, "extractor": extractor})
+    roles = {**method.roles, "extractor": extractor}
+    services._method = method.model_copy(update={"recipe": BaselineConfig(), "roles": roles})
     services.trainer("actor", base)
     services.trained("actor", base)
     policy = services.policy("actor", base)
@@ -145,7 +147,7 @@ def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services,
 def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype):
     method = services._method
     role = method.role("actor").model_copy(update={"dtype": dtype})
-    services._method = method.model_copy(update={"actor": role})
+    services._method = method.model_copy(update={"roles": {**method.roles, "actor": role}})
     before = services.policy("actor", base)
     old = {name: value.clone() for name, value in before.model.named_parameters()}
     trainer = services.trainer("actor", base)

@@ -16,9 +16,14 @@ from tests.unit.engine.harness import make_experiment
 ROOT = Path(__file__).parents[3]
 
 
-def changed(experiment: Experiment, **method: object) -> Experiment:
+def changed(experiment: Experiment, recipe: str | None = None, **method: object) -> Experiment:
+    """`actor` and `extractor` replace a role, `recipe` its kind, `retrieval` is the recipe's; others are the method's."""
     data = experiment.model_dump()
-    data["method"].update(method)
+    if recipe is not None:
+        data["method"]["recipe"]["kind"] = recipe
+    for name, value in method.items():
+        part = {"actor": "roles", "extractor": "roles", "retrieval": "recipe"}.get(name)
+        (data["method"] if part is None else data["method"][part])[name] = value
     return Experiment.model_validate(data)
 
 
@@ -56,7 +61,7 @@ def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
     assert (with_model.memory_bytes or 0) - (estimate(base).memory_bytes or 0) == 4 * shape.parameters
     unknown = changed(base, retrieval={**retrieval, "embedder": "nobody/never-downloaded"})
     assert estimate(unknown).unknown == ("nobody/never-downloaded",)
-    assert estimate(changed(unknown, recipe=RecipeName.baseline)).unknown == ()
+    assert estimate(changed(unknown, recipe="baseline")).unknown == ()
 
 
 def test_adapters_need_less_than_full_weights() -> None:

@@ -73,7 +73,7 @@ def test_times_are_those_of_the_manifests(finished: Path) -> None:
     counts = "SELECT round, count(*) FROM {} WHERE stage = '{}' {} GROUP BY round"
     for work, stage, table, where in (
         ("play", "collect", "episodes", ""),
-        ("retrieval", "plan", "tasks", "AND slot = 'guided' AND round > 1"),
+        ("retrieval", "plan", "tasks", "AND stream = 'guided' AND round > 1"),
         ("play with_bank", "evaluate", "evaluations", "AND arm = 'with_bank'"),
         ("play without_bank", "evaluate", "evaluations", "AND arm = 'without_bank'"),
     ):

@@ -183,7 +183,7 @@ def task(member: int, seed: int, group: int = 0, family: str = "walk") -> Task:
         group=group,
         member=member,
         environment_seed=seed,
-        slot="free",
+        stream="free",
         goal="Go {right}.",
         first_observation=f"{seed} to go {{x}}",
         query="q",
