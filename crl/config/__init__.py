@@ -8,14 +8,7 @@ Reading a YAML file and resolving the prompt file it names is in `crl/config/loa
 from __future__ import annotations
 
 from crl.config.base import Model, SeedRange
-from crl.config.environments import (
-    EnvironmentConfig,
-    FamilyConfig,
-    FrozenLakeConfig,
-    MiniHackConfig,
-    RealmsConfig,
-    ShrinesConfig,
-)
+from crl.config.environments import ENVIRONMENTS, EnvironmentConfig, FamilyConfig
 from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
 from crl.config.mechanisms import (
     ActorCriticConfig,
@@ -33,31 +26,39 @@ from crl.config.mechanisms import (
 )
 from crl.config.method import Method, RecipeName
 from crl.config.prompts import AskPrompt, Exchange, PromptConfig, PromptSet
-from crl.config.roles import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
+from crl.config.roles import (
+    ENGINES,
+    DeepSpeedConfig,
+    EngineConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RoleConfig,
+    SamplingConfig,
+)
 
 __all__ = [
+    "ENGINES",
+    "ENVIRONMENTS",
     "ActorCriticConfig",
     "ActorObjective",
     "AskPrompt",
     "BankConfig",
     "DeepSpeedConfig",
     "DistillConfig",
+    "EngineConfig",
     "EnvironmentConfig",
     "EvaluationConfig",
     "Exchange",
     "Experiment",
     "ExtractorObjective",
     "FamilyConfig",
-    "FrozenLakeConfig",
     "LoraConfig",
     "MergeConfig",
     "Method",
-    "MiniHackConfig",
     "Model",
     "OptimizerConfig",
     "PromptConfig",
     "PromptSet",
-    "RealmsConfig",
     "RecipeName",
     "RetrievalConfig",
     "RoleConfig",
@@ -67,7 +68,6 @@ __all__ = [
     "SearchAndAskConfig",
     "SeedRange",
     "SelfDistillationConfig",
-    "ShrinesConfig",
     "TaskRunnerName",
     "WarmStartConfig",
     "WhenBusy",

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from crl.config import Experiment
+from crl.config import ENVIRONMENTS, EnvironmentConfig, Experiment
 from crl.errors import BadInput
 
 
@@ -181,10 +181,8 @@ def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
                 following.append(model)
             elif part in getattr(model, "model_fields", {}):
                 following.extend(_models_in(model.model_fields[part].annotation, typing.get_args))
-            else:  # the tag of a union: keep the member it names
-                kind = getattr(model, "model_fields", {}).get("kind")
-                if kind is not None and kind.default == part:
-                    following.append(model)
+            elif issubclass(model, EnvironmentConfig):  # the kind, which stands before the fields of its class
+                following.append(ENVIRONMENTS.load(part))
         candidates = following
     return sorted({name for model in candidates for name in getattr(model, "model_fields", {})})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from crl.config import Method, RealmsConfig, RecipeName, ShrinesConfig
+from crl.config import Method, RecipeName
 from crl.errors import BadInput
 
 
@@ -54,8 +54,7 @@ def _problems(method: Method) -> Iterator[BadInput]:
     start = method.warm_start
     if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
         for family in method.families:
-            world = family.environment
-            if isinstance(world, RealmsConfig | ShrinesConfig) and not world.practice:
+            if family.environment.hidden_rule:
                 yield BadInput(
                     f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
                     expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
@@ -65,7 +64,7 @@ def _problems(method: Method) -> Iterator[BadInput]:
                 )
     if start is not None and start.demonstrations == "practice":
         for family in method.families:
-            if not isinstance(family.environment, ShrinesConfig):
+            if not family.environment.teaches:
                 yield BadInput(
                     f"the environment of family {family.name} has no practice games",
                     expected="an environment that teaches (shrines), or demonstrations: oracle or random",

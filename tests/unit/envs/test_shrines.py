@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.config import ShrinesConfig
 from crl.config.load import load_experiment
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.envs.shrines import (
     NAMES,
     PRACTICE_NAMES,
     THINGS,
+    ShrinesConfig,
     ShrinesEnvironment,
     check_shrines,
     games,

@@ -1,0 +1,136 @@
+"""Config classes that a `kind` names: built in, found through an entry point, or written `module:Class`.
+
+This is how others add an environment or a rollout engine without touching the library. A field annotated with a
+:class:`Registry` holds a config of any kind: `{kind: frozenlake, …}`, or the kind alone, is validated by the class that
+its kind names. The JSON schema is the union of all registered classes, which are looked for when the schema is made.
+A class is imported when it is first named, so this file knows names only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import InitErrorDetails, core_schema
+
+from crl.errors import BadInput
+
+_BY_NAME = {
+    "type": "object",
+    "title": "module:Class",
+    "description": "A class that is not registered, by its importable name.",
+    "properties": {"kind": {"type": "string", "pattern": r"^[\w.]+:\w+$", "description": "module:Class"}},
+    "required": ["kind"],
+    "additionalProperties": True,
+}
+
+
+class Registry:
+    """The config classes of one sort: subclasses of a base model with a field `kind`."""
+
+    def __init__(self, sort: str, base: type[BaseModel], built_in: Mapping[str, str]) -> None:
+        """
+        Args:
+            sort: what they configure (`environment`); the entry-point group is `crl.<sort>s`.
+            base: the model that each of them extends.
+            built_in: `module:Class` by kind.
+        """
+        self.sort, self.base, self.group = sort, base, f"crl.{sort}s"
+        self._built_in, self._loaded = dict(built_in), dict[str, type[BaseModel]]()
+
+    def names(self) -> list[str]:
+        """Every registered kind, the built-in ones first."""
+        others = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
+        return [*self._built_in, *sorted(others)]
+
+    def load(self, kind: str) -> type[BaseModel]:
+        """The config class of a kind. Raises BadInput for an unknown kind, and for one that cannot be imported."""
+        if kind not in self._loaded:
+            target = self._target(kind)
+            try:
+                found = load_object(target)
+            except Exception as error:  # whatever a foreign module does while it is imported
+                raise BadInput(
+                    f"the {self.sort} {kind!r} cannot be imported: {type(error).__name__}: {error}",
+                    expected=f"{target} to be an importable class",
+                    next_step="install the package, or put its folder on PYTHONPATH",
+                ) from error
+            if not (isinstance(found, type) and issubclass(found, self.base)):
+                raise BadInput(
+                    f"the {self.sort} {kind!r} is {found!r}",
+                    expected=f"a subclass of {self.base.__module__}.{self.base.__name__}",
+                    where=target,
+                )
+            self._loaded[kind] = found
+        return self._loaded[kind]
+
+    def _target(self, kind: str) -> str:
+        if kind in self._built_in:
+            return self._built_in[kind]
+        if ":" in kind:
+            return kind
+        points = entry_points(group=self.group, name=kind)
+        if points:
+            return next(iter(points)).value
+        known = self.names()
+        close = get_close_matches(kind, known, n=1)
+        raise BadInput(
+            f"there is no {self.sort} {kind!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+            expected=f"one of {', '.join(known)}, or module:Class",
+            next_step=f"correct the kind, or install the package that registers it (entry-point group {self.group})",
+        )
+
+    def validate(self, value: Any) -> Any:
+        """A config of any kind from plain data: a mapping with its `kind`, or the kind alone.
+
+        Raises ValueError, or pydantic's ValidationError with the kind in front of each place.
+        """
+        if isinstance(value, self.base):
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        if not isinstance(kind, str):
+            raise ValueError(f"names no kind of {self.sort}: one of {', '.join(self.names())}, or module:Class")
+        try:
+            return self.load(kind).model_validate(value)
+        except BadInput as error:
+            raise ValueError(f"{error.found}; expected {error.expected}") from error
+        except ValidationError as error:
+            placed = [
+                InitErrorDetails(
+                    type=item["type"], loc=(kind, *item["loc"]), input=item["input"], ctx=item.get("ctx", {})
+                )
+                for item in error.errors(include_url=False)
+            ]
+            raise ValidationError.from_exception_data(error.title, placed) from None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """A field holds what :meth:`validate` gives, and is dumped as the class that it is."""
+        return core_schema.no_info_plain_validator_function(
+            self.validate, serialization=core_schema.simple_ser_schema("any")
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The union of the registered classes, told apart by `kind`; `anyOf`, which Prefect's form knows."""
+        members = []
+        for kind in self.names():
+            try:
+                members.append(handler(self.load(kind).__pydantic_core_schema__))
+            except BadInput as error:  # a broken package must not take the form of all others away
+                warnings.warn(str(error), stacklevel=2)
+        return {"anyOf": [*members, _BY_NAME]}
+
+
+def load_object(target: str) -> Any:
+    """What `module:name` names. Raises what importing it raises."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
