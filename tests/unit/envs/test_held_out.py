@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from crl.config import FamilyConfig, SeedRange
-from crl.envs import _KINDS, check_environment
+from crl.config import ENVIRONMENTS, FamilyConfig, SeedRange
+from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig, lakes
 from crl.envs.levels import BLOCK, REPEATS, Levels, is_held_out
 from crl.envs.minihack import MiniHackConfig
@@ -66,7 +66,7 @@ def made():
 
 
 def test_every_registered_environment_is_proved_here():
-    assert {config.kind for config, _ in CASES} == set(_KINDS)
+    assert {config.kind for config, _ in CASES} == set(ENVIRONMENTS.names())
 
 
 @EVERY

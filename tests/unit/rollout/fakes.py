@@ -19,7 +19,7 @@ ROLES = {"system": 5, "user": USER, "assistant": ASSISTANT}
 class CharacterChat:
     """One id a character; ids below 32 are special."""
 
-    opens_thought = False
+    opens_thought = takes_tools = False
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         ids: list[int] = []
