@@ -124,9 +124,12 @@ class Registry:
         members = []
         for kind in self.names():
             try:
-                members.append(handler(self.load(kind).__pydantic_core_schema__))
+                member = handler(self.load(kind).__pydantic_core_schema__)
             except BadInput as error:  # a broken package must not take the form of all others away
                 warnings.warn(str(error), stacklevel=2)
+                continue
+            handler.resolve_ref_schema(member)["properties"]["kind"]["const"] = kind
+            members.append(member)
         return {"anyOf": [*members, _BY_NAME]}
 
 

@@ -45,7 +45,8 @@ def test_free_text_goes_without_what_needs_names(changes, where):
     family = method.families[0].model_copy(update={"environment": TalkConfig()})
     method = method.model_copy(update={"families": [family]})
     if where is None:
-        return check_room(method, extractor=True)
+        check_room(method, extractor=True)
+        return
     with pytest.raises(BadInput, match=f"environment of family {family.name} lists no actions") as caught:
         check_room(method, extractor=True)
     assert caught.value.where == where

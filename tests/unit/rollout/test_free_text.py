@@ -69,8 +69,8 @@ def test_the_environment_gets_the_text_and_tells_what_it_likes():
 
 def test_with_tags_the_last_one_is_what_was_meant():
     shop = Shop(last(reward=-2.5, success=True, feedback="You paid too much.", stop_reason=StopReason.turn_limit))
-    one, _ = played(shop, "I <action>first</action> think\n<action> search[a]\nb </action>.", action_format="tag")
-    assert shop.given == ["search[a]\nb"]
+    one, _ = played(shop, "I <action>first</action> think\n<action> search[a] b </action>.", action_format="tag")
+    assert shop.given == ["search[a] b"]
     assert one.episode.success and one.episode.stop_reason == "success", "success is the environment's word"
     assert one.episode.reward == -2.5 and one.feedback == "You paid too much."
     shop = Shop(seen("on", legal=False, feedback="No answer."), last())
