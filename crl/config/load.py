@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from crl.config import ENVIRONMENTS, EnvironmentConfig, Experiment
+from crl.config import ENGINES, ENVIRONMENTS, Experiment
 from crl.errors import BadInput
+
+_REGISTRIES = (ENGINES, ENVIRONMENTS)
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -181,8 +183,8 @@ def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
                 following.append(model)
             elif part in getattr(model, "model_fields", {}):
                 following.extend(_models_in(model.model_fields[part].annotation, typing.get_args))
-            elif issubclass(model, EnvironmentConfig):  # the kind, which stands before the fields of its class
-                following.append(ENVIRONMENTS.load(part))
+            else:  # the kind, which stands before the fields of its class
+                following.extend(each.load(part) for each in _REGISTRIES if issubclass(model, each.base))
         candidates = following
     return sorted({name for model in candidates for name in getattr(model, "model_fields", {})})
 

@@ -50,7 +50,8 @@ class _Watched:
     def oracle(self, slot: int) -> str | None:
         """The oracle's move where it is asked and knows one, else a random legal one: then only form is taught."""
         move = self._environment.oracle(slot) if self._asked else None
-        return move or str(self._random.choice(self._actions[slot]))
+        named = self._actions[slot]
+        return move or (str(self._random.choice(named)) if named else None)
 
     def close(self) -> None:
         self._environment.close()

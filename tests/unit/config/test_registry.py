@@ -101,6 +101,10 @@ def test_an_engine_is_selected_by_role_and_left_out_of_the_dump_at_its_default()
     assert "engine" not in RoleConfig().model_dump()
     with pytest.raises(ValidationError, match="there is no engine 'vlm'"):
         RoleConfig.model_validate({"engine": {"kind": "vlm"}})
+    with pytest.raises(ValidationError) as caught:
+        RoleConfig.model_validate({"engine": {"kind": "transformers", "speed": 2}})
+    (said,) = (readable(item, RoleConfig) for item in caught.value.errors())
+    assert said == "  engine.transformers.speed: unknown key; known keys: kind"
 
 
 def test_a_registry_of_another_sort_has_a_group_of_its_own(registered):
