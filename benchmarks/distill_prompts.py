@@ -25,7 +25,7 @@ from crl.records import Episode, Turn
 
 def played(family: FamilyConfig, seeds: Sequence[int]) -> list[tuple[Episode, list[Turn]]]:
     """A game a seed, played by uniformly random legal actions."""
-    environment = make_environment(family.environment)
+    environment = make_environment(family)
     starts = environment.reset_many(seeds)
     random = [np.random.default_rng([7, seed]) for seed in seeds]
     actions = {slot: start.actions for slot, start in enumerate(starts)}

@@ -24,9 +24,9 @@ import numpy as np
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
-from crl.config import RealmsConfig, RetrievalConfig
+from crl.config import RetrievalConfig
 from crl.config.load import load_experiment
-from crl.envs.realms import RealmsEnvironment, hidden_rule, note
+from crl.envs.realms import RealmsConfig, RealmsEnvironment, hidden_rule, note
 from crl.policies.embedders import load_embedder
 from crl.protocols import Embedder
 from crl.records import BankEntry

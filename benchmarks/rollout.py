@@ -12,8 +12,6 @@ import statistics
 import sys
 import time
 
-import numpy as np
-
 from crl.config import RoleConfig, SamplingConfig
 from crl.policies import load_policy, resolve_model
 
@@ -31,18 +29,12 @@ def prompts_of(policy, rows):
     ]
 
 
-def generators_of(rows):
-    """A random stream a row."""
-    return {row: np.random.default_rng(row) for row in range(rows)}
-
-
 def kept(policy, prompts, turns, sampling):
     """One session over all turns."""
     rows = list(range(len(prompts)))
-    generators = generators_of(len(rows))
-    session = policy.open(prompts, [row // 4 for row in rows])
+    session = policy.open(prompts, [row // 4 for row in rows], rows)
     for turn in range(turns):
-        sampled = session.sample(rows, generators, sampling)
+        sampled = session.sample(rows, sampling)
         if turn + 1 < turns:
             session.extend(
                 {row: policy.chat.reply(OBSERVATION, ended=sampled[row].stop_reason == "end_of_turn") for row in rows}
@@ -52,12 +44,11 @@ def kept(policy, prompts, turns, sampling):
 def reread(policy, prompts, turns, sampling):
     """A new session every turn, over the whole history, nothing shared."""
     rows = list(range(len(prompts)))
-    generators = generators_of(len(rows))
     histories = [list(prompt) for prompt in prompts]
     for _ in range(turns):
         for row in rows:  # distinct first tokens keep the session from sharing a prefix
             histories[row][0] = row + 3
-        sampled = policy.open(histories, rows).sample(rows, generators, sampling)
+        sampled = policy.open(histories, rows, rows).sample(rows, sampling)
         for row in rows:
             reply = policy.chat.reply(OBSERVATION, ended=sampled[row].stop_reason == "end_of_turn")
             histories[row] += [*sampled[row].token_ids, *reply]

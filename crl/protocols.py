@@ -32,12 +32,41 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class FreeText:
+    """The environment parses what the actor writes: `search[words]`, a shell command, an answer."""
+
+    form: str
+    """What may be written, in words or by example. A prompt shows it where it asks for `{actions}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the actor may call."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of its arguments: an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The actor calls one tool per turn. The environment is given the call as JSON: `{"arguments": {…}, "name": …}`."""
+
+    tools: tuple[Tool, ...]
+
+
+Actions = tuple[str, ...] | FreeText | ToolCalls
+"""What the actor may do next: one of some actions by its name, text that the environment parses, or a tool call."""
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """What an environment says at reset."""
 
     goal: str
     observation: str
-    actions: tuple[str, ...]
+    actions: Actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +76,21 @@ class Step:
     observation: str
     """What is seen now. After the last action too: what it did, and that the episode is over (the end of the
     trajectory, which the extractor reads and the actor does not). Empty where the environment broke."""
-    actions: tuple[str, ...]
+    actions: Actions
     legal: bool
     feedback: str
-    """Empty after a legal action, else what was wrong with it (the state did not change, the turn is spent)."""
+    """What is told about the action beside the observation, and shown before it in the next prompt. After an illegal
+    action: what was wrong with it (the state did not change, the turn is spent). After a legal one mostly empty. After
+    the last one: what an environment has to say about the whole episode; empty: its outcome says it all."""
     done: bool
     success: bool
+    """Whether the task is solved, by the environment's own standard; the reward need not tell."""
     reward: float
-    """Outcome reward; 0 until done."""
+    """What the episode is worth if it ends here: any finite number. An episode that stops at the context limit gets
+    the reward of its last step; one that broke gets 0."""
     stop_reason: StopReason | None = None
-    """Why the episode is over: success, failure, turn_limit or error; None while it runs, or where only `success` is
-    known."""
+    """Why the episode is over without success: failure, turn_limit or error. None while it runs, and where `success`
+    says enough."""
     error: str | None = None
     """Reason code where the environment broke in this slot; the episode is then done without success."""
 
@@ -69,7 +102,8 @@ class Environment(Protocol):
         """Start `len(seeds)` episodes, slot i with seed i. May be called again."""
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given; None is an action that did not parse. Stepping after done raises."""
+        """Apply one action in each slot given: a legal action's name, free text, or a tool call as JSON; None is an
+        answer that names nothing of the kind. Stepping after done raises."""
 
     def oracle(self, slot: int) -> str | None:
         """A good next action from the full state, for warm-start demonstrations only; None where none is known."""
@@ -149,21 +183,18 @@ answer. Each path is one answer with the end of its turn."""
 
 
 class Session(Protocol):
-    """Rows of one batch with their key-value cache. Rows are named by their index at opening."""
+    """Rows of one batch, each with its prompt and its seed. Rows are named by their index at opening."""
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample (observations, glue) to the rows given."""
 
     def sample(
-        self,
-        rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
-        sampling: SamplingConfig,
-        answers: Mapping[int, Answers] | None = None,
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> dict[int, Sampled]:
-        """Sample one turn in each row given, each from its own random stream; the ids join the row's cache.
+        """Sample one turn in each row given; its ids join the row. What is drawn follows from the row's own seed and
+        what it drew before, never from the rows beside it.
 
-        With `answers` a row gives one of its own, from the model's distribution renormalised over them.
+        With `answers` a row gives one of its own, from the model's distribution renormalized over them.
         """
 
     def drop(self, rows: Sequence[int]) -> None:
@@ -179,8 +210,12 @@ class Chat(Protocol):
     opens_thought: bool
     """Whether a prompt ends inside a thought (`<think>`) that the model is to end: thinking models' templates do so."""
 
-    def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of a whole first prompt, ready for the assistant to answer."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's own template shows tools; else the prompt has to describe them."""
+
+    def opening(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Tool] = ()) -> list[int]:
+        """Ids of a whole first prompt, ready for the assistant to answer. `tools` only where the chat takes them."""
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
@@ -198,8 +233,23 @@ class Policy(Protocol):
     chat: Chat
     context: int
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Session:
-        """Start one row per prompt; what all rows, then rows of one group, share is read once."""
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Session:
+        """Start one row per prompt. `groups` names rows that share most of their prompt, which an engine may read once;
+        `seeds` holds one number from 0 on per row (of any size), from which all its sampling follows."""
+
+
+class LoadedPolicy(Policy, Protocol):
+    """A policy as a rollout engine lends it: it can take new weights, and holds memory until it is closed."""
+
+    def take_weights(self, directory: Path) -> bool:
+        """Read the weights of a directory (as `save_pretrained` writes them, or an adapter) in place of its own.
+
+        Returns False, and changes nothing, where loading anew is needed. Sessions that are open may not be used any
+        more.
+        """
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ names the field as the command line does. So nothing is validated in between: Pr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, WrapValidator, create_model
 
 from crl.cli.places import find_run
-from crl.config import EnvironmentConfig, Experiment, FamilyConfig, Method, PromptSet
+from crl.config import Experiment, Method, PromptSet
 from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
@@ -103,14 +103,10 @@ def _study_form() -> Any:
 
 
 def _form() -> Any:
-    """The type whose schema is the form of an experiment.
-
-    The UI knows `anyOf` and not `oneOf`, which pydantic makes of a union with a discriminator.
-    """
-    family = _like(FamilyConfig, environment=get_args(EnvironmentConfig)[0])
+    """The type whose schema is the form of an experiment."""
     names = prompt_names()
     prompts = _choice("Prompt file", names) | PromptSet if names else PromptSet
-    method = _like(Method, families=Annotated[list[family], Field(min_length=1)], prompts=prompts)  # type: ignore[valid-type]
+    method = _like(Method, prompts=prompts)
     filled = _filled_in()
     form = _like(Experiment, {} if filled is None else {"method": filled}, method=method)
     another = Annotated[str, WithJsonSchema({"type": "string", "title": "Another file"})]

@@ -8,14 +8,7 @@ Reading a YAML file and resolving the prompt file it names is in `crl/config/loa
 from __future__ import annotations
 
 from crl.config.base import Model, SeedRange
-from crl.config.environments import (
-    EnvironmentConfig,
-    FamilyConfig,
-    FrozenLakeConfig,
-    MiniHackConfig,
-    RealmsConfig,
-    ShrinesConfig,
-)
+from crl.config.environments import ENVIRONMENTS, EnvironmentConfig, FamilyConfig
 from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
 from crl.config.mechanisms import (
     ActorCriticConfig,
@@ -31,13 +24,22 @@ from crl.config.mechanisms import (
     SelfDistillationConfig,
     WarmStartConfig,
 )
-from crl.config.method import Method
+from crl.config.method import RECIPES, EmbedderUse, Method, RecipeConfig, RoleUse
 from crl.config.prompts import Exchange, PromptConfig
-from crl.config.recipe import RECIPES, EmbedderUse, RecipeConfig, RoleUse
 from crl.config.registry import Registry
-from crl.config.roles import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
+from crl.config.roles import (
+    ENGINES,
+    DeepSpeedConfig,
+    EngineConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RoleConfig,
+    SamplingConfig,
+)
 
 __all__ = [
+    "ENGINES",
+    "ENVIRONMENTS",
     "RECIPES",
     "ActorCriticConfig",
     "ActorObjective",
@@ -45,21 +47,19 @@ __all__ = [
     "DeepSpeedConfig",
     "DistillConfig",
     "EmbedderUse",
+    "EngineConfig",
     "EnvironmentConfig",
     "EvaluationConfig",
     "Exchange",
     "Experiment",
     "ExtractorObjective",
     "FamilyConfig",
-    "FrozenLakeConfig",
     "LoraConfig",
     "MergeConfig",
     "Method",
-    "MiniHackConfig",
     "Model",
     "OptimizerConfig",
     "PromptConfig",
-    "RealmsConfig",
     "RecipeConfig",
     "Registry",
     "RetrievalConfig",
@@ -71,7 +71,6 @@ __all__ = [
     "SearchAndAskConfig",
     "SeedRange",
     "SelfDistillationConfig",
-    "ShrinesConfig",
     "TaskRunnerName",
     "WarmStartConfig",
     "WhenBusy",

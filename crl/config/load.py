@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from crl.config import Experiment
+from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
 from crl.errors import BadInput
+
+_REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -181,10 +183,8 @@ def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
                 following.append(model)
             elif part in getattr(model, "model_fields", {}):
                 following.extend(_models_in(model.model_fields[part].annotation, typing.get_args))
-            else:  # the tag of a union: keep the member it names
-                kind = getattr(model, "model_fields", {}).get("kind")
-                if kind is not None and kind.default == part:
-                    following.append(model)
+            else:  # a name in a mapping, or the kind, which stands before the fields of its class
+                following.extend([each.load(part) for each in _REGISTRIES if issubclass(model, each.base)] or [model])
         candidates = following
     return sorted({name for model in candidates for name in getattr(model, "model_fields", {})})
 

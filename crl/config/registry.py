@@ -1,92 +1,139 @@
-"""Config of a kind that others may add: `{kind: …}`, resolved by name, by entry point, or as `module:Class`.
+"""Config classes that a `kind` names: built in, found through an entry point, or written `module:Class`.
 
-A registry knows where the config class of each kind is and imports it when somebody asks for that kind: an experiment
-without it never loads it. A field that holds such a config is annotated with the registry::
-
-    recipe: Annotated[RecipeConfig, RECIPES]
+This is how others add an environment or a rollout engine without touching the library. A field annotated with a
+:class:`Registry` holds a config of any kind: `{kind: frozenlake, …}`, or the kind alone, is validated by the class that
+its kind names. The JSON schema is the union of all registered classes, which are looked for when the schema is made.
+A class is imported when it is first named, so this file knows names only.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import metadata
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import InitErrorDetails, core_schema
 
 from crl.errors import BadInput
 
+_BY_NAME = {
+    "type": "object",
+    "title": "module:Class",
+    "description": "A class that is not registered, by its importable name.",
+    "properties": {"kind": {"type": "string", "pattern": r"^[\w.]+:\w+$", "description": "module:Class"}},
+    "required": ["kind"],
+    "additionalProperties": True,
+}
 
-@dataclass(frozen=True)
+
 class Registry:
-    """Kinds of one config and the classes that hold it."""
+    """The config classes of one sort: subclasses of a base model with a field `kind`."""
 
-    what: str
-    """What is registered, for messages: `recipe`."""
-    group: str
-    """Entry-point group in which other packages add theirs: `name = "package.module:Class"`."""
-    base: type[BaseModel]
-    """What every class of the registry derives from."""
-    built_in: Mapping[str, str]
-    """The project's own: `module:Class` by kind."""
+    def __init__(self, sort: str, base: type[BaseModel], built_in: Mapping[str, str]) -> None:
+        """
+        Args:
+            sort: what they configure (`environment`); the entry-point group is `crl.<sort>s`.
+            base: the model that each of them extends.
+            built_in: `module:Class` by kind.
+        """
+        self.sort, self.base, self.group = sort, base, f"crl.{sort}s"
+        self._built_in, self._loaded = dict(built_in), dict[str, type[BaseModel]]()
 
-    def references(self) -> dict[str, str]:
-        """`module:Class` of every kind that is known here, the project's own first."""
-        added = {point.name: point.value for point in metadata.entry_points(group=self.group)}
-        return {**self.built_in, **{name: added[name] for name in sorted(added) if name not in self.built_in}}
+    def names(self) -> list[str]:
+        """Every registered kind, the built-in ones first."""
+        others = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
+        return [*self._built_in, *sorted(others)]
 
-    def find(self, kind: str) -> type[BaseModel]:
-        """The config class of a kind. Raises BadInput for one that is not known or cannot be imported."""
-        references = self.references()
-        reference = kind if ":" in kind else references.get(kind)
-        if reference is None:
-            close = difflib.get_close_matches(kind, references, n=1)
-            raise BadInput(
-                f"there is no {self.what} {kind!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-                expected=f"one of {', '.join(references)}, or module:Class",
-                next_step=f"install the package that adds it (entry point group {self.group!r})",
-            )
-        module_name, _, class_name = reference.partition(":")
-        try:
-            found = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise BadInput(
-                f"the {self.what} {kind!r} cannot be loaded from {reference}: {error}",
-                expected="module:Class of a module that can be imported",
-                next_step="install its package, or name a module that can be imported here",
-            ) from error
-        if not (isinstance(found, type) and issubclass(found, self.base)):
-            raise BadInput(f"{reference} is {found!r}", expected=f"a class derived from {self.base.__name__}")
-        return found
+    def load(self, kind: str) -> type[BaseModel]:
+        """The config class of a kind. Raises BadInput for an unknown kind, and for one that cannot be imported."""
+        if kind not in self._loaded:
+            target = self._target(kind)
+            try:
+                found = load_object(target)
+            except Exception as error:  # whatever a foreign module does while it is imported
+                raise BadInput(
+                    f"the {self.sort} {kind!r} cannot be imported: {type(error).__name__}: {error}",
+                    expected=f"{target} to be an importable class",
+                    next_step="install the package, or put its folder on PYTHONPATH",
+                ) from error
+            if not (isinstance(found, type) and issubclass(found, self.base)):
+                raise BadInput(
+                    f"the {self.sort} {kind!r} is {found!r}",
+                    expected=f"a subclass of {self.base.__module__}.{self.base.__name__}",
+                    where=target,
+                )
+            self._loaded[kind] = found
+        return self._loaded[kind]
 
-    def validate(self, value: Any) -> BaseModel:
-        """A config from plain data, by its `kind`; a config as it is. For pydantic: raises ValueError."""
+    def _target(self, kind: str) -> str:
+        if kind in self._built_in:
+            return self._built_in[kind]
+        if ":" in kind:
+            return kind
+        points = entry_points(group=self.group, name=kind)
+        if points:
+            return next(iter(points)).value
+        known = self.names()
+        close = get_close_matches(kind, known, n=1)
+        raise BadInput(
+            f"there is no {self.sort} {kind!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+            expected=f"one of {', '.join(known)}, or module:Class",
+            next_step=f"correct the kind, or install the package that registers it (entry-point group {self.group})",
+        )
+
+    def validate(self, value: Any) -> Any:
+        """A config of any kind from plain data: a mapping with its `kind`, or the kind alone.
+
+        Raises ValueError, or pydantic's ValidationError with the kind in front of each place.
+        """
         if isinstance(value, self.base):
             return value
+        if isinstance(value, str):
+            value = {"kind": value}
         kind = value.get("kind") if isinstance(value, Mapping) else None
         if not isinstance(kind, str):
-            raise ValueError(f"found {value!r:.80}, expected a mapping with a `kind`: {', '.join(self.references())}")
+            raise ValueError(f"names no kind of {self.sort}: one of {', '.join(self.names())}, or module:Class")
         try:
-            found = self.find(kind)
+            return self.load(kind).model_validate(value)
         except BadInput as error:
-            raise ValueError(f"{error.found}; expected {error.expected}") from None
-        return found.model_validate(value)
+            raise ValueError(f"{error.found}; expected {error.expected}") from error
+        except ValidationError as error:
+            placed = [
+                InitErrorDetails(
+                    type=item["type"], loc=(kind, *item["loc"]), input=item["input"], ctx=item.get("ctx", {})
+                )
+                for item in error.errors(include_url=False)
+            ]
+            raise ValidationError.from_exception_data(error.title, placed) from None
 
-    # -- what pydantic asks of an annotation -----------------------------------------------------------------------
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """A field holds what :meth:`validate` gives, and is dumped as the class that it is."""
+        return core_schema.no_info_plain_validator_function(
+            self.validate, serialization=core_schema.simple_ser_schema("any")
+        )
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        dumped = core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True)
-        return core_schema.no_info_plain_validator_function(self.validate, serialization=dumped)
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The union of the registered classes, told apart by `kind`; `anyOf`, which Prefect's form knows."""
+        members = []
+        for kind in self.names():
+            try:
+                member = handler(self.load(kind).__pydantic_core_schema__)
+            except BadInput as error:  # a broken package must not take the form of all others away
+                warnings.warn(str(error), stacklevel=2)
+                continue
+            handler.resolve_ref_schema(member)["properties"]["kind"]["const"] = kind
+            members.append(member)
+        return {"anyOf": [*members, _BY_NAME]}
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        choices = {kind: self.find(kind).__pydantic_core_schema__ for kind in self.references()}
-        return handler(core_schema.tagged_union_schema(choices, discriminator="kind"))
 
-
-def _dumped(value: BaseModel, info: core_schema.SerializationInfo) -> dict[str, Any]:
-    return value.model_dump(mode=info.mode)
+def load_object(target: str) -> Any:
+    """What `module:name` names. Raises what importing it raises."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,12 +1,14 @@
-"""A role: its model, how it samples, how it is trained."""
+"""A role: its model, how it samples, with which engine, how it is trained."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from crl.config.base import Model
+from crl.config.registry import Registry, load_object
 
 
 class SamplingConfig(Model):
@@ -52,10 +54,50 @@ class DeepSpeedConfig(Model):
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
 
+class EngineConfig(Model):
+    """What the config of every rollout engine has. Subclass it with a default for `kind`, own fields and :meth:`load`.
+
+    An engine is found by its `kind`: the built-in one, the entry points of the group `crl.engines`, or `module:Class`.
+    """
+
+    kind: str = Field(description="Name of the engine, or module:Class of its config.")
+
+    def load(
+        self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
+    ) -> Any:
+        """A policy ready to sample (`crl.protocols.LoadedPolicy`).
+
+        Args:
+            role: the role that samples: precision, context.
+            model_path: directory of the base model; tokenizer and chat template come from here.
+            checkpoint: directory of the role's weights or LoRA adapter; None: those of the base model.
+            threads: CPU threads of this process.
+            multi_turn: False for a role that writes one turn: its chat template may rewrite history.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it loads a model")
+
+
+class TransformersEngine(EngineConfig):
+    """Sampling inside the engine process: every token is read once, the key-value cache is kept between turns."""
+
+    kind: Literal["transformers"] = "transformers"
+
+    def load(
+        self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
+    ) -> Any:
+        """See :func:`crl.policies.language_model.load_policy`."""
+        load_policy = load_object("crl.policies.language_model:load_policy")
+        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
+
+
+ENGINES = Registry("engine", EngineConfig, {"transformers": "crl.config.roles:TransformersEngine"})
+"""The rollout engines that a role may name."""
+
+
 class RoleConfig(Model):
     """A model with its sampling and training."""
 
-    OF_WEIGHTS: ClassVar[tuple[str, ...]] = ("model", "dtype", "lora", "optimizer", "deepspeed")
+    OF_WEIGHTS: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine", "lora", "optimizer", "deepspeed")
     """Fields that belong to a set of weights: a role that shares another's has none of its own."""
 
     weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
@@ -66,6 +108,7 @@ class RoleConfig(Model):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the sampling model.")
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
+    engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples for it.")
     lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimiser.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="Update engine.")

@@ -17,17 +17,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from crl.config import EmbedderUse, RoleConfig
 from crl.errors import BadInput, RecordDamaged
-from crl.protocols import Embedder, Environment, Policy
+from crl.protocols import Embedder, Environment, LoadedPolicy, Policy
 from crl.records import Weights, rows_of
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
     from crl.learn.trainer import Trainer
-    from crl.policies.language_model import LanguagePolicy
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
 
@@ -45,7 +44,7 @@ class EngineServices:
         self.rank, self.world_size = rank, world_size
         self._run, self._method = run, run.method
         self._environments: dict[str, Environment] = {}
-        self._policies: dict[str, tuple[str, LanguagePolicy]] = {}
+        self._policies: dict[str, tuple[str, LoadedPolicy]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
         self._trainers: dict[str, tuple[str, Trainer]] = {}
@@ -64,14 +63,14 @@ class EngineServices:
             if config is None:
                 names = ", ".join(entry.name for entry in self._method.families)
                 raise BadInput(f"there is no task family {family!r}", expected=f"one of {names}")
-            self._environments[family] = make_environment(config.environment)
+            self._environments[family] = make_environment(config)
         return self._environments[family]
 
     def policy(self, role: str, weights: Weights) -> Policy:
         """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""
         held = self._policies.get(role)
         if held is not None and held[0] == weights.weights_digest:
-            return cast(Policy, held[1])
+            return held[1]
         self._prepare_torch()
         # Not here while it changes: a failure in between must not leave a mixture behind.
         held = self._policies.pop(role, None)
@@ -81,6 +80,7 @@ class EngineServices:
             policy = held[1]
         else:
             if held is not None:
+                held[1].close()
                 held = None
                 _collect()
             from crl.policies import load_policy
@@ -96,7 +96,7 @@ class EngineServices:
                     multi_turn=multi_turn,
                 )
         self._policies[role] = (weights.weights_digest, policy)
-        return cast(Policy, policy)
+        return policy
 
     def trainer(self, role: str, weights: Weights) -> Trainer:
         """The role's trainer standing at the weights of a row, optimiser state included."""
@@ -108,7 +108,9 @@ class EngineServices:
             self._drop_trainers([role] if small else list(self._trainers))
             # These weights are about to change: the sampling copy would only take room.
             copies = [name for name in self._policies if self._method.owner(name) == role]
-            if not small and [self._policies.pop(name) for name in copies]:
+            if not small and copies:
+                for name in copies:
+                    self._policies.pop(name)[1].close()
                 _collect()
             self._prepare_torch()
             trainer = self._new_trainer(role, weights)
@@ -161,6 +163,8 @@ class EngineServices:
 
     def release(self) -> None:
         """Free every model. Environments stay: they are small."""
+        for _, policy in self._policies.values():
+            policy.close()
         self._policies.clear()
         self._embedder = None
         self._drop_trainers(list(self._trainers))

@@ -1,106 +1,55 @@
 """Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake, shrines
-and the realms of the laboratory.
+and the realms of the laboratory. Each file holds the environment and its config, which `crl.config.ENVIRONMENTS` names.
 
-:func:`make_environment` builds one from its config, :func:`check_environment` refuses what cannot work before any work
-starts. What an environment needs is imported when it is asked for: importing this package stays cheap. Nothing here
-writes files.
+:func:`make_environment` builds the environment of a task family, :func:`check_environment` refuses what cannot work
+before any work starts. An environment is imported when it is asked for: importing this package stays cheap. Nothing
+here writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from crl.config import EnvironmentConfig
+from crl.config import EnvironmentConfig, FamilyConfig
 from crl.errors import BadInput
 from crl.protocols import Environment
 
 
-@dataclass(frozen=True)
-class _Kind:
-    make: Callable[[Any], Environment]
-    check: Callable[[Any], None]
+def make_environment(family: FamilyConfig) -> Environment:
+    """The environment of a task family, stepped side by side where the family asks for it.
 
-
-def _minihack(config: Any) -> Environment:
-    from crl.envs.minihack import MiniHackEnvironment
-
-    return MiniHackEnvironment(config)
-
-
-def _check_minihack(config: Any) -> None:
-    from crl.envs.minihack import check_minihack
-
-    check_minihack(config)
-
-
-def _frozenlake(config: Any) -> Environment:
-    from crl.envs.frozenlake import FrozenLakeEnvironment
-
-    return FrozenLakeEnvironment(config)
-
-
-def _check_frozenlake(config: Any) -> None:
-    from crl.envs.frozenlake import check_frozenlake
-
-    check_frozenlake(config)
-
-
-def _realms(config: Any) -> Environment:
-    from crl.envs.realms import RealmsEnvironment
-
-    return RealmsEnvironment(config)
-
-
-def _check_realms(config: Any) -> None:
-    from crl.envs.realms import check_realms
-
-    check_realms(config)
-
-
-def _shrines(config: Any) -> Environment:
-    from crl.envs.shrines import ShrinesEnvironment
-
-    return ShrinesEnvironment(config)
-
-
-def _check_shrines(config: Any) -> None:
-    from crl.envs.shrines import check_shrines
-
-    check_shrines(config)
-
-
-_KINDS = {
-    "minihack": _Kind(_minihack, _check_minihack),
-    "frozenlake": _Kind(_frozenlake, _check_frozenlake),
-    "realms": _Kind(_realms, _check_realms),
-    "shrines": _Kind(_shrines, _check_shrines),
-}
-
-
-def _kind(config: EnvironmentConfig) -> _Kind:
-    try:
-        return _KINDS[config.kind]
-    except KeyError:
-        raise BadInput(
-            f"unknown kind of environment {config.kind!r}",
-            expected="one of " + ", ".join(sorted(_KINDS)),
-            where="method.families[].environment.kind",
-        ) from None
-
-
-def make_environment(config: EnvironmentConfig) -> Environment:
-    """Build the environment of a task family.
-
-    Raises BadInput where the task is not registered or a package that it needs is missing.
+    Raises BadInput where it is not registered or a package that it needs is missing.
     """
-    return _kind(config).make(config)
+    if family.workers == 1 and family.step_time_limit_seconds is None:
+        environment: Environment = family.environment.make()
+        return environment
+    from crl.envs.side_by_side import SideBySide
+
+    return SideBySide(
+        family.environment.make, workers=family.workers, step_time_limit_seconds=family.step_time_limit_seconds
+    )
 
 
 def check_environment(config: EnvironmentConfig) -> None:
-    """Raise BadInput where the environment cannot be played here (unknown id, missing package, not deterministic).
-
-    Costs well under a second: one instance is made, reset twice with one seed and closed.
-    """
-    _kind(config).check(config)
+    """Raise BadInput where an environment cannot be played here: one instance is made, reset twice on a seed of
+    training and a held-out one, and closed. Two different starts of one seed are refused too."""
+    seeds = [0] if config.held_out_from is None else [0, config.held_out_from]
+    where = f"environment {config.kind}"
+    environment: Environment = config.make()
+    try:
+        first, second = environment.reset_many(seeds), environment.reset_many(seeds)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"the environment cannot be started: {type(error).__name__}: {error}",
+            where=where,
+            next_step="correct its settings, or install what the message names",
+        ) from error
+    finally:
+        environment.close()
+    if first != second:
+        raise BadInput(
+            "the environment starts differently when it is reset with the same seed",
+            expected="a task that is deterministic in its seed",
+            where=where,
+            next_step="choose another task, or seed every random stream of the environment in reset_many",
+        )

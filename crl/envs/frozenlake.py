@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, model_validator
 
-from crl.config import FrozenLakeConfig
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS
-from crl.envs.levels import Levels
+from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.protocols import Start, Step, StopReason
 
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -36,6 +38,32 @@ _DRAWS = 20_000
 
 Cell = tuple[int, int]
 """(row, column)."""
+
+
+class FrozenLakeConfig(EnvironmentConfig):
+    """FrozenLake, deterministic, a solvable map for each seed; `masked` replaces symbols and gives no rules."""
+
+    model_config = ConfigDict(title="FrozenLake")
+
+    kind: Literal["frozenlake"] = "frozenlake"
+    size_min: int = Field(4, ge=2, le=16, description="Smallest side of the map.")
+    size_max: int = Field(4, ge=2, le=16, description="Largest side of the map.")
+    frozen_probability: float = Field(0.8, ge=0.05, le=1.0, description="Probability that a cell is safe.")
+    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are told.")
+    max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    held_out_from: HeldOutFrom = 1_000_000
+    held_out_moves: FewestMoves = 3
+
+    @model_validator(mode="after")
+    def _sizes(self) -> FrozenLakeConfig:
+        if self.size_min > self.size_max:
+            raise ValueError(f"size_min {self.size_min} is larger than size_max {self.size_max}")
+        check_winnable(self.held_out_from, self.held_out_moves, self.max_turns)
+        return self
+
+    def make(self) -> FrozenLakeEnvironment:
+        """A wave of FrozenLake episodes."""
+        return FrozenLakeEnvironment(self)
 
 
 @dataclass(frozen=True)
@@ -123,11 +151,6 @@ def _draws(config: FrozenLakeConfig, seed: int) -> Iterator[Lake | None]:
         lake = Lake(side, start, goal, holes)
         moves = lake.moves
         yield lake if moves is not None and moves <= config.max_turns else None
-
-
-def check_frozenlake(config: FrozenLakeConfig) -> None:
-    """Raise BadInput where such maps are too few for a training and a held-out side."""
-    lakes(config).check()
 
 
 @dataclass

@@ -14,7 +14,9 @@ import hashlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar
+
+from pydantic import Field
 
 from crl.errors import BadInput
 
@@ -26,6 +28,17 @@ REPEATS = 40
 """Levels of the block that a seed passes over before it takes one of them again, and so do all seeds after it: there
 seem to be no others."""
 _CACHED = 4096
+
+FewestMoves = Annotated[
+    int, Field(ge=1, le=64, description="Fewest moves that the shortest way of a held-out level takes.")
+]
+"""The field of a config."""
+
+
+def check_winnable(held_out_from: int | None, held_out_moves: int, max_turns: int) -> None:
+    """Raise ValueError where no held-out level could be won in its turns."""
+    if held_out_from is not None and held_out_moves > max_turns:
+        raise ValueError(f"held_out_moves {held_out_moves} is more than max_turns {max_turns}")
 
 
 class Level(Protocol):
@@ -85,12 +98,6 @@ class Levels(Generic[L]):
         while len(levels) <= place:
             levels.append(self._held_out_level(self._first + block * BLOCK + len(levels), levels, block))
         return levels[place]
-
-    def check(self) -> None:
-        """Raise BadInput where there is no level to train on, or none to hold out."""
-        self.of(0)
-        if self._first is not None:
-            self.of(self._first)
 
     def _training_level(self, seed: int) -> L:
         seen: set[str] = set()

@@ -18,11 +18,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from crl.config import MiniHackConfig
+from pydantic import ConfigDict, Field, model_validator
+
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS
-from crl.envs.levels import Levels
+from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
 from crl.envs.nethack_ending import LastScreen
 from crl.envs.nethack_lessons import lesson_of
@@ -65,6 +67,32 @@ _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
 _DRAWS = 1000
 """Draws of a seed after which its task has no such level; a draw takes about a millisecond."""
+
+
+class MiniHackConfig(EnvironmentConfig):
+    """A registered MiniHack task."""
+
+    model_config = ConfigDict(title="MiniHack")
+
+    kind: Literal["minihack"] = "minihack"
+    id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
+    max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    hints: bool = Field(
+        True,
+        description="Say where the stairs and other things lie (`> is 2 east`); false: a legend of the symbols, and "
+        "prompts of its own: the examples of `prompts: minihack` show hints.",
+    )
+    held_out_from: HeldOutFrom = 1_000_000
+    held_out_moves: FewestMoves = 3
+
+    @model_validator(mode="after")
+    def _moves(self) -> MiniHackConfig:
+        check_winnable(self.held_out_from, self.held_out_moves, self.max_turns)
+        return self
+
+    def make(self) -> MiniHackEnvironment:
+        """A wave of MiniHack episodes. Raises BadInput for an unknown id, a missing package or level file."""
+        return MiniHackEnvironment(self)
 
 
 def goal_of(task_id: str) -> str:
@@ -139,33 +167,6 @@ def _seed(env: Any, seed: int) -> None:
     with _python_random(seed):
         env.seed(core=seed, disp=seed, reseed=False)
         env.reset()
-
-
-def check_minihack(config: MiniHackConfig) -> None:
-    """Raise BadInput for an unknown id, a missing package or level file, a task that is not deterministic, or one whose
-    levels are too few for a training and a held-out side."""
-    environment = MiniHackEnvironment(config)
-    seeds = [7] if config.held_out_from is None else [min(7, config.held_out_from - 1), config.held_out_from]
-    try:
-        first = environment.reset_many(seeds)
-        second = environment.reset_many(seeds)
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(
-            f"MiniHack task {config.id!r} cannot be started: {type(error).__name__}: {error}",
-            where="method.families[].environment.id",
-            next_step="choose another id",
-        ) from error
-    finally:
-        environment.close()
-    if first != second:
-        raise BadInput(
-            f"MiniHack task {config.id!r} gives different levels for one seed",
-            expected="a task that is deterministic in its seed",
-            where="method.families[].environment.id",
-            next_step="choose another id",
-        )
 
 
 @dataclass

@@ -22,11 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
+from typing import Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, model_validator
 
-from crl.config import RealmsConfig
-from crl.envs.levels import Levels
+from crl.config.environments import EnvironmentConfig
+from crl.envs.levels import FewestMoves, Levels
 from crl.protocols import Start, Step, StopReason
 
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -38,6 +40,51 @@ _FEEDBACK = "invalid"
 _FAR = 10_000
 _DRAWS = 20_000
 _CLAIM = re.compile(r"\btake ([A-Z])(?: then ([A-Z]))?\b")
+
+
+class RealmsConfig(EnvironmentConfig):
+    """Key then goal: a grid with abstract symbols; each realm hides which one is the key and which the goal."""
+
+    model_config = ConfigDict(title="Realms")
+
+    kind: Literal["realms"] = "realms"
+    realm: int = Field(0, ge=0, le=15, description="Number of the realm; its name r<number> stands in the goal.")
+    world: int = Field(
+        0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
+    )
+    side: int = Field(4, ge=3, le=8, description="Side of the grid.")
+    symbols: int = Field(8, ge=4, le=26, description="Symbols there are: A, B, C, …")
+    objects: int = Field(4, ge=2, le=12, description="Symbols on a grid: key, goal, and deadly decoys.")
+    longest_path: int = Field(6, ge=2, le=64, description="Most moves that the shortest way takes.")
+    max_turns: int = Field(10, ge=2, le=1000, description="Turns before an episode counts as failed.")
+    practice: bool = Field(
+        False, description="Every seed draws a realm and a rule of its own, one that no world has: for a warm start."
+    )
+    held_out_from: int = Field(
+        1_000_000, ge=1, description="Seeds from here on draw layouts that no smaller seed ever draws."
+    )
+    held_out_moves: FewestMoves = 3
+
+    @model_validator(mode="after")
+    def _fits(self) -> RealmsConfig:
+        if self.objects > self.symbols:
+            raise ValueError(f"{self.objects} objects need as many symbols, found {self.symbols}")
+        if self.objects + 1 > self.side**2 // 2:
+            raise ValueError(f"{self.objects} objects leave no way on a grid of side {self.side}")
+        if self.longest_path > self.max_turns:
+            raise ValueError(f"longest_path {self.longest_path} is more than max_turns {self.max_turns}")
+        if self.held_out_moves > self.longest_path:
+            raise ValueError(f"held_out_moves {self.held_out_moves} is more than longest_path {self.longest_path}")
+        return self
+
+    @property
+    def hidden_rule(self) -> bool:
+        """Which symbols are key and goal; in practice that is nobody's rule."""
+        return not self.practice
+
+    def make(self) -> RealmsEnvironment:
+        """A wave of episodes of the realm."""
+        return RealmsEnvironment(self)
 
 
 @dataclass(frozen=True)
@@ -140,11 +187,6 @@ def observed(side: int, symbols: int) -> list[str]:
     """The words an observation may begin with: symbols with their cells, the agent's cell, without and with the key."""
     objects = [placed(symbol, cell) for symbol in symbol_names(symbols) for cell in range(side**2)]
     return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
-
-
-def check_realms(config: RealmsConfig) -> None:
-    """Raise BadInput where a grid of these sizes cannot be drawn."""
-    layouts(config).check()
 
 
 @dataclass

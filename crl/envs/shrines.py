@@ -18,10 +18,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, model_validator
 
-from crl.config import ShrinesConfig
+from crl.config.environments import EnvironmentConfig
 from crl.envs.levels import Levels
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.errors import BadInput
@@ -46,6 +48,48 @@ THINGS = (
 _ATTEMPTS = 10_000
 _TRUE, _FULL, _REFUSED = 0.8, 0.45, 0.5
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
+
+
+class ShrinesConfig(EnvironmentConfig):
+    """Offer the right things in the right order; each shrine hides its rule. In plain words, for a language model."""
+
+    model_config = ConfigDict(title="Shrines")
+
+    kind: Literal["shrines"] = "shrines"
+    shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, stands in the goal.")
+    world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
+    steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
+    shown: int = Field(4, ge=2, le=12, description="Things that lie there: those of the rule, and others.")
+    things: int = Field(16, ge=4, le=24, description="Things there are in all.")
+    max_turns: int = Field(6, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    practice: bool = Field(
+        False, description="Every seed draws a shrine and a rule of its own, which no world has: for a warm start."
+    )
+    held_out_from: int = Field(
+        1_000_000, ge=1, description="Seeds from here on draw sets of things that no smaller seed ever draws."
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> ShrinesConfig:
+        if not self.steps <= self.shown <= self.things:
+            raise ValueError(f"{self.steps} steps, {self.shown} shown and {self.things} things: they must not decrease")
+        if self.max_turns < self.steps:
+            raise ValueError(f"max_turns {self.max_turns} is less than the {self.steps} steps that winning takes")
+        return self
+
+    @property
+    def hidden_rule(self) -> bool:
+        """What the shrine wants, in which order; in practice that is nobody's rule."""
+        return not self.practice
+
+    @property
+    def teaches(self) -> bool:
+        """Practice games are played at shrines that no task has."""
+        return True
+
+    def make(self) -> ShrinesEnvironment:
+        """A wave of games at the shrine."""
+        return ShrinesEnvironment(self)
 
 
 @dataclass(frozen=True)
@@ -96,11 +140,6 @@ def _draws(config: ShrinesConfig, seed: int) -> Iterator[Game]:
         decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.shown - config.steps]]
         lying = [*rule, *decoys]
         yield Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
-
-
-def check_shrines(config: ShrinesConfig) -> None:
-    """Raise BadInput where there is nothing to train on or nothing to hold out."""
-    games(config).check()
 
 
 @dataclass

@@ -19,6 +19,7 @@ from crl.extractor.parse import ParsedOutput
 from crl.extractor.prompts import Messages, prompt_text
 from crl.protocols import Policy, Sampled, StopReason
 from crl.records import Distillation, Generation, Operation
+from crl.run.seeds import number_of
 
 SeedOf = Callable[[str], np.random.SeedSequence]
 """Seed of the random stream of a distillation id."""
@@ -86,10 +87,10 @@ def sample_outputs(
     sampled: dict[int, Sampled] = {}
     for first in range(0, len(ready), batch):
         chosen = ready[first : first + batch]
-        session = policy.open([prompts[index].token_ids or [] for index in chosen], list(range(len(chosen))))
         rows = list(range(len(chosen)))
-        generators = {row: np.random.default_rng(seed_of(prompts[chosen[row]].distillation_id)) for row in rows}
-        found = session.sample(rows, generators, sampling)
+        seeds = [number_of(seed_of(prompts[index].distillation_id)) for index in chosen]
+        session = policy.open([prompts[index].token_ids or [] for index in chosen], rows, seeds)
+        found = session.sample(rows, sampling)
         session.drop(rows)
         sampled.update({chosen[row]: found[row] for row in rows})
     return [

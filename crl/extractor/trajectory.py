@@ -99,7 +99,8 @@ def _done(turn: Turn) -> str:
     if turn.valid and turn.action == QUESTION:
         return f"{written} → {(turn.feedback or '').strip()}"
     if turn.valid:
-        return written if written == turn.action else f"{written} → {turn.action}"
+        done = written if written == turn.action else f"{written} → {turn.action}"
+        return f"{done} ({turn.feedback.strip()})" if turn.feedback else done
     return f"{written} → invalid" + (f" ({turn.feedback.strip()})" if turn.feedback else "")
 
 

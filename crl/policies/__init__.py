@@ -14,19 +14,17 @@ from crl.policies.sources import ModelSource, check_model, name_accelerator, res
 if TYPE_CHECKING:
     from crl.config import RoleConfig
     from crl.policies.chat import ChatFormat
-    from crl.policies.language_model import LanguagePolicy
-    from crl.protocols import Embedder
+    from crl.protocols import Embedder, LoadedPolicy
 
 __all__ = ["ModelSource", "check_model", "load_chat", "load_embedder", "load_policy", "resolve_model"]
 
 
 def load_policy(
     role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True
-) -> LanguagePolicy:
-    """See :func:`crl.policies.language_model.load_policy`."""
-    from crl.policies import language_model
-
-    return language_model.load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
+) -> LoadedPolicy:
+    """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`."""
+    policy: LoadedPolicy = role.engine.load(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
+    return policy
 
 
 def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:

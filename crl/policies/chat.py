@@ -13,10 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
+from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts
 
 if TYPE_CHECKING:
@@ -70,16 +73,31 @@ class ChatFormat:
         if multi_turn:
             self._check_history_is_kept()
 
-    def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools; many leave them out without a word."""
+        probe = Tool("crlProbeTool", "A probe.", {"type": "object", "properties": {}})
+        try:
+            return probe.name in self._render_slots(["system", "user"], ready=True, tools=[probe])
+        except BadInput:
+            return False
+
+    def opening(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a whole first prompt, ready for the assistant to answer.
 
         Args:
             messages: `{"role": "system" | "user" | "assistant", "content": text}`, the last one the user's.
+            tools: what the template is to offer; only where it `takes_tools`.
 
         Raises:
-            BadInput: the template refuses these messages (some know no system role).
+            BadInput: the template refuses these messages (some know no system role), or a tool's text holds a control
+                token.
         """
-        rendered = self._render_slots([message["role"] for message in messages], ready=True)
+        for tool in tools:
+            said = json.dumps([tool.name, tool.description, tool.parameters], ensure_ascii=False)
+            if self._control.search(said) or _SLOTS.search(said):
+                raise self._refuse(f"the tool {tool.name!r} holds one of its control tokens", "Describe it otherwise.")
+        rendered = self._render_slots([message["role"] for message in messages], ready=True, tools=tools)
         return self._encode(rendered, [message["content"] for message in messages])
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
@@ -136,7 +154,7 @@ class ChatFormat:
         valid = filled.encode("utf-8", "replace").decode("utf-8")
         return list(self._plain.encode(valid, add_special_tokens=False).ids)
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, ready: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], *, ready: bool, tools: Sequence[Tool] = ()) -> str:
         import jinja2
 
         try:
@@ -145,6 +163,7 @@ class ChatFormat:
                 tokenize=False,
                 add_generation_prompt=ready,
                 chat_template=self._template,
+                tools=[{"type": "function", "function": asdict(tool)} for tool in tools] or None,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = [message["role"] for message in messages]
@@ -154,9 +173,9 @@ class ChatFormat:
             ) from error
         return str(rendered)
 
-    def _render_slots(self, roles: Sequence[str], *, ready: bool) -> str:
+    def _render_slots(self, roles: Sequence[str], *, ready: bool, tools: Sequence[Tool] = ()) -> str:
         messages = [{"role": role, "content": _SLOT.format(index)} for index, role in enumerate(roles)]
-        rendered = self._render(messages, ready=ready)
+        rendered = self._render(messages, ready=ready, tools=tools)
         if [int(index) for index in _SLOTS.findall(rendered)] != list(range(len(roles))):
             raise self._refuse(f"its chat template does not show each of {list(roles)} once, in order", "")
         return rendered

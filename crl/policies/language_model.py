@@ -44,13 +44,13 @@ class LanguagePolicy:
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_ids = frozenset([*own, *eos, *self.chat.end_ids])
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> BatchSession:
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> BatchSession:
         """Start one row per prompt; what all rows, then rows of one group, share is read once.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        return BatchSession(self.model, self.end_ids, self.context, prompts, groups)
+        return BatchSession(self.model, self.end_ids, self.context, prompts, groups, seeds)
 
     def take_weights(self, directory: Path) -> bool:
         """Read full weights into the living model: the numbers that loading it anew would give, without the time.
@@ -70,6 +70,9 @@ class LanguagePolicy:
         for name, parameter in own.items():
             parameter.data.copy_(tensors[name])
         return True
+
+    def close(self) -> None:
+        """Nothing but memory is held, which goes with the last reference."""
 
 
 def load_policy(

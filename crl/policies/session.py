@@ -45,6 +45,7 @@ class BatchSession:
         context: int,
         prompts: Sequence[Sequence[int]],
         groups: Sequence[int],
+        seeds: Sequence[int],
     ) -> None:
         """
         Args:
@@ -53,12 +54,13 @@ class BatchSession:
             context: longest row in tokens.
             prompts: ids of each row's prompt, at least one.
             groups: group of each row; rows of one group usually share most of their prompt.
+            seeds: seed of each row's random stream, from which one number is taken per token drawn.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        if len(prompts) != len(groups) or not prompts or not all(prompts):
-            raise ValueError("a session needs at least one prompt, no empty one, and one group per prompt")
+        if not len(prompts) == len(groups) == len(seeds) or not prompts or not all(prompts):
+            raise ValueError("a session needs at least one prompt, no empty one, and one group and seed per prompt")
         longest = max(range(len(prompts)), key=lambda row: len(prompts[row]))
         if len(prompts[longest]) >= context:
             raise PromptTooLong(
@@ -68,6 +70,7 @@ class BatchSession:
                 next_step="Shorten the prompt (examples, experience) or raise the role's context.",
             )
         self._model, self._end_ids, self._context = model, end_ids, context
+        self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._device = model.device
         self._padding = _PADDING.get(self._device.type, _PADDING["cpu"])
         self._hidden = torch.tensor(float("-inf"), dtype=model.dtype, device=self._device)
@@ -84,11 +87,7 @@ class BatchSession:
 
     @torch.inference_mode()
     def sample(
-        self,
-        rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
-        sampling: SamplingConfig,
-        answers: Mapping[int, Answers] | None = None,
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> dict[int, Sampled]:
         """Sample one turn in each row given.
 
@@ -97,7 +96,6 @@ class BatchSession:
 
         Args:
             rows: rows to sample, none twice.
-            generators: each row's random stream; one number is taken per token drawn.
             sampling: temperature, top_k, top_p, max_new_tokens.
             answers: the answers each row may give. Ids that leave no choice are not drawn and cost no pass.
 
@@ -120,7 +118,7 @@ class BatchSession:
         active = [row for row in rows if turns[row].stop_reason is None]
         while active:
             active, logits_BV = self._read({row: self._pending[row] for row in active})
-            uniforms_B = torch.tensor([generators[row].random() for row in active], dtype=torch.float64)
+            uniforms_B = torch.tensor([self._streams[row].random() for row in active], dtype=torch.float64)
             uniforms_B = uniforms_B.to(self._device)
             if answers is None:
                 drawn_B, logprobs_B = draw(logits_BV, uniforms_B, sampling)

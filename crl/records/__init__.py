@@ -53,10 +53,9 @@ ROW_TYPES: tuple[type[Row], ...] = (
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
-    "FREE", "GUIDED", "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent",
-    "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation",
-    "Generation", "ImportedEntry", "Judgement", "Metric", "Operation", "Question", "Resemblance", "Retrieval",
-    "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate", "Task", "Turn", "UseReward", "Weights",
-    "rows_of", "rows_with",
-    "schema_of", "table_of", "vectors_of",
+    "FREE", "GUIDED", "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry",
+    "BankEvent", "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore",
+    "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric", "Operation",
+    "Question", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate",
+    "Task", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

@@ -84,8 +84,8 @@ class Episode(Row):
     content_digests: A[list[str], "versions of these entries"] = dataclasses.field(default_factory=list)
     experiences: A[list[str], "texts of these entries as shown"] = dataclasses.field(default_factory=list)
     goal: A[str, "what the environment asked for"]
-    success: A[bool, "binary outcome"]
-    reward: A[float, "outcome reward of the environment"]
+    success: A[bool, "whether the task was solved, as the environment says"]
+    reward: A[float, "outcome reward of the environment: any finite number"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns whose action did not parse or was illegal"]
     tokens_read: A[int, "tokens the actor read: prompt and observations, each once"]
@@ -114,9 +114,9 @@ class Turn(Row):
     turn: A[int, "turn index from 0"]
     observation: A[str, "what the actor saw before acting"]
     output: A[str, "the actor's text"]
-    action: A[str | None, "parsed legal action; null where there was none"]
+    action: A[str | None, "legal action, free text or tool call (JSON) that the environment was given; null: none"]
     valid: A[bool, "whether the action was legal and taken"]
-    feedback: A[str | None, "what was answered to an invalid action"]
+    feedback: A[str | None, "what the environment told about the action beside the observation; null: nothing"]
     first_token: A[int, "offset of the output's first token in the generation's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn or length"]
@@ -201,7 +201,7 @@ class Evaluation(Row):
     guided: A[bool, "whether an experience was found"]
     entry_id: A[str | None, "entry shown; of several (top_k) the first"]
     entry_ids: A[list[str], "every entry shown, in that order"] = dataclasses.field(default_factory=list)
-    success: A[bool, "binary outcome"]
+    success: A[bool, "whether the task was solved"]
     reward: A[float, "outcome reward"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns without a legal action"]

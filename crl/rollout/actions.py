@@ -1,15 +1,21 @@
-"""From the actor's text to a legal action, a question, or neither: never an error, whatever the text holds.
+"""From the actor's text to what its environment is given, a question, or neither: never an error, whatever it holds.
+
+An environment takes one of some actions by name, free text, or a tool call (`crl.protocols.Actions`). Of a tool call
+only the JSON counts, whatever stands around it: models write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
+fenced JSON, a list of calls, or `parameters` for `arguments`. The last call counts, as the last tag does.
 
 Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
+from crl.protocols import Actions, FreeText, ToolCalls
 from crl.text.answers import after_thoughts
 
 ActionFormat = Literal["tag", "word"]
@@ -35,17 +41,79 @@ def _words(actions: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?<!\w-)(?:{branches})(?!\w)(?!-\w)", re.IGNORECASE)
 
 
-def parse_action(
-    text: str, actions: Sequence[str], action_format: ActionFormat, *, thinking: bool = False
-) -> str | None:
-    """The legal action that a text names behind its thoughts, as it is written in `actions`; None where it names none.
+def parse_action(text: str, actions: Actions, action_format: ActionFormat, *, thinking: bool = False) -> str | None:
+    """What a text gives to its environment behind its thoughts; None where that is nothing.
 
-    `tag`: the last `<action>…</action>` counts and must equal a legal action, case and outer blanks aside. `word`: the
-    first legal action that stands as whole words counts, the longest where several begin at one place. `thinking`: the
-    prompt began a thought.
+    Of some actions: the one it names, as it is written in `actions`. `tag`: the last `<action>…</action>` counts and
+    must equal a legal action, case and outer blanks aside. `word`: the first legal action that stands as whole words
+    counts, the longest where several begin at one place. Free text: the body of the last tag, or with `word` all of it,
+    outer blanks aside. A tool call: its JSON, with sorted keys, whatever the format. `thinking`: the prompt began a
+    thought.
     """
     answer = after_thoughts(text, begun=thinking)
-    return None if answer is None else _action_in(answer, actions, action_format)
+    if answer is None:
+        return None
+    if isinstance(actions, ToolCalls):
+        return _tool_call(answer)
+    if isinstance(actions, FreeText):
+        bodies = _TAG.findall(answer) if action_format == "tag" else [answer]
+        return _valid(bodies[-1].strip()) or None if bodies else None
+    return _action_in(answer, actions, action_format)
+
+
+def named_actions(actions: Actions) -> tuple[str, ...]:
+    """The actions that can be listed; none where the environment parses text or takes tool calls."""
+    return actions if isinstance(actions, tuple) else ()
+
+
+def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
+    """What stands for `{actions}` in a prompt. `takes_tools`: the chat's own template shows the tools."""
+    if isinstance(actions, FreeText):
+        return actions.form
+    if not isinstance(actions, ToolCalls):
+        return ", ".join(actions)
+    if takes_tools:
+        return "call one of the tools " + ", ".join(tool.name for tool in actions.tools)
+    shown = [
+        f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
+        for tool in actions.tools
+    ]
+    return "\n".join(['answer with JSON: {"name": <tool>, "arguments": {…}}. The tools:', *shown])
+
+
+def _tool_call(answer: str) -> str | None:
+    """The last call in an answer as JSON with sorted keys; None where there is none."""
+    found, at = None, answer.find("{")
+    while at >= 0:
+        try:
+            value, end = _JSON.raw_decode(answer, at)
+            found = _as_call(value) or found
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = answer.find("{", end)
+    return found
+
+
+def _as_call(value: dict[str, Any]) -> str | None:
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the arguments as a JSON text
+        arguments = _JSON.decode(arguments)
+    if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
+        return None
+    call = {"name": value["name"], "arguments": arguments}
+    return _valid(json.dumps(call, ensure_ascii=False, sort_keys=True, allow_nan=False))
+
+
+def _valid(text: str) -> str:
+    """The text as UTF-8 can hold it: rows are, and a lone surrogate (JSON can spell one) is not."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:
@@ -62,9 +130,7 @@ def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat)
     return None
 
 
-def parse_question(
-    text: str, actions: Sequence[str], action_format: ActionFormat, *, thinking: bool = False
-) -> str | None:
+def parse_question(text: str, actions: Actions, action_format: ActionFormat, *, thinking: bool = False) -> str | None:
     """The question that a text asks behind its thoughts, blanks at its ends aside; None where it asks none. It may be
     empty.
 
@@ -80,6 +146,6 @@ def parse_question(
             return None
         return asked[-1].group(1).strip()
     line = _ASK_LINE.search(answer)
-    if line is None or _action_in(answer[: line.start()], actions, "word") is not None:
+    if line is None or _action_in(answer[: line.start()], named_actions(actions), "word") is not None:
         return None
     return line.group(1).strip()

@@ -6,11 +6,11 @@ demonstration of the action would be, id for id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from crl.errors import BadInput
-from crl.protocols import Answers, Chat
+from crl.protocols import Actions, Answers, Chat
+from crl.rollout.actions import named_actions
 
 
 class AnswerTrees:
@@ -21,9 +21,9 @@ class AnswerTrees:
         self._chat, self._longest = chat, longest
         self._trees: dict[tuple[str, ...], Answers] = {}
 
-    def of(self, actions: Sequence[str]) -> Answers:
+    def of(self, actions: Actions) -> Answers:
         """The tree of some actions. Raises BadInput where there is none, or one is longer than a turn may be."""
-        key = tuple(actions)
+        key = named_actions(actions)
         if key not in self._trees:
             self._trees[key] = self._grown(key)
         return self._trees[key]

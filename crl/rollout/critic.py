@@ -19,6 +19,7 @@ from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.records import Generation, Judgement, Retrieval, Task
 from crl.rollout.prompts import prompt_text
 from crl.rollout.verdicts import Verdict, VerdictReason, malformed, parse_verdict
+from crl.run.seeds import number_of
 from crl.text.templates import check, fill
 
 BATCH = 16
@@ -86,7 +87,7 @@ def judge(
     weights_digest: str,
     stage: str,
 ) -> list[Judged]:
-    """One verdict per experience, in their order; each samples from its own stream `default_rng(seed_of(episode_id))`.
+    """One verdict per experience, in their order; each is sampled from its own seed, `seed_of(episode_id)`.
 
     A prompt that does not fit the context is not sampled: its verdict is malformed, the experience is used as it is.
     """
@@ -99,9 +100,12 @@ def judge(
     for at in range(0, len(ready), BATCH):
         batch = ready[at : at + BATCH]
         rows = list(range(len(batch)))
-        session = policy.open([prompts[index] for index in batch], [proposed[index].task.group for index in batch])
-        generators = {row: np.random.default_rng(seed_of(proposed[batch[row]].task.episode_id)) for row in rows}
-        found = session.sample(rows, generators, sampling)
+        session = policy.open(
+            [prompts[index] for index in batch],
+            [proposed[index].task.group for index in batch],
+            [number_of(seed_of(proposed[index].task.episode_id)) for index in batch],
+        )
+        found = session.sample(rows, sampling)
         session.drop(rows)
         sampled.update({batch[row]: found[row] for row in rows})
     judged = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from crl.errors import CrlError
@@ -53,12 +54,17 @@ class MixedEnvironment:
 
 
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
-    """`step_many`; an exception of the environment becomes an error step of every slot that was stepped."""
+    """`step_many`; an exception of the environment becomes an error step of every slot that was stepped, and a reward
+    that is no finite number one of its slot."""
     try:
-        return environment.step_many(actions)
+        steps = environment.step_many(actions)
     except (CrlError, MemoryError):
         raise
     except Exception as error:
-        code = f"environment_{type(error).__name__}"
-        broken = Step("", (), False, "", True, False, 0.0, StopReason.error, code)
-        return dict.fromkeys(actions, broken)
+        return dict.fromkeys(actions, broken(type(error).__name__))
+    return {slot: step if math.isfinite(step.reward) else broken("reward") for slot, step in steps.items()}
+
+
+def broken(what: str) -> Step:
+    """The last step of a slot whose environment broke; `what` is the end of its reason code."""
+    return Step("", (), False, "", True, False, 0.0, StopReason.error, f"environment_{what}")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from crl.protocols import Sampled, Start, StopReason
+from crl.protocols import Actions, Sampled, Start, StopReason
 from crl.records import Generation, Question, Task, Turn
 
 
@@ -46,10 +44,10 @@ class LiveEpisode:
 
     slot: EpisodeSlot
     start: Start
-    actions: tuple[str, ...]
+    actions: Actions
     observation: str
     prompt: str
-    generator: np.random.Generator
+    seed: int
     token_ids: list[int]
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

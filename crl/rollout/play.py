@@ -17,14 +17,15 @@ import numpy as np
 
 from crl.config import Method, SamplingConfig
 from crl.errors import PromptTooLong, StageFailed
-from crl.protocols import Advisor, Environment, Policy, Sampled, Session, Start, Step, StopReason
+from crl.protocols import Advisor, Environment, Policy, Sampled, Session, Start, Step, StopReason, ToolCalls
 from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import MixedEnvironment, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
-from crl.rollout.prompts import actor_messages, following_text, prompt_text
+from crl.rollout.prompts import following_text, opened, prompt_text
+from crl.run.seeds import number_of
 
 __all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
 
@@ -41,6 +42,13 @@ class PlayedEpisode:
     questions: list[Question]
     answers: list[Generation]
     """Token records of the answers that it got."""
+
+    @property
+    def feedback(self) -> str:
+        """What may be told about the whole episode: the environment's last words on it, else its outcome."""
+        said = self.turns[-1].feedback if self.turns else None
+        ended = self.episode.stop_reason.replace("_", " ")
+        return said or f"The episode ended: {ended}. Reward: {self.episode.reward:g}."
 
 
 Progress = Callable[[dict[str, Any]], None]
@@ -78,11 +86,11 @@ def play_wave(
 ) -> list[PlayedEpisode]:
     """Play every slot of a wave to its end, one turn of all live rows at a time; results in the order of the slots.
 
-    Each episode samples from its own stream `default_rng(seed_of(episode_id))`, so its tokens do not depend on which
-    rows share its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode
-    ends by success, failure or turn limit as the environment says, at the context limit where the next reply and a full
-    turn no longer fit, or by an error of the environment (kept, with a reason code and reward 0). With an `advisor`,
-    guided episodes are offered to ask, and their questions of one turn are answered as one batch.
+    Each episode is sampled from its own seed, `seed_of(episode_id)`, so its tokens do not depend on which rows share
+    its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode ends by
+    success, failure or turn limit as the environment says, at the context limit where the next reply and a full turn no
+    longer fit, or by an error of the environment (kept, with a reason code and reward 0). With an `advisor`, guided
+    episodes are offered to ask, and their questions of one turn are answered as one batch.
 
     Raises PromptTooLong for a first prompt that leaves no room for a turn, StageFailed where the environment starts
     otherwise than planned or the session's length disagrees with the token record.
@@ -96,16 +104,15 @@ def play_wave(
         _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
         for slot, start in zip(slots, starts, strict=True)
     ]
-    session = policy.open([row.token_ids for row in rows], [slot.task.group for slot in slots])
+    session = policy.open(
+        [row.token_ids for row in rows], [slot.task.group for slot in slots], [row.seed for row in rows]
+    )
     live = list(range(len(rows)))
     trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
     _tell(progress, rows, live)
     while live:
         sampled = session.sample(
-            live,
-            {index: rows[index].generator for index in live},
-            sampling,
-            None if trees is None else {index: trees.of(rows[index].actions) for index in live},
+            live, sampling, None if trees is None else {index: trees.of(rows[index].actions) for index in live}
         )
         pieces = _turn(policy, environment, rows, live, sampled, method=method, sampling=sampling, advisor=advisor)
         finished = [index for index in live if rows[index].stop_reason is not None]
@@ -146,16 +153,14 @@ def _open_row(
             where=f"environment of family {task.family}, seed {task.environment_seed}",
             next_step="the environment is not deterministic in its seed, or its version changed since the plan",
         )
-    messages = actor_messages(
+    messages, token_ids = opened(
+        policy.chat,
         method.prompts["actor"],
-        goal=start.goal,
-        observation=start.observation,
-        actions=start.actions,
+        start,
         experience=slot.shown,
         placement=method.rollout.placement,
         offer=method.prompts["ask"].offer if may_ask and "ask" in method.prompts else "",
     )
-    token_ids = list(policy.chat.opening(messages))
     allowed = policy.context - sampling.max_new_tokens
     if len(token_ids) > allowed:
         raise PromptTooLong(
@@ -170,7 +175,7 @@ def _open_row(
         actions=start.actions,
         observation=start.observation,
         prompt=prompt_text(messages),
-        generator=np.random.default_rng(seed_of(task.episode_id)),
+        seed=number_of(seed_of(task.episode_id)),
         token_ids=token_ids,
         may_ask=may_ask,
     )
@@ -216,7 +221,7 @@ def _turn(
                 output=texts[index],
                 action=QUESTION if asked else actions[index],
                 valid=step.legal and step.error is None,
-                feedback=step.feedback if refused_turn or asked else None,
+                feedback=step.feedback if step.feedback or refused_turn or asked else None,
                 first_token=first,
                 last_token=last,
                 stop_reason=sampled[index].stop_reason.value,
@@ -231,10 +236,11 @@ def _turn(
             observation=step.observation,
             actions=step.actions,
             feedback=step.feedback,
+            takes_tools=isinstance(step.actions, ToolCalls) and policy.chat.takes_tools,
         )
         piece = list(policy.chat.reply(reply, ended=sampled[index].stop_reason is StopReason.end_of_turn))
         if len(row.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
-            row.stop_reason = StopReason.context_limit
+            row.stop_reason, row.reward = StopReason.context_limit, step.reward
             continue
         row.observation, row.actions = step.observation, step.actions
         pieces[index] = piece
@@ -247,7 +253,8 @@ def _finish(row: LiveEpisode, step: Step) -> None:
         row.stop_reason = StopReason.error
         return
     row.success, row.reward = step.success, step.reward
-    row.stop_reason = step.stop_reason or (StopReason.success if step.success else StopReason.failure)
+    failed = StopReason.failure if step.stop_reason in (None, StopReason.success) else step.stop_reason
+    row.stop_reason = StopReason.success if step.success else failed
 
 
 def _compare_lengths(session: Session, rows: Sequence[LiveEpisode], live: Sequence[int]) -> None:

@@ -14,6 +14,8 @@ from typing import Literal
 
 from crl.config import PromptConfig
 from crl.errors import BadInput
+from crl.protocols import Actions, Chat, Start, ToolCalls
+from crl.rollout.actions import actions_text
 from crl.text.templates import check, fill, placeholders
 
 Placement = Literal["system", "user"]
@@ -69,17 +71,19 @@ def actor_messages(
     *,
     goal: str,
     observation: str,
-    actions: Sequence[str],
+    actions: Actions,
     experience: str | None,
     placement: Placement,
     offer: str = "",
+    takes_tools: bool = False,
 ) -> list[dict[str, str]]:
     """Messages of a first prompt: system, example exchanges, first user message. None shows no experience.
 
     `offer` (search-and-ask) stands directly behind the experience; a free episode, which has none, is offered nothing.
+    `takes_tools`: the chat's own template shows the tools of the environment, so the messages only name them.
     """
     shown = "" if experience is None else fill(prompt.experience, {"experience": experience}) + offer
-    values = {"goal": goal, "actions": ", ".join(actions)}
+    values = {"goal": goal, "actions": actions_text(actions, takes_tools=takes_tools)}
     system = fill(prompt.system, values)
     if placement == "system" and shown:
         system = f"{system}\n{shown.rstrip()}"
@@ -92,11 +96,31 @@ def actor_messages(
     return [*messages, {"role": "user", "content": first}]
 
 
-def following_text(prompt: PromptConfig, *, goal: str, observation: str, actions: Sequence[str], feedback: str) -> str:
+def opened(
+    chat: Chat, prompt: PromptConfig, start: Start, *, experience: str | None, placement: Placement, offer: str = ""
+) -> tuple[list[dict[str, str]], list[int]]:
+    """An episode's first prompt: its messages (:func:`actor_messages`) and its ids."""
+    tools = start.actions.tools if isinstance(start.actions, ToolCalls) and chat.takes_tools else ()
+    messages = actor_messages(
+        prompt,
+        goal=start.goal,
+        observation=start.observation,
+        actions=start.actions,
+        experience=experience,
+        placement=placement,
+        offer=offer,
+        takes_tools=bool(tools),
+    )
+    return messages, list(chat.opening(messages, tools) if tools else chat.opening(messages))
+
+
+def following_text(
+    prompt: PromptConfig, *, goal: str, observation: str, actions: Actions, feedback: str, takes_tools: bool = False
+) -> str:
     """A later user message; non-empty feedback ends its line so that it may stand directly before the observation."""
     line = f"{feedback}\n" if feedback else ""
-    values = {"goal": goal, "observation": observation, "actions": ", ".join(actions), "feedback": line}
-    return fill(prompt.following, values)
+    shown = actions_text(actions, takes_tools=takes_tools)
+    return fill(prompt.following, {"goal": goal, "observation": observation, "actions": shown, "feedback": line})
 
 
 def prompt_text(messages: Sequence[dict[str, str]]) -> str:

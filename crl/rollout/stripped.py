@@ -12,21 +12,13 @@ from crl.config import Method
 from crl.protocols import Chat
 from crl.records import QUESTION, StrippedContext
 from crl.rollout.play import PlayedEpisode
-from crl.rollout.prompts import actor_messages
+from crl.rollout.prompts import opened
 
 
 def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> StrippedContext:
     """The stripped context of one guided episode; `chat` is the format that it was played with."""
     record, start = played.generation, played.start
-    opening = actor_messages(
-        method.prompts["actor"],
-        goal=start.goal,
-        observation=start.observation,
-        actions=start.actions,
-        experience=None,
-        placement=method.rollout.placement,
-    )
-    token_ids = list(chat.opening(opening))
+    _, token_ids = opened(chat, method.prompts["actor"], start, experience=None, placement=method.rollout.placement)
     loss_mask = [0] * len(token_ids)
     choices: list[list[int]] = []
     replied: list[int] = []  # what the actor read after its last own turn

@@ -77,7 +77,7 @@ def _play(method: Method, base: Path, *, episodes: int) -> list[PlayedEpisode]:
     """Scripted episodes on training maps: three of four guided by a random recommendation, which they follow."""
     random = np.random.default_rng(0)
     family = method.families[0]
-    environment = make_environment(family.environment)
+    environment = make_environment(family)
     seeds = [family.train_seeds.start + index % family.train_seeds.count for index in range(episodes)]
     followed: list[str | None] = [ACTIONS[index // 4 % 4] if index % 4 else None for index in range(episodes)]
     slots = []

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from crl.config import EnvironmentConfig, RealmsConfig
-from crl.envs.realms import ACTIONS, hidden_rule, layouts
+from crl.config import EnvironmentConfig
+from crl.envs.realms import ACTIONS, RealmsConfig, hidden_rule, layouts
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import distill_messages, prompt_text
 from crl.lab.study.config import load_study

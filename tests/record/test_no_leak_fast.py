@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.config import Method, RealmsConfig, SamplingConfig
+from crl.config import Method, SamplingConfig
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.envs.realms import ACTIONS, hidden_rule, layouts, note
+from crl.envs.realms import ACTIONS, RealmsConfig, hidden_rule, layouts, note
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import ask_messages, distill_messages, merge_messages, prompt_text
 from crl.lab.warm.config import load_warm_start
@@ -92,13 +92,18 @@ class Script:
     def __init__(self, chat: Chat, say: Callable[[str, int, np.random.Generator], str]) -> None:
         self.chat, self.context, self._say = chat, 256, say
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Script.Session:
-        return Script.Session(self.chat, self._say, prompts)
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Script.Session:
+        return Script.Session(self.chat, self._say, prompts, seeds)
 
     class Session:
         def __init__(
-            self, chat: Chat, say: Callable[[str, int, np.random.Generator], str], prompts: Sequence[Sequence[int]]
+            self,
+            chat: Chat,
+            say: Callable[[str, int, np.random.Generator], str],
+            prompts: Sequence[Sequence[int]],
+            seeds: Sequence[int],
         ) -> None:
+            self._streams = [np.random.default_rng(seed) for seed in seeds]
             self._chat, self._say = chat, say
             self._lengths, self._turns = [len(prompt) for prompt in prompts], [0] * len(prompts)
             self._prompts = [chat.decode(prompt) for prompt in prompts]
@@ -110,13 +115,12 @@ class Script:
         def sample(
             self,
             rows: Sequence[int],
-            generators: Mapping[int, np.random.Generator],
             sampling: SamplingConfig,
             answers: Mapping[int, Any] | None = None,
         ) -> dict[int, Sampled]:
             found = {}
             for row in rows:
-                ids = self._chat.answer(self._say(self._prompts[row], self._turns[row], generators[row]))
+                ids = self._chat.answer(self._say(self._prompts[row], self._turns[row], self._streams[row]))
                 self._turns[row] += 1
                 self._lengths[row] += len(ids)
                 found[row] = Sampled(ids, [-1.0] * len(ids), StopReason.end_of_turn)

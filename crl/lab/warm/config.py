@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from crl.config import DeepSpeedConfig, PromptConfig, RealmsConfig
+from crl.config import DeepSpeedConfig, PromptConfig
 from crl.config.base import Model
 from crl.config.load import find_prompts, read_yaml, readable
+from crl.envs.realms import RealmsConfig
 from crl.errors import BadInput
 
 EXTRACTOR_SEEDS, VERDICT_SEEDS, ANSWER_SEEDS = 400_000, 600_000, 700_000

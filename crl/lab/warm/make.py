@@ -153,7 +153,7 @@ def practice_method(settings: WarmStartFile) -> Method:
 def _loaded(role: RoleConfig, path: Path, settings: WarmStartFile) -> Policy:
     from crl.policies import load_policy
 
-    return cast("Policy", load_policy(role, path, None, threads=settings.threads))
+    return load_policy(role, path, None, threads=settings.threads)
 
 
 @contextmanager

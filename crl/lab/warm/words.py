@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from itertools import combinations
 
-from crl.config import PromptConfig, RealmsConfig
-from crl.envs.realms import observed, vocabulary
+from crl.config import PromptConfig
+from crl.envs.realms import RealmsConfig, observed, vocabulary
 from crl.text.templates import placeholders
 
 _KEY = "key"

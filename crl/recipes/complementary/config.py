@@ -24,12 +24,10 @@ from crl.config import (
     ExtractorObjective,
     MergeConfig,
     Method,
-    RealmsConfig,
     RecipeConfig,
     RetrievalConfig,
     RoleUse,
     SelfDistillationConfig,
-    ShrinesConfig,
     WarmStartConfig,
 )
 from crl.errors import BadInput
@@ -182,8 +180,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     start = config.warm_start
     if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
         for family in method.families:
-            world = family.environment
-            if isinstance(world, RealmsConfig | ShrinesConfig) and not world.practice:
+            if family.environment.hidden_rule:
                 yield BadInput(
                     f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
                     expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
@@ -193,7 +190,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                 )
     if start is not None and start.demonstrations == "practice":
         for family in method.families:
-            if not isinstance(family.environment, ShrinesConfig):
+            if not family.environment.teaches:
                 yield BadInput(
                     f"the environment of family {family.name} has no practice games",
                     expected="an environment that teaches (shrines), or demonstrations: oracle or random",

@@ -24,6 +24,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.waves import of_all, play
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
+from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
 WAVE = 16
@@ -39,18 +40,19 @@ class _Watched:
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         starts = self._environment.reset_many(seeds)
-        self._actions = {slot: start.actions for slot, start in enumerate(starts)}
+        self._actions = {slot: named_actions(start.actions) for slot, start in enumerate(starts)}
         return starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         steps = self._environment.step_many(actions)
-        self._actions |= {slot: step.actions for slot, step in steps.items()}
+        self._actions |= {slot: named_actions(step.actions) for slot, step in steps.items()}
         return steps
 
     def oracle(self, slot: int) -> str | None:
         """The oracle's move where it is asked and knows one, else a random legal one: then only form is taught."""
         move = self._environment.oracle(slot) if self._asked else None
-        return move or str(self._random.choice(self._actions[slot]))
+        named = self._actions[slot]
+        return move or (str(self._random.choice(named)) if named else None)
 
     def close(self) -> None:
         self._environment.close()

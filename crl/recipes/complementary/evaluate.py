@@ -22,7 +22,8 @@ from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
 from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import QUESTION, Evaluation, Retrieval, RetrievalCount, Task, Turn
+from crl.records import Evaluation, Retrieval, RetrievalCount, Task, Turn
+from crl.rollout.actions import named_actions
 from crl.rollout.environments import step_or_error
 from crl.rollout.play import PlayedEpisode
 from crl.run.seeds import seed_for
@@ -157,7 +158,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     rows = []
     for play_number in range(RANDOM_PLAYS):
         starts = environment.reset_many([seed for _, seed in wave.tasks])
-        legal = {slot: start.actions for slot, start in enumerate(starts) if start.actions}
+        legal = {slot: listed for slot, start in enumerate(starts) if (listed := named_actions(start.actions))}
         for slot, (family, _) in enumerate(wave.tasks):
             if slot not in legal:
                 ctx.notes[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
@@ -173,7 +174,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
                 actions[slot].append(chosen[slot] or "")
                 if step.done:
                     rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
-            legal = {slot: step.actions for slot, step in steps.items() if not step.done}
+            legal = {slot: named_actions(step.actions) for slot, step in steps.items() if not step.done}
     return rows
 
 
@@ -227,5 +228,5 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
 
 
 def _action(turn: Turn) -> str:
-    """What a turn did; empty where that was nothing. A question that was refused is nothing."""
-    return "" if turn.action is None or (turn.action == QUESTION and not turn.valid) else turn.action
+    """What a turn did; empty where that was nothing, as a question that was refused is."""
+    return (turn.action or "") if turn.valid else ""

@@ -22,6 +22,7 @@ from crl.recipes.complementary.plan import task_of
 from crl.recipes.complementary.scripted import ScriptedPolicy, as_output
 from crl.recipes.context import StageContext
 from crl.recipes.waves import of_all, play
+from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
 
 WAVE = 16
@@ -41,12 +42,12 @@ class _Practice:
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         starts = self.environment.reset_many(seeds)
-        self.actions = {slot: start.actions for slot, start in enumerate(starts)}
+        self.actions = {slot: named_actions(start.actions) for slot, start in enumerate(starts)}
         return starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         steps = self.environment.step_many(actions)
-        self.actions |= {slot: step.actions for slot, step in steps.items()}
+        self.actions |= {slot: named_actions(step.actions) for slot, step in steps.items()}
         return steps
 
     def oracle(self, slot: int) -> str | None:

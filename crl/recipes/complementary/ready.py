@@ -12,6 +12,7 @@ from crl.config import Method
 from crl.errors import BadInput, PromptTooLong
 from crl.policies import load_chat, resolve_model
 from crl.policies.chat import ChatFormat
+from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 
 
@@ -66,25 +67,19 @@ def check_room(method: Method) -> None:
 def check_actor_room(chat: ChatFormat, method: Method) -> None:
     """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit."""
     from crl.envs import make_environment
-    from crl.rollout.prompts import actor_messages
+    from crl.rollout.prompts import opened
 
     role = method.role(ACTOR)
     allowed = role.context - role.sampling.max_new_tokens
     for family in method.families:
-        environment = make_environment(family.environment)
+        environment = make_environment(family)
         try:
             start = environment.reset_many([family.evaluation_seeds.start])[0]
         finally:
             environment.close()
-        messages = actor_messages(
-            method.prompts["actor"],
-            goal=start.goal,
-            observation=start.observation,
-            actions=start.actions,
-            experience=None,
-            placement=method.rollout.placement,
-        )
-        needed = len(chat.opening(messages))
+        _check_actions(method, family.name, start)
+        _, token_ids = opened(chat, method.prompts["actor"], start, experience=None, placement=method.rollout.placement)
+        needed = len(token_ids)
         if needed > allowed:
             raise PromptTooLong(
                 f"the first prompt of family {family.name} takes {needed} tokens",
@@ -93,6 +88,26 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
                 where="method.prompts.actor",
                 next_step="shorten the prompt or its examples, or raise method.roles.actor.context",
             )
+
+
+def _check_actions(method: Method, family: str, start: Start) -> None:
+    """Raise BadInput where a setting needs actions that can be listed and the environment lists none."""
+    if isinstance(start.actions, tuple):
+        return
+    warm_start = config_of(method).warm_start
+    asking = {
+        "method.roles.actor.sampling.constrain": method.role(ACTOR).sampling.constrain == "actions",
+        "method.recipe.warm_start.demonstrations": warm_start is not None
+        and warm_start.actor_episodes > 0
+        and warm_start.demonstrations == "random",
+    }
+    for where in (where for where, asked in asking.items() if asked):
+        raise BadInput(
+            f"the environment of family {family} lists no actions: it parses what the actor writes",
+            expected="an environment with enumerated actions",
+            where=where,
+            next_step="choose another value, or leave it out",
+        )
 
 
 def _chat(method: Method, role: str) -> ChatFormat:

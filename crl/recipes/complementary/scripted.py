@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-
 from crl.config import SamplingConfig
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.protocols import Answers, Chat, Lesson, Sampled, StopReason
@@ -31,11 +29,7 @@ class ScriptedSession:
             self._lengths[row] += len(ids)
 
     def sample(
-        self,
-        rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
-        sampling: SamplingConfig,
-        answers: Mapping[int, Answers] | None = None,
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> dict[int, Sampled]:
         said = {row: self._chat.answer(self._script(row)) for row in rows}
         for row, ids in said.items():
@@ -55,7 +49,7 @@ class ScriptedPolicy:
     def __init__(self, chat: Chat, context: int, script: Script) -> None:
         self.chat, self.context, self._script = chat, context, script
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> ScriptedSession:
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> ScriptedSession:
         return ScriptedSession(self.chat, prompts, self._script)
 
 

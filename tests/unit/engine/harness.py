@@ -8,16 +8,9 @@ from typing import Any
 
 import yaml
 
-from crl.config import (
-    DeepSpeedConfig,
-    Experiment,
-    FamilyConfig,
-    FrozenLakeConfig,
-    Method,
-    RoleConfig,
-    Runtime,
-)
+from crl.config import DeepSpeedConfig, Experiment, FamilyConfig, Method, RoleConfig, Runtime
 from crl.engine.driver import Driver
+from crl.envs.frozenlake import FrozenLakeConfig
 from crl.run.directory import RunDirectory
 
 _PROMPTS = Path(__file__).parents[3] / "conf" / "prompts" / "tiny.yaml"

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.config import FrozenLakeConfig
-from crl.envs import check_environment, make_environment
-from crl.envs.frozenlake import ACTIONS, lakes
+from crl.envs import check_environment
+from crl.envs.frozenlake import ACTIONS, FrozenLakeConfig, lakes
 from crl.protocols import StopReason
 
 
@@ -24,7 +23,7 @@ def test_every_map_is_solved_by_its_oracle_within_the_limit(seed, low, more, pro
         held_out_moves=1,
     )  # fmt: skip
     check_environment(config)
-    environment = make_environment(config)
+    environment = config.make()
     start = environment.reset_many([seed])[0]
     assert low <= len(start.observation.splitlines()) <= low + more
     assert environment.reset_many([seed]) == [start]
@@ -57,8 +56,8 @@ def test_oracle_path_is_shortest():
 
 
 def test_known_map_word_for_word():
-    environment = make_environment(FrozenLakeConfig())
-    masked = make_environment(FrozenLakeConfig(masked=True))
+    environment = FrozenLakeConfig().make()
+    masked = FrozenLakeConfig(masked=True).make()
     plain_start, masked_start = environment.reset_many([7])[0], masked.reset_many([7])[0]
     lake = lakes(FrozenLakeConfig()).of(7)
     cells = [row.split() for row in plain_start.observation.splitlines()]
@@ -72,7 +71,7 @@ def test_known_map_word_for_word():
 
 def test_holes_borders_limits_and_illegal_actions():
     config = FrozenLakeConfig(max_turns=4, frozen_probability=0.5)
-    environment = make_environment(config)
+    environment = config.make()
     fell = stayed = False
     for seed in range(60):
         lake = lakes(config).of(seed)
@@ -99,7 +98,7 @@ def test_holes_borders_limits_and_illegal_actions():
 
 
 def test_slots_are_independent_and_seeds_matter():
-    environment = make_environment(FrozenLakeConfig(size_min=3, size_max=6))
+    environment = FrozenLakeConfig(size_min=3, size_max=6).make()
     starts = environment.reset_many(list(range(30)))
     assert len({start.observation for start in starts}) > 25
     environment.step_many({3: "up"})

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from crl.config import FamilyConfig, FrozenLakeConfig, MiniHackConfig, RealmsConfig, SeedRange, ShrinesConfig
-from crl.envs import _KINDS, check_environment, make_environment
-from crl.envs.frozenlake import lakes
+from crl.config import ENVIRONMENTS, FamilyConfig, SeedRange
+from crl.envs import check_environment
+from crl.envs.frozenlake import FrozenLakeConfig, lakes
 from crl.envs.levels import BLOCK, REPEATS, Levels, is_held_out
-from crl.envs.realms import layouts
+from crl.envs.minihack import MiniHackConfig
+from crl.envs.realms import RealmsConfig, layouts
+from crl.envs.shrines import ShrinesConfig
 from crl.errors import BadInput
 from crl.protocols import Levelled
 
@@ -55,7 +57,7 @@ def made():
     def make(config):
         if config.kind == "minihack":
             pytest.importorskip("minihack", reason="minihack is not installed")
-        opened.append(make_environment(config))
+        opened.append(config.make())
         return opened[-1]
 
     yield make
@@ -64,7 +66,7 @@ def made():
 
 
 def test_every_registered_environment_is_proved_here():
-    assert {config.kind for config, _ in CASES} == set(_KINDS)
+    assert {config.kind for config, _ in CASES} == set(ENVIRONMENTS.names())
 
 
 @EVERY
@@ -92,9 +94,9 @@ def test_equal_seeds_are_equal_levels_in_whatever_order_they_are_asked_for(made,
 
 def test_equal_seeds_are_equal_levels_in_another_process(made):
     program = (
-        "from crl.config import MiniHackConfig\nfrom crl.envs import make_environment\n"
+        "from crl.envs.minihack import MiniHackConfig\n"
         "from tests.unit.envs.test_held_out import FROM, ROOM, contents\n"
-        "print(contents(make_environment(MiniHackConfig(id=ROOM)), [3, 4, FROM + 1, FROM + 9]))"
+        "print(contents(MiniHackConfig(id=ROOM).make(), [3, 4, FROM + 1, FROM + 9]))"
     )
     here = contents(made(MiniHackConfig(id=ROOM)), [3, 4, FROM + 1, FROM + 9])
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)

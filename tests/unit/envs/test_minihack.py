@@ -10,9 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from crl.config import MiniHackConfig
-from crl.envs import check_environment, make_environment
-from crl.envs.minihack import goal_of
+from crl.envs import check_environment
+from crl.envs.minihack import MiniHackConfig, goal_of
 from crl.errors import BadInput
 from crl.protocols import StopReason
 
@@ -24,7 +23,7 @@ MOVES = ("north", "east", "south", "west", "northeast", "southeast", "southwest"
 
 @pytest.fixture(scope="module")
 def room():
-    environment = make_environment(MiniHackConfig(id=ROOM, max_turns=10))
+    environment = MiniHackConfig(id=ROOM, max_turns=10).make()
     yield environment
     environment.close()
 
@@ -61,7 +60,7 @@ def test_equal_seeds_give_equal_episodes_in_fresh_and_used_instances(room):
     assert random_play(room, seeds) == first
     assert first[0][0] == first[0][2] and first[1][0] == first[1][2]
     assert first[0][0] != first[0][1]
-    fresh = make_environment(MiniHackConfig(id=ROOM, max_turns=10))
+    fresh = MiniHackConfig(id=ROOM, max_turns=10).make()
     assert random_play(fresh, list(reversed(seeds)))[1][::-1] == first[1]
     fresh.close()
 
@@ -69,8 +68,8 @@ def test_equal_seeds_give_equal_episodes_in_fresh_and_used_instances(room):
 def test_episodes_are_equal_in_another_process(room):
     program = (
         "from tests.unit.envs.test_minihack import digest, ROOM\n"
-        "from crl.config import MiniHackConfig\nfrom crl.envs import make_environment\n"
-        "print(digest(make_environment(MiniHackConfig(id=ROOM, max_turns=10)), [1, 2, 3]))"
+        "from crl.envs.minihack import MiniHackConfig\n"
+        "print(digest(MiniHackConfig(id=ROOM, max_turns=10).make(), [1, 2, 3]))"
     )
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == digest(room, [1, 2, 3])
@@ -109,7 +108,7 @@ def test_oracle_is_far_better_than_chance(room):
     "task_id", ["MiniHack-MazeWalk-9x9-v0", "MiniHack-KeyRoom-Dark-S5-v0", "MiniHack-Room-Random-15x15-v0"]
 )
 def test_oracle_solves_other_levels(task_id):
-    environment = make_environment(MiniHackConfig(id=task_id, max_turns=60))
+    environment = MiniHackConfig(id=task_id, max_turns=60).make()
     _, steps = play(environment, list(range(10)), lambda slot, actions: environment.oracle(slot))
     environment.close()
     assert sum(each[-1].success for each in steps) >= 9
@@ -137,7 +136,7 @@ def test_texts_are_short_and_say_what_is_in_sight(room):
 
 
 def test_without_hints_a_legend_explains_every_symbol_and_nothing_says_where_it_lies(room):
-    plain = make_environment(MiniHackConfig(id=ROOM, hints=False))
+    plain = MiniHackConfig(id=ROOM, hints=False).make()
     _, steps = random_play(plain, list(range(30)))
     shown = [step.observation for each in steps for step in each] + [
         start.observation for start in plain.reset_many(list(range(30)))
@@ -185,7 +184,7 @@ def test_the_last_observation_shows_what_the_last_action_did(room):
 
 
 def test_the_last_observation_tells_of_a_death():
-    environment = make_environment(MiniHackConfig(id="MiniHack-Room-Ultimate-15x15-v0", max_turns=120))
+    environment = MiniHackConfig(id="MiniHack-Room-Ultimate-15x15-v0", max_turns=120).make()
     _, steps = random_play(environment, list(range(24)))
     environment.close()
     deaths = [each[-1].observation for each in steps if each[-1].stop_reason is StopReason.failure]
@@ -213,7 +212,7 @@ def test_invalid_actions_spend_turns_and_change_nothing(room):
 
 
 def test_more_turns_than_the_task_itself_allows():
-    environment = make_environment(MiniHackConfig(id="MiniHack-Room-5x5-v0", max_turns=130, held_out_from=None))
+    environment = MiniHackConfig(id="MiniHack-Room-5x5-v0", max_turns=130, held_out_from=None).make()
     environment.reset_many([0])
     for _ in range(129):
         assert not environment.step_many({0: "west"})[0].done
@@ -222,7 +221,7 @@ def test_more_turns_than_the_task_itself_allows():
 
 
 def test_an_exception_inside_the_game_ends_its_slot_only(monkeypatch):
-    environment = make_environment(MiniHackConfig(id=ROOM))
+    environment = MiniHackConfig(id=ROOM).make()
     before = environment.reset_many([1, 2])
 
     def broken(action):
@@ -238,7 +237,7 @@ def test_an_exception_inside_the_game_ends_its_slot_only(monkeypatch):
 
 
 def test_key_room_shows_what_was_picked_up():
-    environment = make_environment(MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=60))
+    environment = MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=60).make()
     start = environment.reset_many([1])[0]
     assert {"pick up", "apply"} < set(start.actions) and "You carry" not in start.observation
     seen = []
@@ -252,7 +251,7 @@ def test_key_room_shows_what_was_picked_up():
 
 
 def test_questions_of_the_game_are_answered_by_name():
-    environment = make_environment(MiniHackConfig(id="MiniHack-Eat-Fixed-v0", max_turns=30, held_out_from=None))
+    environment = MiniHackConfig(id="MiniHack-Eat-Fixed-v0", max_turns=30, held_out_from=None).make()
     start = environment.reset_many([0])[0]
     assert "You carry: a a +1 club" in start.observation and {"eat", "zap", "wield"} < set(start.actions)
     step = environment.step_many({0: "wield"})[0]
@@ -291,7 +290,7 @@ def test_missing_package_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(BadInput, match="cannot be imported") as caught:
-        make_environment(MiniHackConfig(id=ROOM))
+        MiniHackConfig(id=ROOM).make()
     assert "setuptools<81" in str(caught.value)
 
 

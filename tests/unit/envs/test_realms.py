@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.config import RealmsConfig
 from crl.envs.levels import is_held_out
-from crl.envs.realms import PRACTICE_REALMS, RealmsEnvironment, hidden_rule, layouts, note
+from crl.envs.realms import PRACTICE_REALMS, RealmsConfig, RealmsEnvironment, hidden_rule, layouts, note
 from crl.errors import BadInput
 from crl.protocols import StopReason
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.config import ShrinesConfig
 from crl.config.load import load_experiment
+from crl.envs import check_environment
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.envs.shrines import (
     NAMES,
     PRACTICE_NAMES,
     THINGS,
+    ShrinesConfig,
     ShrinesEnvironment,
-    check_shrines,
     games,
     hidden_rule,
 )
@@ -157,7 +157,7 @@ def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int) -> 
     for world in range(20):
         config = ShrinesConfig(world=world, things=things, shown=4)
         try:
-            check_shrines(config)
+            check_environment(config)
         except BadInput as error:
             refused += 1
             assert "finds no level" in error.found or "no rule" in error.found

@@ -29,16 +29,17 @@ class ScriptedChat:
 
 
 class ScriptedSession:
-    def __init__(self, policy, prompts):
+    def __init__(self, policy, prompts, seeds):
+        self.streams = [np.random.default_rng(seed) for seed in seeds]
         self.policy, self.prompts, self.dropped = policy, prompts, []
 
-    def sample(self, rows, generators, sampling, answers=None):
+    def sample(self, rows, sampling, answers=None):
         found = {}
         for row in rows:
-            text, stop = self.policy.answer(self.prompts[row], generators[row])
+            text, stop = self.policy.answer(self.prompts[row], self.streams[row])
             self.policy.chat.answers.append(text)
             token = len(self.policy.chat.answers) - 1
-            found[row] = Sampled([token], [-float(generators[row].random())], stop)
+            found[row] = Sampled([token], [-float(self.streams[row].random())], stop)
         return found
 
     def drop(self, rows):
@@ -55,9 +56,9 @@ class ScriptedPolicy:
         given = self._answer(prompt, generator)
         return given if isinstance(given, tuple) else (given, StopReason.end_of_turn)
 
-    def open(self, prompts, groups):
-        assert len(prompts) == len(groups)
-        self.sessions.append(ScriptedSession(self, prompts))
+    def open(self, prompts, groups, seeds):
+        assert len(prompts) == len(groups) == len(seeds)
+        self.sessions.append(ScriptedSession(self, prompts, seeds))
         return self.sessions[-1]
 
 

@@ -64,10 +64,10 @@ class Writes:
     def __init__(self, policy: Any, *answers: tuple[str, StopReason]) -> None:
         self.chat, self.context, self._tokenizer, self._left = policy.chat, policy.context, policy.tokenizer, [*answers]
 
-    def open(self, prompts: Any, groups: Any) -> Any:
+    def open(self, prompts: Any, groups: Any, seeds: Any) -> Any:
         return self
 
-    def sample(self, rows: Any, generators: Any, sampling: Any, answers: Any = None) -> dict[int, Sampled]:
+    def sample(self, rows: Any, sampling: Any, answers: Any = None) -> dict[int, Sampled]:
         found = {}
         for row in rows:
             text, reason = self._left.pop(0)

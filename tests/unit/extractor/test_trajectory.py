@@ -49,6 +49,12 @@ def test_a_short_trajectory_is_shown_whole():
     assert render_trajectory([], None) == ("", 0)
 
 
+def test_what_was_told_about_a_legal_action_is_shown_too():
+    turns = [turn(0, "a shop", "search[x]", feedback="3 found.\n"), turn(1, "results", "buy", action="buy it")]
+    told = "Turn 1: a shop\nAction: search[x] (3 found.)\nTurn 2: results\nAction: buy → buy it"
+    assert render_trajectory(turns, None).text == told
+
+
 def test_the_end_is_what_the_last_action_did():
     turns = [turn(0, "@.>", "east"), turn(1, ".@>", "east")]
     told = "Turn 1: @.>\nAction: east\nTurn 2: .@>\nAction: east\n"

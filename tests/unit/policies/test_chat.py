@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from crl.errors import BadInput
 from crl.policies.chat import ChatFormat
+from crl.protocols import Tool
 
 CHATML = (
     "{% for m in messages %}<|user|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -136,3 +137,22 @@ def test_words_on_both_sides_of_a_control_token_do_not_run_together(tokenizer):
     assert chat.decode([*north, control, *north]) == "north north"
     assert chat.decode([*north, control, control, chat.end_ids[0]]) == "north"
     assert chat.decode([control]) == ""
+
+
+TOOLED = "{% if tools %}<|user|>tools\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|end|>\n{% endif %}" + CHATML
+SEARCH = Tool("search", "Find things.", {"type": "object", "properties": {"words": {"type": "string"}}})
+
+
+def test_tools_are_shown_by_a_template_that_knows_them(tokenizer):
+    chat = ChatFormat(_with(tokenizer, TOOLED), "m")
+    assert chat.takes_tools and not ChatFormat(tokenizer, "m").takes_tools
+    assert chat.opening(MESSAGES) == ChatFormat(_with(tokenizer, CHATML), "m").opening(MESSAGES)
+    ids = chat.opening(MESSAGES, [SEARCH])
+    rendered = _with(tokenizer, TOOLED).apply_chat_template(
+        MESSAGES, tokenize=False, add_generation_prompt=True,
+        tools=[{"type": "function", "function": {"name": "search", "description": "Find things.",
+                "parameters": dict(SEARCH.parameters)}}],
+    )  # fmt: skip
+    assert ids == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    with pytest.raises(BadInput, match="the tool 'evil' holds one of its control tokens"):
+        chat.opening(MESSAGES, [Tool("evil", "<|end|>", {})])

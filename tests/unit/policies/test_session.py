@@ -29,14 +29,13 @@ def _prompts(rng, groups, members, common=20, shared=8, own=12):
 
 def _play(policy, prompts, groups, *, turns, sampling, rng, leave=0.0, keys=None):
     """Play turns with ragged observations; rows leave at random. Returns ids, and logprobs (NaN: not sampled)."""
-    session = policy.open(prompts, groups)
     keys = list(range(len(prompts))) if keys is None else keys
-    generators = {row: np.random.default_rng(100 + key) for row, key in enumerate(keys)}
+    session = policy.open(prompts, groups, [100 + key for key in keys])
     ids = [list(prompt) for prompt in prompts]
     logprobs = [[np.nan] * len(prompt) for prompt in prompts]
     alive = list(range(len(prompts)))
     for _ in range(turns):
-        sampled = session.sample(alive, generators, sampling)
+        sampled = session.sample(alive, sampling)
         assert set(sampled) == set(alive)
         for row, turn in sampled.items():
             ids[row] += turn.token_ids
@@ -106,11 +105,10 @@ def test_rows_can_be_sampled_apart(policy):
     """Only some rows act in a turn; the others keep what waits for them."""
     rng = np.random.default_rng(5)
     prompts, names = _prompts(rng, 2, 3)
-    session = policy.open(prompts, names)
-    generators = {row: np.random.default_rng(row) for row in range(6)}
+    session = policy.open(prompts, names, range(6))
     ids, logprobs = [list(p) for p in prompts], [[np.nan] * len(p) for p in prompts]
     for rows in ([4, 1], [0, 1, 2, 3, 4, 5], [5], [3, 0], [2, 1, 5]):
-        for row, turn in session.sample(rows, generators, SamplingConfig(max_new_tokens=3)).items():
+        for row, turn in session.sample(rows, SamplingConfig(max_new_tokens=3)).items():
             ids[row] += turn.token_ids
             logprobs[row] += turn.logprobs
         for piece in ([7, 8], [9]):  # two appends before the next reading
@@ -125,11 +123,9 @@ def test_a_row_draws_the_same_whatever_else_is_in_the_batch(policy):
     rng = np.random.default_rng(11)
     prompts, names = _prompts(rng, 3, 3)
     sampling = SamplingConfig(max_new_tokens=8, top_k=100, top_p=0.95)
-    together = policy.open(prompts, names).sample(
-        range(9), {row: np.random.default_rng(row) for row in range(9)}, sampling
-    )
+    together = policy.open(prompts, names, range(9)).sample(range(9), sampling)
     for row in (0, 4, 8):
-        alone = policy.open([prompts[row]], [0]).sample([0], {0: np.random.default_rng(row)}, sampling)[0]
+        alone = policy.open([prompts[row]], [0], [row]).sample([0], sampling)[0]
         assert alone.token_ids == together[row].token_ids
         assert np.allclose(alone.logprobs, together[row].logprobs, atol=1e-5)
 
@@ -161,21 +157,18 @@ def test_what_is_shared_is_read_once(policy):
         lambda _module, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     try:
-        session = policy.open(prompts, names)
-        generators = {row: np.random.default_rng(row) for row in range(8)}
-        session.sample(range(8), generators, SamplingConfig(max_new_tokens=1))
+        session = policy.open(prompts, names, range(8))
+        session.sample(range(8), SamplingConfig(max_new_tokens=1))
         assert read == [50, 40, 40]
         session.extend(dict.fromkeys(range(8), [5] * 9))
-        session.sample(range(8), generators, SamplingConfig(max_new_tokens=1))
+        session.sample(range(8), SamplingConfig(max_new_tokens=1))
         assert read[3:] == [8 * 10]  # the observation, and the id sampled before it
     finally:
         hook.remove()
 
 
 def test_equal_prompts_still_have_something_to_read(policy):
-    out = policy.open([[9, 10, 11]] * 3, [0, 0, 1]).sample(
-        range(3), {row: np.random.default_rng(7) for row in range(3)}, SamplingConfig(max_new_tokens=4)
-    )
+    out = policy.open([[9, 10, 11]] * 3, [0, 0, 1], [7, 7, 7]).sample(range(3), SamplingConfig(max_new_tokens=4))
     assert out[0].token_ids == out[1].token_ids == out[2].token_ids
 
 
@@ -188,11 +181,11 @@ def test_rows_that_share_nothing(policy):
 
 def test_a_turn_ends_with_the_end_token_or_at_its_length(policy):
     prompts, names = _prompts(np.random.default_rng(4), 1, 6)
-    session = policy.open(prompts, names)
+    session = policy.open(prompts, names, range(6))
     end = policy.chat.end_ids[0]
     sampling = SamplingConfig(max_new_tokens=400)
     reasons = set()
-    for turn in session.sample(range(6), {row: np.random.default_rng(row) for row in range(6)}, sampling).values():
+    for turn in session.sample(range(6), sampling).values():
         reasons.add(turn.stop_reason)
         assert end not in turn.token_ids[:-1]
         assert len(turn.logprobs) == len(turn.token_ids) <= 400
@@ -204,28 +197,26 @@ def test_a_turn_ends_with_the_end_token_or_at_its_length(policy):
 def test_the_context_bounds_a_row(policy, monkeypatch):
     monkeypatch.setattr(policy, "context", 12)
     monkeypatch.setattr(policy, "end_ids", frozenset())
-    session = policy.open([[5] * 8, [6] * 3], [0, 1])
-    generators = {0: np.random.default_rng(0), 1: np.random.default_rng(1)}
-    out = session.sample([0, 1], generators, SamplingConfig(max_new_tokens=6))
+    session = policy.open([[5] * 8, [6] * 3], [0, 1], [0, 1])
+    out = session.sample([0, 1], SamplingConfig(max_new_tokens=6))
     assert [len(out[row].token_ids) for row in (0, 1)] == [4, 6]
     assert out[0].stop_reason is StopReason.length
     with pytest.raises(PromptTooLong, match="no room"):
-        session.sample([0], generators, SamplingConfig(max_new_tokens=1))
+        session.sample([0], SamplingConfig(max_new_tokens=1))
     with pytest.raises(PromptTooLong, match="12 tokens"):
-        policy.open([[5] * 12], [0])
+        policy.open([[5] * 12], [0], [0])
 
 
 def test_dropping_frees_memory_and_ends_a_row(policy):
     prompts, names = _prompts(np.random.default_rng(6), 2, 4)
-    session = policy.open(prompts, names)
-    generators = {row: np.random.default_rng(row) for row in range(8)}
-    session.sample(range(8), generators, SamplingConfig(max_new_tokens=2))
+    session = policy.open(prompts, names, range(8))
+    session.sample(range(8), SamplingConfig(max_new_tokens=2))
     before = session.cache_bytes
     session.drop([0, 3, 4, 5, 6, 7])
     assert session.cache_bytes == before // 4
     with pytest.raises(KeyError):
         session.length(3)
-    assert set(session.sample([1, 2], generators, SamplingConfig(max_new_tokens=2))) == {1, 2}
+    assert set(session.sample([1, 2], SamplingConfig(max_new_tokens=2))) == {1, 2}
     session.drop([1, 2])
     assert session.cache_bytes == 0
 
@@ -240,7 +231,7 @@ def test_the_behaviour_distribution_is_scaled_and_not_cut(policy):
     seen = set()
     for seed in range(40):
         sampling = SamplingConfig(temperature=0.5, top_k=3, top_p=0.999, max_new_tokens=1)
-        turn = policy.open([prompt], [0]).sample([0], {0: np.random.default_rng(seed)}, sampling)[0]
+        turn = policy.open([prompt], [0], [seed]).sample([0], sampling)[0]
         seen.add(turn.token_ids[0])
         assert turn.logprobs[0] == pytest.approx(expected[turn.token_ids[0]].item(), abs=1e-4)
     assert seen <= allowed

@@ -29,11 +29,10 @@ def _differences(dtype):
         for group in range(2)
         for extra in ("", "Advice: the stairs are south. ")
     ]
-    session = policy.open(prompts, [0, 0, 1, 1])
-    generators = {row: np.random.default_rng(row) for row in range(4)}
+    session = policy.open(prompts, [0, 0, 1, 1], range(4))
     ids, logprobs = [list(prompt) for prompt in prompts], [[np.nan] * len(prompt) for prompt in prompts]
     for turn in range(3):
-        for row, sampled in session.sample(range(4), generators, SamplingConfig(max_new_tokens=12)).items():
+        for row, sampled in session.sample(range(4), SamplingConfig(max_new_tokens=12)).items():
             piece = chat.reply("You see a wall. " * (1 + row) + "And now?", ended=sampled.stop_reason == "end_of_turn")
             ids[row] += sampled.token_ids + (piece if turn < 2 else [])
             logprobs[row] += sampled.logprobs + ([np.nan] * len(piece) if turn < 2 else [])

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def changed(experiment: Experiment, recipe: str | None = None, **method: object) -> Experiment:
-    """`actor` and `extractor` replace a role, `recipe` its kind, `retrieval` is the recipe's; others are the method's."""
+    """`actor` and `extractor` replace a role, `recipe` its kind, `retrieval` is the recipe's, others the method's."""
     data = experiment.model_dump()
     if recipe is not None:
         data["method"]["recipe"]["kind"] = recipe

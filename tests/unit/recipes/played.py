@@ -62,8 +62,9 @@ def experiment(**changes: Any) -> Experiment:
 class Session:
     """Answers to what each row has read so far."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], answer: Answer) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], answer: Answer, seeds: Sequence[int]) -> None:
         self._ids, self._answer = [list(prompt) for prompt in prompts], answer
+        self._streams = [np.random.default_rng(seed) for seed in seeds]
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for row, piece in pieces.items():
@@ -72,14 +73,13 @@ class Session:
     def sample(
         self,
         rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
         sampling: SamplingConfig,
         answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
         found = {}
         for row in rows:
             read = "".join(chr(token) for token in self._ids[row] if token >= 32 or token == ord("\n"))
-            text = self._answer(read, generators[row])
+            text = self._answer(read, self._streams[row])
             ids = [*map(ord, text), END]
             self._ids[row].extend(ids)
             found[row] = Sampled(ids, [-0.5] * len(ids), StopReason.end_of_turn)
@@ -98,8 +98,8 @@ class Policy:
     def __init__(self, answer: Answer) -> None:
         self.chat, self.context, self._answer = CharacterChat(), 100_000, answer
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Session:
-        return Session(prompts, self._answer)
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Session:
+        return Session(prompts, self._answer, seeds)
 
 
 def act(read: str, generator: np.random.Generator) -> str:
@@ -147,7 +147,7 @@ class Services:
     rank = 0
 
     def __init__(self, made: Experiment) -> None:
-        self._families = {family.name: make_environment(family.environment) for family in made.method.families}
+        self._families = {family.name: make_environment(family) for family in made.method.families}
         self._policies = {"actor": Policy(act), "extractor": Policy(write)}
         self.trainers = {"actor": Trainer(), "extractor": Trainer()}
 

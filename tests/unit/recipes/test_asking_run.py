@@ -86,13 +86,20 @@ class Script:
         self.chat: Chat = real.chat
         self.context, self._say = real.context, say
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> _Session:
-        return _Session(self, prompts, self._say)
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> _Session:
+        return _Session(self, prompts, self._say, seeds)
 
 
 class _Session:
-    def __init__(self, policy: Script, prompts: Sequence[Sequence[int]], say: Callable[[str, int, int], str]) -> None:
+    def __init__(
+        self,
+        policy: Script,
+        prompts: Sequence[Sequence[int]],
+        say: Callable[[str, int, int], str],
+        seeds: Sequence[int],
+    ) -> None:
         self._chat, self._say = policy.chat, say
+        self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._ids = [list(prompt) for prompt in prompts]
         self._prompts = [policy.chat.decode(prompt) for prompt in prompts]
         self._turns = [0] * len(prompts)
@@ -104,7 +111,6 @@ class _Session:
     def sample(
         self,
         rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
         sampling: SamplingConfig,
         answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
@@ -113,7 +119,7 @@ class _Session:
             ids = self._chat.answer(self._say(self._prompts[row], self._turns[row], row))
             self._turns[row] += 1
             self._ids[row] += ids
-            logprobs = [-float(generators[row].random()) for _ in ids]
+            logprobs = [-float(self._streams[row].random()) for _ in ids]
             found[row] = Sampled(ids, logprobs, StopReason.end_of_turn)
         return found
 

@@ -39,7 +39,7 @@ def nearest(played: Played, number: int) -> dict[int, str]:
     embedder = LexicalEmbedder()
     vectors = embedder.embed([texts[digest] for _, digest in entries])
     family = played.method.families[0]
-    environment = make_environment(family.environment)
+    environment = make_environment(family)
     seeds = range(family.evaluation_seeds.start, family.evaluation_seeds.start + family.evaluation_seeds.count)
     found = {}
     for seed, start in zip(seeds, environment.reset_many(list(seeds)), strict=True):
@@ -80,7 +80,7 @@ def test_the_random_policy_plays_every_held_out_task_in_round_0(played: Played) 
     assert len({row.evaluation_id for row in rows}) == len(rows)
     assert not any(row.guided or row.invalid_actions for row in rows)
     assert all(row.arm != "random" for row in played.rows(Evaluation, "evaluate", 1))
-    environment, random = make_environment(family.environment), np.random.default_rng(7)
+    environment, random = make_environment(family), np.random.default_rng(7)
     wins = []
     for seed in {row.environment_seed for row in rows}:
         for _ in range(200):

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from crl.config import Experiment, SamplingConfig
 from crl.policies.turn import Turn as SampledTurn
 from crl.protocols import Sampled, Start, Step, StopReason
@@ -48,7 +46,6 @@ class Choosing(Session):
     def sample(
         self,
         rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
         sampling: SamplingConfig,
         answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
@@ -58,7 +55,7 @@ class Choosing(Session):
             turn = SampledTurn(sampling.max_new_tokens, answers[row])
             self._ids[row] += turn.follow()
             while turn.stop_reason is None:
-                index = int(generators[row].choice(turn.options))
+                index = int(self._streams[row].choice(turn.options))
                 self._ids[row] += turn.draw(index, -0.5, frozenset({END}))
             found[row] = turn.sampled()
         return found
@@ -69,8 +66,8 @@ class Chooser(Policy):
         super().__init__(act)
         self.chat = Chat()
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> Choosing:
-        return Choosing(prompts, self._answer)
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Choosing:
+        return Choosing(prompts, self._answer, seeds)
 
 
 class Shelves(Services):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from crl.config import ActorCriticConfig, FamilyConfig, RealmsConfig, SelfDistillationConfig
+from crl.config import ActorCriticConfig, FamilyConfig, SelfDistillationConfig
 from crl.engine.driver import Driver
 from crl.envs import make_environment
-from crl.envs.realms import hidden_rule, note
+from crl.envs.realms import RealmsConfig, hidden_rule, note
 from crl.recipes import recipe_of
 from crl.recipes.context import StageContext
 from crl.recipes.due import STAGES_OF_ROUND
@@ -92,7 +92,7 @@ class Realms(Services):
         self._families = {family.name: family for family in families}
 
     def environment(self, family: str) -> Any:
-        return make_environment(self._families[family].environment)
+        return make_environment(self._families[family])
 
 
 def figures_of(run: RunDirectory, round_number: int) -> dict[str, float]:
@@ -251,7 +251,7 @@ class EnvironmentsOf:
         self._families = {family.name: family for family in run.method.families}
 
     def environment(self, family: str) -> Any:
-        return make_environment(self._families[family].environment)
+        return make_environment(self._families[family])
 
 
 def test_a_run_that_was_ended_before_the_stage_still_owes_it(copied):

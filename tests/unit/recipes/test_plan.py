@@ -20,7 +20,7 @@ class Playing(Services):
         self._families = {family.name: family for family in method.families}
 
     def environment(self, family):
-        return make_environment(self._families[family].environment)
+        return make_environment(self._families[family])
 
 
 def planned(run, number):

@@ -7,16 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from crl.config import (
-    Exchange,
-    FamilyConfig,
-    FrozenLakeConfig,
-    Method,
-    PromptConfig,
-    RoleConfig,
-    RolloutConfig,
-    SamplingConfig,
-)
+from crl.config import Exchange, FamilyConfig, Method, PromptConfig, RoleConfig, RolloutConfig, SamplingConfig
+from crl.envs.frozenlake import FrozenLakeConfig
 from crl.protocols import Sampled, Start, Step, StopReason
 from crl.records import Task
 
@@ -27,7 +19,7 @@ ROLES = {"system": 5, "user": USER, "assistant": ASSISTANT}
 class CharacterChat:
     """One id a character; ids below 32 are special."""
 
-    opens_thought = False
+    opens_thought = takes_tools = False
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         ids: list[int] = []
@@ -45,7 +37,10 @@ class CharacterChat:
 class ScriptedSession:
     """Keeps its own copy of every row's ids, against which the token record is compared."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], script: Callable[[int, int], tuple[str, bool]]) -> None:
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], script: Callable[[int, int], tuple[str, bool]], seeds: Sequence[int]
+    ) -> None:
+        self.streams = [np.random.default_rng(seed) for seed in seeds]
         self.ids = [list(prompt) for prompt in prompts]
         self.sampled_at: list[list[tuple[int, int]]] = [[] for _ in prompts]
         self.dropped: set[int] = set()
@@ -62,7 +57,6 @@ class ScriptedSession:
     def sample(
         self,
         rows: Sequence[int],
-        generators: Mapping[int, np.random.Generator],
         sampling: SamplingConfig,
         answers: Mapping[int, Any] | None = None,
     ) -> dict[int, Sampled]:
@@ -71,7 +65,7 @@ class ScriptedSession:
             self._alive(row)
             text, ended = self.script(row, len(self.sampled_at[row]))
             ids = [*map(ord, text), *([END] if ended else [])]
-            logprobs = [-float(value) for value in generators[row].random(len(ids))]
+            logprobs = [-float(value) for value in self.streams[row].random(len(ids))]
             self.sampled_at[row].append((len(self.ids[row]), len(self.ids[row]) + len(ids)))
             self.ids[row].extend(ids)
             found[row] = Sampled(ids, logprobs, StopReason.end_of_turn if ended else StopReason.length)
@@ -95,9 +89,9 @@ class ScriptedPolicy:
         self.session: ScriptedSession | None = None
         self.groups: list[int] = []
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int]) -> ScriptedSession:
+    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> ScriptedSession:
         self.groups = list(groups)
-        self.session = ScriptedSession(prompts, self.script)
+        self.session = ScriptedSession(prompts, self.script, seeds)
         return self.session
 
 

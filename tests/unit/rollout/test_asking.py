@@ -8,15 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from crl.config import (
-    EnvironmentConfig,
-    FrozenLakeConfig,
-    MiniHackConfig,
-    RealmsConfig,
-    SamplingConfig,
-    SearchAndAskConfig,
-)
-from crl.envs import make_environment
+from crl.config import EnvironmentConfig, SamplingConfig, SearchAndAskConfig
+from crl.envs.frozenlake import FrozenLakeConfig
+from crl.envs.minihack import MiniHackConfig
+from crl.envs.realms import RealmsConfig
 from crl.protocols import Advice, Inquiry
 from crl.records import Generation
 from crl.rollout.actions import parse_question
@@ -201,7 +196,7 @@ def test_asking_makes_no_episode_longer() -> None:
 )
 def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: EnvironmentConfig) -> None:
     """And what it shows stays as it was, so the actor reads the same again."""
-    environment = make_environment(config)
+    environment = config.make()
     (start,) = environment.reset_many([7])
     slot = EpisodeSlot(
         task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
@@ -218,7 +213,7 @@ def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: Environment
     assert {turn.observation for turn in played.turns} == {start.observation}
     ended = played.episode.last_observation or ""
     assert ended != start.observation if config.kind != "realms" else ended, "the end as the environment tells it"
-    again = make_environment(config)
+    again = config.make()
     again.reset_many([7])
     assert [again.step_many({0: None})[0].done for _ in range(4)] == [False] * 3 + [True]
     environment.close()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.checks import check_tables
-from crl.config import FrozenLakeConfig, SamplingConfig
-from crl.envs import make_environment
+from crl.config import SamplingConfig
+from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput, PromptTooLong, StageFailed
 from crl.records import Episode, Generation, Turn, rows_of, table_of
 from crl.rollout.environments import MixedEnvironment
@@ -212,8 +212,8 @@ def test_session_that_loses_tokens_is_noticed():
     policy = ScriptedPolicy(lambda row, turn: ("right", True))
     opened = policy.open
 
-    def lossy(prompts, groups):
-        session = opened(prompts, groups)
+    def lossy(prompts, groups, seeds):
+        session = opened(prompts, groups, seeds)
         session.extend = lambda pieces: None
         return session
 
@@ -247,7 +247,7 @@ def test_tag_format_plays():
 
 
 def test_a_real_environment_is_won_by_its_oracle():
-    environment = make_environment(FrozenLakeConfig(max_turns=20))
+    environment = FrozenLakeConfig(max_turns=20).make()
     starts = environment.reset_many([3, 4])
     slots = []
     for member, (seed, start) in enumerate(zip([3, 4], starts, strict=True)):

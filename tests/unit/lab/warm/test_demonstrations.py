@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crl.config import Method, RealmsConfig
-from crl.envs.realms import RealmsEnvironment, layouts, note
+from crl.config import Method
+from crl.envs.realms import RealmsConfig, RealmsEnvironment, layouts, note
 from crl.errors import BadInput
 from crl.extractor.parse import parse_output
 from crl.lab.warm.actor import Demonstration, actor_demonstrations

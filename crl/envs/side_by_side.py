@@ -1,0 +1,156 @@
+"""Slots of a slow environment stepped side by side, in threads, with a time limit for each step.
+
+Any environment can be played so: each slot has an instance of its own, with a wave of one episode. So what a slot
+answers depends on its seed and its actions alone, never on which thread was faster. A step past its limit ends its
+episode with the reason code `environment_time_limit`, one that raises with the name of the exception; the others go on.
+
+Python cannot stop a thread: an instance that is past its limit is left to its thread, which closes it when the step
+returns at last, and a new one takes its place. Resets have no limit: what is planned has to start.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from crl.errors import CrlError
+from crl.protocols import Environment, Start, Step, StopReason
+
+_OF_ALL = ("truth", "lesson", "practice")
+_OF_A_SLOT = ("content", "hint")
+"""What an environment may also know (protocols `Judge`, `Instructive`, `Teacher`, `Levelled`)."""
+
+
+class SideBySide:
+    """A wave over one instance per slot (protocol `Environment`, and whatever else the instances know)."""
+
+    def __init__(
+        self, make: Callable[[], Environment], *, workers: int, step_time_limit_seconds: float | None = None
+    ) -> None:
+        """
+        Args:
+            make: a new instance; called once for each slot of the widest wave.
+            workers: slots that step at one time, at most.
+            step_time_limit_seconds: longest step, from when it begins; None: no limit.
+        """
+        self._make, self._workers, self._limit = make, workers, step_time_limit_seconds
+        self._instances: list[Environment] = [make()]
+        for name in _OF_ALL:
+            if hasattr(self._instances[0], name):
+                setattr(self, name, getattr(self._instances[0], name))
+        for name in _OF_A_SLOT:
+            if hasattr(self._instances[0], name):
+                setattr(self, name, partial(self._ask, name))
+        self._abandoned: set[int] = set()
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i. Raises what a reset raises."""
+        for slot in self._abandoned:
+            self._instances[slot] = self._make()
+        self._abandoned.clear()
+        while len(self._instances) < len(seeds):
+            self._instances.append(self._make())
+        calls = {slot: partial(self._instances[slot].reset_many, [seed]) for slot, seed in enumerate(seeds)}
+        starts = []
+        for result in _side_by_side(calls, self._workers, None, {}).values():
+            if isinstance(result, BaseException):
+                raise result
+            starts.append(result[0])
+        return starts
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Raises the project's own errors; any other ends its slot."""
+        calls = {slot: partial(self._instances[slot].step_many, {0: action}) for slot, action in actions.items()}
+        steps: dict[int, Step] = {}
+        closing = {slot: self._instances[slot].close for slot in actions}
+        for slot, result in _side_by_side(calls, self._workers, self._limit, closing).items():
+            if isinstance(result, CrlError | MemoryError):
+                raise result
+            if isinstance(result, _Late):
+                self._abandoned.add(slot)
+            if isinstance(result, BaseException):
+                code = "environment_time_limit" if isinstance(result, _Late) else f"environment_{type(result).__name__}"
+                steps[slot] = Step("", (), False, "", True, False, 0.0, StopReason.error, code)
+            else:
+                steps[slot] = result[0]
+        return steps
+
+    def oracle(self, slot: int) -> str | None:
+        """The good next action that the slot's instance knows."""
+        return None if slot in self._abandoned else self._instances[slot].oracle(0)
+
+    def close(self) -> None:
+        """Close every instance but those whose step has not returned yet: their threads do."""
+        for slot, instance in enumerate(self._instances):
+            if slot not in self._abandoned:
+                instance.close()
+        self._instances, self._abandoned = [], set()
+
+    def _ask(self, name: str, slot: int, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._instances[slot], name)(0, *arguments, **options)
+
+
+class _Late(Exception):
+    """A call took longer than its limit."""
+
+
+class _Call:
+    """One call in a thread of its own. A call that was given up calls `close` when it returns."""
+
+    def __init__(self, work: Callable[[], Any], finished: Callable[[], None], close: Callable[[], None] | None) -> None:
+        self.result: Any = None
+        self.began = time.monotonic()
+        self._work, self._finished, self._close = work, finished, close
+        self._lock, self._returned, self._given_up = threading.Lock(), False, False
+        # A daemon: a step that never returns must not keep the process from ending.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.result = error
+        with self._lock:
+            self._returned = True
+        if not self._given_up:
+            self._finished()
+        elif self._close is not None:
+            self._close()
+
+    def give_up(self) -> bool:
+        """Leave the call to its thread. False where it has returned meanwhile."""
+        with self._lock:
+            self._given_up = not self._returned
+        return self._given_up
+
+
+def _side_by_side(
+    calls: Mapping[int, Callable[[], Any]],
+    workers: int,
+    limit: float | None,
+    closing: Mapping[int, Callable[[], None]],
+) -> dict[int, Any]:
+    """What each call returns or raises (as a value), in the order of the calls; at most `workers` run at one time."""
+    waiting, running, results = deque(calls), dict[int, _Call](), dict[int, Any]()
+    finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+    while waiting or running:
+        while waiting and len(running) < workers:
+            slot = waiting.popleft()
+            running[slot] = _Call(calls[slot], partial(finished.put, slot), closing.get(slot))
+        oldest = min(call.began for call in running.values())
+        try:
+            slot = finished.get(timeout=None if limit is None else max(0.0, oldest + limit - time.monotonic()))
+        except queue.Empty:
+            assert limit is not None
+            for slot, call in list(running.items()):
+                if time.monotonic() - call.began >= limit and call.give_up():
+                    del running[slot]
+                    results[slot] = _Late()
+        else:
+            results[slot] = running.pop(slot).result
+    return {slot: results[slot] for slot in calls}

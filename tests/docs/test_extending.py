@@ -1,0 +1,113 @@
+"""What docs/extending.md shows runs as it stands there, registered as a package would register it."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from crl.config import FamilyConfig, RoleConfig, SamplingConfig
+from crl.envs import check_environment, make_environment
+from crl.policies import load_policy, resolve_model
+from crl.records import Task
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+from tests.unit.rollout.fakes import ScriptedPolicy, method
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = [
+    (block["name"], block["body"])
+    for block in re.finditer(r'^```\w+ title="(?P<name>[^"]+)"\n(?P<body>.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
+]
+
+
+def block(name: str) -> str:
+    return next(body for found, body in BLOCKS if found == name)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The modules of the page on the path, and their entry points as installing a package would record them."""
+    points: dict[str, dict[str, str]] = {}
+    for name, body in BLOCKS:
+        if name.endswith(".py"):
+            (tmp_path / name).write_text(body)
+        if name == "pyproject.toml":
+            points |= tomllib.loads(body)["project"]["entry-points"]
+    record = tmp_path / "outside-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    sections = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in points.items()]
+    (record / "entry_points.txt").write_text("\n".join(sections))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("guess", "reread"):
+        sys.modules.pop(name, None)
+
+
+def played(family: FamilyConfig, policy: Any, seeds: list[int], sampling: SamplingConfig) -> list[PlayedEpisode]:
+    """One group of the family, played as a run would play it."""
+    environment = make_environment(family)
+    starts = environment.reset_many(seeds)
+    slots = [
+        EpisodeSlot(
+            Task(
+                episode_id=f"e{member}", round=1, family=family.name, group=0, member=member, environment_seed=seed,
+                slot="free", goal=start.goal, first_observation=start.observation, query="",
+            )
+        )
+        for member, (seed, start) in enumerate(zip(seeds, starts, strict=True))
+    ]  # fmt: skip
+    return play_wave(
+        policy, environment, slots, method=method(), seed_of=lambda name: np.random.SeedSequence(list(name.encode())),
+        sampling=sampling, weights_digest="w", stage="collect",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["guess", "guess:GuessConfig"])
+def test_the_environment_plays_with_text_that_it_parses_and_rewards_between_0_and_1(installed: None, kind: str) -> None:
+    data = yaml.safe_load(block("family.yaml"))
+    data["environment"]["kind"] = kind
+    family = FamilyConfig.model_validate(data)
+    check_environment(family.environment)
+    assert FamilyConfig.model_validate(family.model_dump(mode="json")) == family
+    hidden = random.Random(7).randint(1, 50)
+    said = ["I would start low: guess[1]", "no idea", f"guess[{hidden}]"]
+    near, nowhere = played(
+        family,
+        ScriptedPolicy(lambda row, turn: (said[turn] if row == 0 else "guess[1]", True)),
+        [7, 8],
+        SamplingConfig(max_new_tokens=64),
+    )
+    assert near.episode.success and near.episode.reward == 1.0 and near.episode.stop_reason == "success"
+    assert [turn.action for turn in near.turns] == said, "the text reaches the environment as it was written"
+    assert [turn.valid for turn in near.turns] == [True, False, True]
+    assert [turn.feedback for turn in near.turns] == ["Too low.", "That is no guess.", "Found!"]
+    assert near.feedback == "Found!"
+    assert not nowhere.episode.success and nowhere.episode.stop_reason == "turn_limit"
+    assert nowhere.episode.reward == 1.0 - (random.Random(8).randint(1, 50) - 1) / 50
+
+
+def test_the_engine_draws_what_the_built_in_one_draws(installed: None) -> None:
+    role = RoleConfig.model_validate(yaml.safe_load(block("actor.yaml")))
+    assert role.model_dump()["engine"] == {"kind": "reread"} and "engine" not in RoleConfig(model="tiny").model_dump()
+    family = FamilyConfig.model_validate(yaml.safe_load(block("family.yaml")))
+    path = resolve_model("tiny").path
+    sampling = SamplingConfig(max_new_tokens=6)
+    rows = []
+    for each in (role, RoleConfig(model="tiny")):
+        policy = load_policy(each, path, None, threads=1)
+        rows.append([one.generation for one in played(family, policy, [7, 8], sampling)])
+        assert policy.take_weights(path)
+        policy.close()
+    assert type(policy).__name__ == "LanguagePolicy"
+    for one, other in zip(*rows, strict=True):
+        assert one.token_ids == other.token_ids and one.loss_mask == other.loss_mask
+        assert np.allclose(one.logprobs, other.logprobs, atol=1e-4)
