@@ -17,7 +17,7 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "WHERE t.episode_id IS NULL OR t.family <> r.family",
     ),
     CrossRule(
-        "an experience is chosen for guided slots only",
+        "an experience is chosen for guided episodes only",
         ("retrievals", "tasks"),
         "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
         "WHERE r.chosen AND t.stream <> 'guided'",

@@ -38,7 +38,6 @@ from crl.records import (
     Weights,
 )
 
-_ROLES = ("actor", "extractor")
 _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
 _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
@@ -67,10 +66,10 @@ _ENTRY_ROWS = {
 SUITES: dict[type[Row], Suite] = {
     Task: Suite(
         key=("episode_id",),
-        sets={"slot": ("guided", "free")},
         ranges={"environment_seed": (0, None)},
         rows={
             "ids are not empty": "episode_id <> '' AND family <> ''",
+            "a stream is named": "stream <> ''",
             "round, group and member are not negative": 'round >= 0 AND "group" >= 0 AND member >= 0',
             "a place in a group is planned once": unique('"group"', "member"),
             "a group shares one environment seed": 'min(environment_seed) OVER g = max(environment_seed) OVER g',
@@ -118,7 +117,7 @@ SUITES: dict[type[Row], Suite] = {
                 " AND len(list_distinct(entry_ids)) = len(entry_ids)"
             ),
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
-            "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
+            "the reward is finite": "isfinite(reward)",
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
             "a turn has sampled tokens": "tokens_read > 0 AND tokens_sampled >= turns",
             "what the last action did is known unless the environment broke": (
@@ -145,12 +144,11 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Generation: Suite(
         key=("generation_id",),
-        sets={"role": _ROLES, "kind": ("episode", "critic", "ask", "distill", "merge")},
         rows={
             "ids are not empty": "generation_id <> '' AND stage <> '' AND stop_reason <> ''",
+            "role and kind are named": "role <> '' AND kind <> ''",
             "weights_digest is a SHA-256": sha256("weights_digest"),
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
-            "an actor plays and judges, an extractor does not": "(role = 'actor') = (kind IN ('episode', 'critic'))",
             **_TOKEN_ROWS,
         },
     ),
@@ -335,10 +333,10 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Sample: Suite(
         key=("sample_id",),
-        sets={"role": _ROLES, "objective": ("grpo", "cispo", "nll")},
         ranges={"weight": (0, None)},
         rows={
             "ids are not empty": "sample_id <> '' AND generation_id <> '' AND source <> ''",
+            "role and objective are named": "role <> '' AND objective <> ''",
             "reward, advantage and weight are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(weight)",
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
             "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
@@ -347,7 +345,6 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Weights: Suite(
         key=("role",),
-        sets={"role": (*_ROLES, "embedder")},
         ranges={"updates": (0, None)},
         rows={
             "digests are SHA-256": f"{sha256('base_digest')} AND {sha256('weights_digest')}",
@@ -372,7 +369,7 @@ SUITES: dict[type[Row], Suite] = {
             "the first of the experiences is the one that is named": "entry_id IS NOT DISTINCT FROM entry_ids[1]",
             "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
-            "a success has a positive reward, anything else none": "isfinite(reward) AND success = (reward > 0)",
+            "the reward is finite": "isfinite(reward)",
             "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
             "a turn has sampled tokens, but for the random policy's": (
