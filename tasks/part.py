@@ -6,6 +6,7 @@ directory, which every machine must see at the same path.
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import time
 from collections.abc import Callable
@@ -41,8 +42,11 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
     order = dataclasses.replace(order, job=job)
     place = f"part {order.number}"
 
+    # Lines come from a thread of their own, which knows neither the settings of this task nor where its server is.
+    context = contextvars.copy_context()
+
     def tell_line(engine: str, text: str) -> None:
-        logger.info("%s | %s", engine, text)
+        context.run(logger.info, "%s | %s", engine, text)
 
     try:
         outcome = run_order(order, shard=_shard(), on_line=tell_line, on_figures=_progress(place, logger.info))

@@ -62,9 +62,8 @@ class Engine:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks, rank 0 first, and of their launcher where there are several."""
-        leader = self._process.pid if self._process is not None and self.world_size > 1 else None
-        return [*self._pids, *([leader] if leader is not None else [])]
+        """Process ids of the ranks, rank 0 first."""
+        return list(self._pids)
 
     def run(self, job: Job, *, on_message: OnMessage | None = None, time_limit: float | None = None) -> dict[str, Any]:
         """Have a job done; the engine is started if need be.

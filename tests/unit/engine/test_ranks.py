@@ -50,7 +50,7 @@ with make_driver(Path({str(tmp_path)!r}), {{"learn": ["sleep", {str(marker)!r}]}
     import time
     while not Path({str(marker)!r}).exists(): time.sleep(0.05)
     engine = driver._engines.ranks(2)
-    Path({str(tmp_path / "pids")!r}).write_text(" ".join(map(str, engine.pids)))
+    Path({str(tmp_path / "pids")!r}).write_text(" ".join(map(str, [engine._process.pid, *engine.pids])))
     time.sleep(3600)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
