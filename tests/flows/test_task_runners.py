@@ -63,6 +63,7 @@ def said_in(task_run_id: Any, text: str) -> bool:
         return any(text in line.message for line in lines)
 
 
+@SLOW
 def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(fake, tmp_path, one_shard):
     path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")], "spread/1": ["say", ""]})
     state = train(spread(), rounds=2, return_state=True)
