@@ -7,14 +7,13 @@ that is asked itself ends its engines and reports that it crashed.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable
 from uuid import UUID
 
 import httpx
 import psutil
 
-from crl.engine.guardian import MARK
+from crl.engine.guardian import guard, marked
 
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 _PATIENCE_SECONDS = 8.0
@@ -56,16 +55,10 @@ def _mark(api: str, identifiers: Iterable[str]) -> None:
 def _flow_runs() -> dict[str, psutil.Process]:
     """The process of each flow run, by its id; engines and other children of it are not among them."""
     found: dict[str, psutil.Process] = {}
-    mark = os.environ.get(MARK)
-    if mark is None:
-        return found
-    for process in psutil.process_iter():
+    for process in marked(guard()):
         with contextlib.suppress(psutil.Error, OSError):
-            variables = process.environ()
-            identifier = variables.get(_FLOW_RUN)
-            if identifier is None or variables.get(MARK) != mark:
-                continue
+            identifier = process.environ().get(_FLOW_RUN)
             parent = process.parent()
-            if parent is None or parent.environ().get(_FLOW_RUN) != identifier:
+            if identifier is not None and (parent is None or parent.environ().get(_FLOW_RUN) != identifier):
                 found[identifier] = process
     return found

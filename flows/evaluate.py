@@ -6,10 +6,6 @@ the numbers are those of the command line.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +17,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, Field
 
+from crl.engine.process import ProcessGroup
 from crl.errors import CrlError, StageFailed
 from crl.records import Evaluation
 from crl.report.rates import Rate
@@ -115,27 +112,22 @@ def summary(path: Path) -> list[dict[str, Any]]:
 
 def _run_command(arguments: list[str]) -> None:
     logger = get_run_logger()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "crl", *arguments],
-        env={**os.environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        # Its own session: whatever it starts is ended with it.
-        start_new_session=True,
-    )
     lines: list[str] = []
+
+    def told(text: str) -> None:
+        logger.info("%s", text)
+        lines.append(text)
+
+    process = ProcessGroup(
+        [sys.executable, "-m", "crl", *arguments],
+        environment={"COLUMNS": "120", "PYTHONUNBUFFERED": "1"},
+        on_line=told,
+    )
+    process.start()
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if text := line.rstrip():
-                logger.info("%s", text)
-                lines.append(text)
         code = process.wait()
     finally:
-        _end(process)
+        process.stop(_PATIENCE_SECONDS)
     if code:
         error = _error_of(code)
         raise error(
@@ -152,17 +144,6 @@ def _error_of(code: int) -> type[CrlError]:
         each.exit_code: each for each in (BadInput, LeaseHeld, RecordDamaged, DataCheckFailed)
     }
     return known.get(code, StageFailed)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and its children, however this task ends."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_SECONDS)
 
 
 def _publish(run_path: str, number: int | None, rows: list[dict[str, Any]]) -> None:

@@ -1,6 +1,6 @@
-"""Parts of a stage as Prefect tasks, on the task runner that `runtime.task_runner` names; one task a part.
+"""Parts of a stage as Prefect tasks on a Dask cluster, where `runtime.task_runner` is `dask`; one task per part.
 
-A task runner is started with the first stage that has parts and stays for the rounds that follow, so that processes
+The task runner is started with the first stage that has parts and stays for the rounds that follow, so that processes
 and models are warm. It is ended with the driver, before the lease is given back. With one shard, or `engines`, nothing
 here is used. Environment variable `DASK_SCHEDULER_ADDRESS` names a Dask cluster whose workers see the same files;
 without it a local one is made.
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import multiprocessing
 import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
@@ -28,12 +25,12 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed
-from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner
 
 from crl.config import Runtime, TaskRunnerName
+from crl.engine.detached import end_engines
 from crl.engine.driver import Driver
 from crl.engine.jobs import Job
-from crl.engine.lone import begin_process, end_engines
 from crl.engine.spread import PartOrder, PartOutcome, Spread
 from crl.errors import CrlError, EngineDied
 from crl.preflight import check_task_runner
@@ -47,7 +44,7 @@ _CANCEL_SECONDS = 2.0
 def spread_over_tasks(driver: Driver) -> None:
     """Have the parts of stages run as tasks where the runtime says so. Raises BadInput where the runner is missing."""
     runtime = driver.runtime
-    if runtime.shards > 1 and runtime.task_runner is not TaskRunnerName.engines:
+    if runtime.shards > 1 and runtime.task_runner is TaskRunnerName.dask:
         check_task_runner(runtime)
         driver.spread_with(driver.keep(PartTasks(runtime)))
 
@@ -79,8 +76,6 @@ class PartTasks:
         attempt = _Attempt(spread)
         try:
             runner = self._started()
-            if isinstance(runner, _Processes):
-                runner.forget_context()
             while attempt.goes_on():
                 while attempt.has_part_for(self._runtime.shards):
                     order = attempt.next_order()
@@ -89,10 +84,8 @@ class PartTasks:
                     self._latest = order
                 attempt.wait()
         except BaseException as error:
-            spread.cancel()
             self._end(at_once=True)
-            if self._runtime.task_runner is not TaskRunnerName.threads:
-                _for_a_moment(attempt.mark_crashed)
+            _for_a_moment(attempt.mark_crashed)
             if (interruption := _interruption_in(error)) is not None:
                 raise interruption from None
             raise
@@ -102,8 +95,8 @@ class PartTasks:
 
     def _started(self) -> TaskRunner[Any]:
         if self._runner is None:
-            get_run_logger().info("starting %d %s", self._runtime.shards, self._runtime.task_runner.value)
-            self._runner = _new_runner(self._runtime)
+            get_run_logger().info("starting %d Dask workers", self._runtime.shards)
+            self._runner = _new_runner(self._runtime.shards)
             self._runner.__enter__()
         return self._runner
 
@@ -111,7 +104,7 @@ class PartTasks:
         runner, self._runner = self._runner, None
         if runner is None:
             return
-        if at_once and self._latest is not None and self._runtime.task_runner is TaskRunnerName.dask:
+        if at_once and self._latest is not None:
             _end_engines_on(runner, self._latest.job)
         runner.__exit__(None, None, None)
 
@@ -186,41 +179,14 @@ class _Attempt:
             raise error
 
 
-class _Processes(ProcessPoolTaskRunner):
-    """Prefect's process pool, made to be kept: it may serve several stages, and its processes end when we do."""
-
-    def __init__(self, max_workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        reader, self._lifeline = context.Pipe(duplex=False)
-        super().__init__(max_workers, initializer=begin_process, initargs=(context.Value("i", 0), reader))
-
-    def forget_context(self) -> None:
-        """What is submitted from now on belongs to the flow run and the task it is submitted by.
-
-        Prefect serialises the context of the first submission and keeps it: its pools serve one flow run.
-        """
-        self._cached_context = None
-
-    def __exit__(self, *args: Any) -> None:
-        # Ends the processes, also in the middle of what they do; Prefect's own way waits until they are done.
-        self._lifeline.close()
-        super().__exit__(*args)
-        reader: Connection = self._initargs[1]
-        reader.close()
-
-
-def _new_runner(runtime: Runtime) -> TaskRunner[Any]:
-    if runtime.task_runner is TaskRunnerName.threads:
-        return ThreadPoolTaskRunner(max_workers=runtime.shards)
-    if runtime.task_runner is TaskRunnerName.processes:
-        return _Processes(max_workers=runtime.shards)
+def _new_runner(workers: int) -> TaskRunner[Any]:
     from prefect_dask.task_runners import DaskTaskRunner
 
     if address := os.environ.get(SCHEDULER_VARIABLE):
         return DaskTaskRunner(address=address)
     return DaskTaskRunner(
         cluster_kwargs={
-            "n_workers": runtime.shards,
+            "n_workers": workers,
             "threads_per_worker": 1,
             "processes": True,
             # Models live in engines, not in the workers that Dask would measure; and nobody asked for its dashboard.
@@ -272,8 +238,8 @@ def _interruption_in(error: BaseException) -> BaseException | None:
 
 
 def _process_died(error: Exception) -> bool:
-    # Dask's errors by name: it is imported only where it was chosen.
-    return isinstance(error, BrokenProcessPool) or type(error).__name__ in ("KilledWorker", "FutureCancelledError")
+    # By name: Dask is imported only where it was chosen.
+    return type(error).__name__ in ("KilledWorker", "FutureCancelledError")
 
 
 def _mark_crashed(future: PrefectFuture[Any]) -> None:

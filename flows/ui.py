@@ -10,7 +10,6 @@ import argparse
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,8 +20,8 @@ from types import FrameType
 import flows  # noqa: F401  (first: it turns telemetry off)
 from crl.config.load import runs_root
 from crl.engine.guardian import guard
+from crl.engine.process import ProcessGroup
 from crl.errors import CrlError, PortBusy, SetupFailed
-from flows.child import Child
 from flows.ending import end_flow_runs
 from flows.interface import interface_settings
 from flows.pages import HOST, Pages
@@ -33,6 +32,7 @@ PORT = 4200
 _HEALTHY_SECONDS = 600.0
 """A server that ends is noticed at once: this is for machines on which much else runs."""
 _TICK_SECONDS = 0.5
+_TAIL_LINES = 25
 _WORKER_PATIENCE_SECONDS = 8.0
 _SERVER_PATIENCE_SECONDS = 8.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -41,10 +41,10 @@ _STEADY_SECONDS = 60.0
 
 
 class Stop(Exception):
-    """Somebody asked for the end (Ctrl-C, SIGTERM, the parent is gone)."""
+    """Somebody asked for the end (Ctrl-C, SIGTERM)."""
 
 
-class Desk:
+class DevServer:
     """Server, worker and pages, from start to end.
 
     Args:
@@ -58,10 +58,10 @@ class Desk:
         self.url = f"http://{HOST}:{port}"
         self.runs = runs_root().absolute()
         self._asked = threading.Event()
-        self._parent = os.getppid() if with_parent else None
+        self._with_parent = with_parent
         self.environment: dict[str, str] = {}
-        self._server: Child | None = None
-        self._worker: Child | None = None
+        self._server: ProcessGroup | None = None
+        self._worker: ProcessGroup | None = None
 
     def _settings(self) -> dict[str, str]:
         return {
@@ -85,7 +85,7 @@ class Desk:
         began = time.monotonic()
         for port, what in ((self.port, "PORT"), (self.pages_port, "PAGES_PORT")):
             require_free(port, what)
-        guard()  # before anything is started: whatever is started inherits its mark
+        guard(with_parent=self._with_parent)  # before anything is started: whatever is started inherits its mark
         self.environment = {**os.environ, **self._settings()}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Ignored where it was started by nohup or in the background of a script: then it is not meant for us.
@@ -108,36 +108,37 @@ class Desk:
 
     def _start(self, logs: Path) -> None:
         say(f"starting Prefect's server on {self.url} (database: {database()})")
-        python = [sys.executable, "-m"]
-        server = ["prefect", "server", "start", "--host", HOST, "--port", str(self.port)]
-        self._server = Child("server", [*python, *server], self.environment, logs / f"server-{self.port}.log", ROOT)
+        self._server = self._part("server", ["server", "start", "--host", HOST, "--port", str(self.port)], logs)
         self._server.start()
         self._until(self._healthy, f"the server did not answer within {_HEALTHY_SECONDS:.0f} s")
         self._set_up()
-        worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", f"worker-{self.port}"]
-        self._worker = Child("worker", [*python, *worker], self.environment, logs / f"worker-{self.port}.log", ROOT)
+        worker = ["worker", "start", "--pool", POOL, "--type", "process", "--name", f"worker-{self.port}"]
+        self._worker = self._part("worker", worker, logs)
         self._worker.start()
         self._until(self._worker_online, "the worker did not report to the server")
 
+    def _part(self, name: str, words: list[str], logs: Path) -> ProcessGroup:
+        """`prefect` with these words."""
+        return ProcessGroup(
+            [sys.executable, "-m", "prefect", *words],
+            name=name,
+            environment=self.environment,
+            folder=ROOT,
+            log=logs / f"{name}-{self.port}.log",
+        )
+
     def _set_up(self) -> None:
         say("setting up:")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.setup", "--pages", self.environment["CRL_PAGES"]],
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "flows.setup", "--pages", self.environment["CRL_PAGES"]]
+        process = ProcessGroup(command, name="set-up", environment=self.environment, folder=ROOT)
+        process.start()
         try:
-            while process.poll() is None:
+            while (code := process.wait(0.1)) is None:
                 self._check()
-                time.sleep(0.1)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-        if process.returncode:
-            raise SetupFailed(f"set-up ended with exit code {process.returncode}; what it said stands above")
+            process.stop(_SERVER_PATIENCE_SECONDS)
+        if code:
+            raise SetupFailed(f"set-up ended with exit code {code}; what it said stands above")
 
     def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + _HEALTHY_SECONDS
@@ -147,7 +148,7 @@ class Desk:
                 child = self._worker or self._server
                 assert child is not None
                 raise SetupFailed(
-                    f"{otherwise}; the last lines of its log:\n{child.last_lines()}", where=str(child.log)
+                    f"{otherwise}; the last lines of its log:\n{_end_of_log(child)}", where=str(child.log)
                 )
             time.sleep(0.2)
 
@@ -163,7 +164,7 @@ class Desk:
         import httpx
 
         assert self._worker is not None
-        if not self._worker.alive:
+        if not self._worker.running:
             self._worker.start()
         try:
             found = httpx.post(f"{self.url}/api/work_pools/{POOL}/workers/filter", json={}, timeout=5.0).json()
@@ -190,7 +191,7 @@ class Desk:
         pause, again_at = _FIRST_PAUSE_SECONDS, 0.0
         while True:
             self._check()
-            if not self._worker.alive:
+            if not self._worker.running:
                 if not again_at:
                     if self._worker.age_seconds > _STEADY_SECONDS:
                         pause = _FIRST_PAUSE_SECONDS
@@ -216,14 +217,12 @@ class Desk:
 
     def _check(self) -> None:
         """Raise Stop where the end was asked for, SetupFailed where the server is gone."""
-        if self._parent is not None and os.getppid() != self._parent:
-            self._asked.set()
         if self._asked.is_set():
             raise Stop
-        if self._server is not None and not self._server.alive:
+        if self._server is not None and not self._server.running:
             raise SetupFailed(
                 f"the server ended with exit code {self._server.exit_code}; the last lines of its log:\n"
-                + self._server.last_lines(),
+                + _end_of_log(self._server),
                 where=str(self._server.log),
                 next_step="runs are complete up to their last stage; start `make ui` again and Retry them",
             )
@@ -237,11 +236,15 @@ class Desk:
 
     def _end(self) -> None:
         """Flow runs, worker, server. Flow runs first and by a signal of their own: the worker would kill theirs."""
-        if self._server is not None and self._server.alive:
+        if self._server is not None and self._server.running:
             end_flow_runs(f"{self.url}/api")
         for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
             if child is not None:
                 child.stop(patience)
+
+
+def _end_of_log(process: ProcessGroup) -> str:
+    return "\n".join(f"  {line}" for line in process.last_lines(_TAIL_LINES))
 
 
 def require_free(port: int, variable: str) -> None:
@@ -290,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     pages_port = chosen.pages_port if chosen.pages_port is not None else chosen.port + 1
     try:
-        return Desk(chosen.port, pages_port, with_parent=chosen.with_parent).run()
+        return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent).run()
     except CrlError as error:
         print(f"make ui: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,13 +1,13 @@
-"""The Prefect task that runs one part of a stage, in whichever process or machine a task runner chose.
+"""The Prefect task that runs one part of a stage, in whichever process and on whichever machine Dask chose.
 
-In the driver's own process it uses the driver's engines; elsewhere an engine of its own (`crl.engine.lone`). What it
-takes and returns is small; rows go straight to the run directory, which every machine must see at the same path.
+It uses a detached engine (`crl.engine.detached`). What it takes and returns is small; rows go straight to the run
+directory, which every machine must see at the same path.
 """
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +19,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import task_run
 
 from crl.config import Runtime
-from crl.engine.driver import open_driver
-from crl.engine.lone import run_order
+from crl.engine.detached import run_order
 from crl.engine.spread import Figures, PartOrder, PartOutcome
 from crl.errors import CrlError
 from tasks.failures import failed, log_error, placed
@@ -43,15 +42,14 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
     order = dataclasses.replace(order, job=job)
     place = f"part {order.number}"
 
+    # Lines come from a thread of their own, which knows neither the settings of this task nor where its server is.
+    context = contextvars.copy_context()
+
     def tell_line(engine: str, text: str) -> None:
-        logger.info("%s | %s", engine, text)
+        context.run(logger.info, "%s | %s", engine, text)
 
     try:
-        driver = open_driver(job.run_path)
-        if driver is not None and driver.token == job.token:
-            outcome = driver.run_part(order, tell_line, _progress(place, logger.info))
-        else:
-            outcome = run_order(order, shard=_shard(), on_line=tell_line, on_figures=_progress(place, logger.info))
+        outcome = run_order(order, shard=_shard(), on_line=tell_line, on_figures=_progress(place, logger.info))
     except CrlError as error:
         placed(error, f"round {job.round}, {order.stage}, part {order.number} of {order.count}")
         log_error(error)
@@ -81,13 +79,9 @@ def _progress(place: str, log: Callable[..., None]) -> Callable[[Figures], None]
     return tell
 
 
-def _shard() -> int | None:
-    """The number of a Dask worker, which chooses its device; processes of a pool know theirs."""
-    distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return None
-    try:
-        name = distributed.get_worker().name
-    except ValueError:  # not in a worker
-        return None
+def _shard() -> int:
+    """The number of the Dask worker, which chooses its device; 0 where it has a name instead."""
+    from distributed import get_worker
+
+    name = get_worker().name
     return name if isinstance(name, int) else 0

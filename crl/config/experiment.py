@@ -22,10 +22,9 @@ class TaskRunnerName(StrEnum):
     """Where the parts of a stage run when there is more than one shard."""
 
     engines = "engines"
-    """Engines side by side under the driver; no further Prefect tasks."""
-    threads = "threads"
-    processes = "processes"
+    """Engines side by side on this machine, under the driver."""
     dask = "dask"
+    """Prefect tasks on a Dask cluster, for several machines."""
 
 
 class Runtime(Model):
@@ -35,7 +34,7 @@ class Runtime(Model):
     shards: int = Field(1, ge=1, le=256, description="Engines that collect side by side.")
     task_runner: TaskRunnerName = Field(
         TaskRunnerName.engines,
-        description="What spreads the shards: engines, or Prefect tasks on a task runner (without Prefect: engines).",
+        description="What runs the shards: engines on this machine, or dask on several (without Prefect: engines).",
     )
     when_busy: WhenBusy = Field(
         WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."

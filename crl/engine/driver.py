@@ -37,9 +37,9 @@ from crl.engine.events import (
 from crl.engine.jobs import Job, JobKind, StageOutcome
 from crl.engine.pace import Pace
 from crl.engine.parts import PartProgress, run_parts
-from crl.engine.pool import EnginePool, OnLine
+from crl.engine.pool import EnginePool
 from crl.engine.services import prepare_environment
-from crl.engine.spread import Figures, PartOrder, PartOutcome, PartRunner, Spread, run_on
+from crl.engine.spread import PartOrder, PartRunner, Spread, run_on
 from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, StageFailed
@@ -252,13 +252,6 @@ class Driver:
         """Enter a context that is left when the driver closes, before its engines end and the lease is given back."""
         return self._stack.enter_context(context)
 
-    def run_part(self, order: PartOrder, on_line: OnLine, on_figures: Callable[[Figures], None]) -> PartOutcome:
-        """Run a part in a free engine of this driver, for a part runner's thread. The engine's lines go to both.
-
-        Raises what the part raises; Cancelled once the spread was cancelled.
-        """
-        return self._engines.run(order, on_line, on_figures)
-
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _with_retries(self, round_number: int, stage: str) -> StageOutcome:
@@ -298,10 +291,7 @@ class Driver:
             return PartOrder(job, combined.count, self._engines.environment, self._left(started))
 
         if self._part_runner is not None:
-            try:
-                self._part_runner(Spread(tuple(parts), order, combined.report, self._engines.cancel))
-            finally:
-                self._engines.recover()
+            self._part_runner(Spread(tuple(parts), order, combined.report))
         elif len(parts) > 1:
             engines = self._engines.shards(min(self.runtime.shards, len(parts)))
             run_parts(engines, parts, lambda engine, part: run_on(engine, order(part), partial(combined.report, part)))
@@ -358,14 +348,9 @@ class Driver:
                 subscriber(event)
 
 
-def open_driver(run_path: str | Path) -> Driver | None:
-    """The driver that is open on a run in this process, if there is one."""
-    return _open_drivers.get(Path(run_path).resolve())
-
-
 def driver_for(run_path: str | Path) -> Driver:
     """The driver that is open on a run in this process: how a task finds what its flow opened."""
-    driver = open_driver(run_path)
+    driver = _open_drivers.get(Path(run_path).resolve())
     if driver is None:
         raise StageFailed(
             f"no driver is open on {run_path} in this process",

@@ -1,8 +1,9 @@
-"""Ends what a killed process leaves behind: Prefect's temporary server, which would otherwise run on for ever.
+"""The one way in which processes end with the process that started them, also after `kill -9`.
 
-Engines need none of this, they watch their connection. The guardian is one small process that waits for the other end
-of a pipe to close: that happens when the guarded process ends, in whatever way. Then it ends every process that carries
-the guarded one's mark in its environment, which children inherit. Nothing is written anywhere.
+A guarded process has one small guardian beside it, which looks whether that process still runs. When it has ended, in
+whatever way, the guardian ends every process that carries its mark in its environment. Children inherit the mark, so it
+does not matter who started them: engines, launchers and their ranks, Prefect's servers and workers. A child that is
+guarded itself gives its own children a mark of its own; they end when it does. Nothing is written anywhere.
 """
 
 from __future__ import annotations
@@ -12,35 +13,55 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
+import time
 
 import psutil
 
 MARK = "CRL_GUARDED_BY"
+_TICK_SECONDS = 0.2
 _PATIENCE_SECONDS = 2.0
+_ORDER_SECONDS = 40.0
+"""For a process that ends with its parent and has servers of its own to end in order."""
 
 _guardian: subprocess.Popen[bytes] | None = None
+_mark = secrets.token_hex(16)
+_starting = threading.Lock()
 
 
-def guard() -> None:
-    """From now on, whatever this process starts ends at the latest when this process does."""
+def guard(*, with_parent: bool = False) -> str:
+    """From now on, whatever this process starts ends at the latest when this process does; returns the mark.
+
+    `with_parent`, which counts in the first call: end this process too (SIGTERM first) when its parent ends.
+    """
     global _guardian
-    if _guardian is not None and _guardian.poll() is None:
-        return
-    mark = secrets.token_hex(16)
-    unmarked = {name: value for name, value in os.environ.items() if name != MARK}
-    # By path, so that it starts wherever the package lies. Its own session: Ctrl-C must not end it before its time.
-    _guardian = subprocess.Popen(
-        [sys.executable, "-P", __file__, mark],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=unmarked,
-        start_new_session=True,
-    )
-    os.environ[MARK] = mark
+    with _starting:
+        if _guardian is None or _guardian.poll() is not None:
+            watched = [os.getpid(), *([os.getppid()] if with_parent else [])]
+            # By path, so that it starts wherever the package lies. Its own session: Ctrl-C must not end it too early.
+            _guardian = subprocess.Popen(
+                [sys.executable, "-P", __file__, _mark, *map(str, watched)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name != MARK},
+                start_new_session=True,
+            )
+            os.environ[MARK] = _mark
+        return _mark
 
 
-def _marked(mark: str) -> list[psutil.Process]:
+def _forget() -> None:
+    """In a fork: it ends by itself, so it needs a guardian and a mark of its own."""
+    global _guardian, _mark, _starting
+    _guardian, _mark, _starting = None, secrets.token_hex(16), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every process that carries a mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -49,15 +70,38 @@ def _marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def _wait_and_end(mark: str) -> None:
-    sys.stdin.buffer.read()
+def _runs(process: psutil.Process | None) -> bool:
+    try:
+        # A process that nobody has waited for yet has ended all the same.
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _process(pid: int) -> psutil.Process | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
+    return None
+
+
+def _wait_and_end(mark: str, pids: list[int]) -> None:
+    watched = [_process(pid) for pid in pids]
+    while all(_runs(each) for each in watched):
+        time.sleep(_TICK_SECONDS)
+    guarded = watched[0]
+    if guarded is not None and _runs(guarded):
+        _end([guarded], _ORDER_SECONDS)
+    while processes := marked(mark):
+        _end(processes, _PATIENCE_SECONDS)
+
+
+def _end(processes: list[psutil.Process], patience_seconds: float) -> None:
     for end in (psutil.Process.terminate, psutil.Process.kill):
-        processes = _marked(mark)
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 end(process)
-        psutil.wait_procs(processes, timeout=_PATIENCE_SECONDS)
+        _, processes = psutil.wait_procs(processes, timeout=patience_seconds)
 
 
 if __name__ == "__main__":
-    _wait_and_end(sys.argv[1])
+    _wait_and_end(sys.argv[1], [int(pid) for pid in sys.argv[2:]])

@@ -1,7 +1,8 @@
-"""What an engine writes to its standard output and error: read line by line, and known when it is complete.
+"""What a child process writes to its standard output and error: read line by line, and known when it is complete.
 
-Lines and answers come in two ways, and a line may lag behind the answer to the job that wrote it. So a worker ends the
-output of a job with a mark, and the supervisor waits for it: a line is told while its stage, and its part, still run.
+Lines and answers of an engine come in two ways, and a line may lag behind the answer to the job that wrote it. So a
+worker ends the output of a job with a mark, and the supervisor waits for it: a line is told while its stage, and its
+part, still run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import IO
 _MARK = "\x1e"
 """ASCII's record separator: text has no use for it."""
 _LINES_KEPT = 60
-_LINE_LENGTH = 2000
+LINE_LENGTH = 2000
+"""What is kept of a line."""
 
 OnLine = Callable[[str], None]
 
@@ -32,7 +34,7 @@ def mark_end(number: int) -> None:
         os.write(1, f"\n{_MARK}{number}\n".encode())
 
 
-class EngineOutput:
+class ProcessOutput:
     """Reads the output of one process in a thread until it ends, keeps its last lines and hands every line on."""
 
     def __init__(self, stream: IO[bytes], on_line: OnLine | None) -> None:
@@ -40,7 +42,7 @@ class EngineOutput:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._marked = 0
         self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, args=(stream,), name="engine-output", daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(stream,), name="process-output", daemon=True)
         self._reader.start()
 
     def last(self, count: int) -> list[str]:
@@ -48,9 +50,8 @@ class EngineOutput:
         return list(self._lines)[-count:]
 
     def tell(self, text: str) -> None:
-        """Keep a line and hand it on."""
-        text = text[:_LINE_LENGTH]
-        self._lines.append(text)
+        """Keep the beginning of a line and hand it on whole."""
+        self._lines.append(text[:LINE_LENGTH])
         if self._on_line is not None:
             with contextlib.suppress(Exception):  # whoever watches must not stop the reading
                 self._on_line(text)

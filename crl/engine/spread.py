@@ -1,7 +1,7 @@
 """What a driver hands to whoever runs the parts of a stage in its place: orders small enough to cross machines.
 
-Part runners are given with :meth:`crl.engine.driver.Driver.spread_with`; they may use threads, processes or other
-machines that see the same file system. Which of them runs a part changes no digest.
+Part runners are given with :meth:`crl.engine.driver.Driver.spread_with`; they use other machines that see the same
+file system. Which machine runs a part changes no digest.
 """
 
 from __future__ import annotations
@@ -62,8 +62,6 @@ class Spread:
     """Makes the order of a part, when it is about to start: its time limit is what is left of the stage's."""
     report: Callable[[int, Figures], None]
     """Takes the progress of a part."""
-    cancel: Callable[[], None]
-    """Ends the parts that run in engines of the driver."""
 
 
 PartRunner = Callable[[Spread], None]

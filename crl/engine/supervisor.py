@@ -2,16 +2,13 @@
 
 An :class:`Engine` is one worker process, or several ranks under torch's launcher on this machine. It starts with its
 first job, stays warm, and is started again after it died. It may be used from any thread, one job at a time. The
-worker's output is read line by line and handed on. No file is left anywhere: the socket lies in Linux's abstract
-namespace (elsewhere in a temporary directory).
+worker's output is read line by line and handed on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +16,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.launch import Gate, command_line, describe_exit
-from crl.engine.output import EngineOutput, OnLine
+from crl.engine.launch import command_line, launch_environment
+from crl.engine.listener import WorkerListener
+from crl.engine.output import LINE_LENGTH, OnLine, ProcessOutput
+from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import EngineDied, StageTimedOut, from_payload
 
 _TICK_SECONDS = 0.2
@@ -51,16 +50,15 @@ class Engine:
         self._environment = dict(environment or {})
         self._on_line = on_line
         self._one_job = threading.RLock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ProcessGroup | None = None
         self._connections: list[Connection] = []
         self._pids: list[int] = []
-        self._output: EngineOutput | None = None
         self._cancelled = threading.Event()
 
     @property
     def running(self) -> bool:
         """Whether the process lives."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.running
 
     @property
     def pids(self) -> list[int]:
@@ -94,7 +92,8 @@ class Engine:
     def cancel(self) -> None:
         """End the engine from another thread; a running job raises :class:`Cancelled` in its own."""
         self._cancelled.set()
-        self._signal_all(signal.SIGKILL)
+        if (process := self._process) is not None:
+            process.cancel()
 
     def stop(self) -> None:
         """End the engine in peace: idle workers leave by themselves, a busy one is cancelled first."""
@@ -106,9 +105,8 @@ class Engine:
                 for connection in self._connections:
                     with contextlib.suppress(OSError):
                         connection.send_bytes(encode({"type": "stop"}))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    assert self._process is not None
-                    self._process.wait(_STOP_SECONDS)
+                assert self._process is not None
+                self._process.wait(_STOP_SECONDS)
             self.kill()
             self._cancelled.clear()
         finally:
@@ -116,13 +114,10 @@ class Engine:
 
     def kill(self) -> None:
         """End every process of the engine now and forget it; the next job starts a new one."""
-        self._signal_all(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
         for connection in self._connections:
             connection.close()
-        if self._process is not None:
-            self._process.wait()
-            if self._output is not None:
-                self._output.join(1.0)
         self._process, self._connections, self._pids = None, [], []
 
     # -- starting --------------------------------------------------------------------------------------------------
@@ -131,28 +126,26 @@ class Engine:
         if self.running:
             return
         self.kill()
-        with Gate() as gate:
-            self._process = subprocess.Popen(
+        with WorkerListener(self.world_size) as listener:
+            self._process = ProcessGroup(
                 command_line(self.world_size),
-                env={**os.environ, **self._environment, **gate.environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                # Its own session: Ctrl-C in a terminal reaches only us, and the whole group can be ended at once.
-                start_new_session=True,
+                name=self.name,
+                environment={**self._environment, **launch_environment(), **listener.environment()},
+                on_line=lambda text: self._on_line(text[:LINE_LENGTH]) if self._on_line is not None else None,
             )
-            assert self._process.stdout is not None
-            self._output = EngineOutput(self._process.stdout, self._on_line)
+            self._process.start()
             started = time.monotonic()
             ranks: dict[int, tuple[Connection, int]] = {}
             while len(ranks) < self.world_size:
                 self._check_waiting(job, deadline)
                 if time.monotonic() - started > _START_SECONDS:
                     raise EngineDied(f"the engine did not start within {_START_SECONDS:.0f} s", **self._context(job))
-                connection = gate.accept(_TICK_SECONDS)
+                connection = listener.accept(_TICK_SECONDS)
                 if connection is not None:
                     hello = decode(connection.recv_bytes())
                     ranks[hello["rank"]] = (connection, hello["pid"])
+                    # The launcher puts each rank in a session of its own.
+                    self._process.add_member(hello["pid"])
             self._connections = [ranks[rank][0] for rank in sorted(ranks)]
             self._pids = [ranks[rank][1] for rank in sorted(ranks)]
 
@@ -223,11 +216,11 @@ class Engine:
         if not self.running:
             raise self._died(job)
 
-    def _hear_out(self, message: dict[str, Any]) -> EngineOutput:
+    def _hear_out(self, message: dict[str, Any]) -> ProcessOutput:
         """Wait for the lines that were written before this message, the last one of a job."""
-        assert self._output is not None
-        self._output.wait_for(message["jobs"], _LAST_LINES_SECONDS)
-        return self._output
+        assert self._process is not None and self._process.output is not None
+        self._process.output.wait_for(message["jobs"], _LAST_LINES_SECONDS)
+        return self._process.output
 
     def _rebuilt(self, message: dict[str, Any]) -> BaseException:
         error = from_payload(message["error"])
@@ -243,18 +236,12 @@ class Engine:
     def _died(self, job: Job) -> BaseException:
         if self._cancelled.is_set():
             return Cancelled(f"round {job.round}, stage {job.stage}")
-        process = self._process
-        code: int | None = None
-        if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=_LAST_LINES_SECONDS)
-            if self._output is not None:
-                self._output.join(1.0)
+        code = self._process.wait(_LAST_LINES_SECONDS) if self._process is not None else None
         return EngineDied(f"the engine process {describe_exit(code)}", **self._context(job, killed=code))
 
     def _context(self, job: Job, killed: int | None = None) -> dict[str, str]:
         """`where` and `next_step` of an EngineDied: the last lines of the log say more than the exit code."""
-        last = self._output.last(5) if self._output is not None else []
+        last = self._process.last_lines(5) if self._process is not None else []
         where = f"round {job.round}, stage {job.stage}"
         if last:
             where += "; last lines of its log:\n  " + "\n  ".join(last)
@@ -265,14 +252,3 @@ class Engine:
                 " deepspeed.micro_batch, gradient_checkpointing, or bfloat16"
             )
         return {"where": where, "next_step": step}
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        # The launcher puts each rank in a session of its own, so the group of the launcher is not enough.
-        process = self._process
-        if process is not None and process.returncode is None:
-            for pid in {process.pid, *self._pids}:
-                try:
-                    os.killpg(pid, number)
-                except (ProcessLookupError, PermissionError):  # no group of its own, or gone already
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, number)

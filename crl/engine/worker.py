@@ -1,27 +1,26 @@
 """The engine process: `python -m crl.engine.worker`, started by the supervisor only.
 
 It connects to the supervisor, then executes one job after the other and tells progress. Its state (models,
-environments) is only a cache: it may be killed at any moment, and a new one starts from the record. A thread watches
-the connection; when the supervisor is gone, in whatever way, this process ends at once, in the middle of a stage too.
-Under a launcher there are several such processes (ranks); all take part in updates, rank 0 alone writes the record.
+environments) is only a cache: it may be killed at any moment, and a new one starts from the record. When the supervisor
+is killed, its guardian ends this process, in the middle of a stage too; without one it ends with its job. Under a
+launcher there are several such processes (ranks); all take part in updates, rank 0 alone writes the record.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import queue
-import signal
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
 from crl.engine.failures import failure_of
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.launch import connect
+from crl.engine.listener import connect
 from crl.engine.output import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
@@ -31,56 +30,21 @@ from crl.run.directory import RunDirectory
 _PROGRESS_INTERVAL_SECONDS = 0.2
 
 
-class Link:
-    """The connection to the supervisor, with the thread that watches it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._sending = threading.Lock()
-        threading.Thread(target=self._watch, name="supervisor-watch", daemon=True).start()
-
-    def send(self, **message: Any) -> None:
-        """Send one message; without a supervisor there is nothing to live for."""
-        try:
-            with self._sending:
-                self._connection.send_bytes(encode(message))
-        except OSError:
-            _end_at_once()
-
-    def receive(self) -> dict[str, Any]:
-        """The next message; waits."""
-        return self._inbox.get()
-
-    def _watch(self) -> None:
-        # The parent's id is a second sign of its death: a process it forked could keep its end of the socket open.
-        parent = os.getppid()
-        while True:
-            try:
-                if not self._connection.poll(1.0):
-                    if os.getppid() != parent:
-                        _end_at_once()
-                    continue
-                message = decode(self._connection.recv_bytes())
-            except (EOFError, OSError):
-                _end_at_once()
-            self._inbox.put(message)
-
-
 class Worker:
     """Executes jobs for one rank."""
 
-    def __init__(self, link: Link, rank: int, world_size: int) -> None:
-        self._link, self._rank, self._world_size = link, rank, world_size
+    def __init__(self, connection: Connection, rank: int, world_size: int) -> None:
+        self._connection, self._rank, self._world_size = connection, rank, world_size
         self._opened: dict[str, tuple[RunDirectory, EngineServices]] = {}
+        self._sending = threading.Lock()
         self._last_progress = 0.0
         self._jobs = 0
 
     def serve(self) -> None:
-        """Answer jobs until told to stop."""
-        self._link.send(type="hello", rank=self._rank, pid=os.getpid())
+        """Answer jobs until told to stop. Raises EOFError or OSError where the supervisor is gone."""
+        self._send(type="hello", rank=self._rank, pid=os.getpid())
         while True:
-            message = self._link.receive()
+            message = decode(self._connection.recv_bytes())
             if message["type"] == "stop":
                 break
             if message["type"] == "job":
@@ -103,7 +67,7 @@ class Worker:
         if self._rank == 0:  # whose lines alone are waited for: the output of all ranks is one
             self._jobs += 1
             mark_end(self._jobs)
-        self._link.send(jobs=self._jobs, **answer)
+        self._send(jobs=self._jobs, **answer)
 
     def _execute(self, job: Job) -> dict[str, Any]:
         if job.kind is JobKind.release:
@@ -127,7 +91,7 @@ class Worker:
             progress=self._progress,
             number=job.attempt,
             command=job.command,
-            begun=lambda directory: self._link.send(type="begun", directory=str(directory)),
+            begun=lambda directory: self._send(type="begun", directory=str(directory)),
             before_commit=self._wait_for_ranks,
         )
         if job.kind is JobKind.part:
@@ -147,33 +111,31 @@ class Worker:
         now = time.monotonic()
         if now - self._last_progress >= _PROGRESS_INTERVAL_SECONDS or figures["done"] >= figures["total"]:
             self._last_progress = now
-            self._link.send(type="progress", figures=figures)
+            self._send(type="progress", figures=figures)
 
     def _wait_for_ranks(self) -> None:
         """Commit only when every rank has written its part of the checkpoint."""
         if self._world_size == 1:
             return
-        self._link.send(type="ready")
-        message = self._link.receive()
+        self._send(type="ready")
+        message = decode(self._connection.recv_bytes())
         if message["type"] != "commit":
             raise EngineDied(f"the supervisor sent {message['type']} in place of the permission to commit")
+
+    def _send(self, **message: Any) -> None:
+        with self._sending:
+            self._connection.send_bytes(encode(message))
 
 
 def main() -> None:
     """Connect to the supervisor named in the environment and serve it."""
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    Worker(Link(connect(os.environ)), rank, world_size).serve()
+    with contextlib.suppress(EOFError, ConnectionError):  # without a supervisor there is nothing to live for
+        Worker(connect(os.environ), rank, world_size).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: thread pools of torch may abort there, which would look like a crash.
     os._exit(0)
-
-
-def _end_at_once() -> NoReturn:
-    # A compiler started by DeepSpeed, for one, is in our process group and must not outlive us.
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(70)
 
 
 if __name__ == "__main__":

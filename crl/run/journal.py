@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import CrlError
-from crl.run.linelog import LineLog
+from crl.run.jsonlines import JsonLines
 
 JOURNAL = "journal.jsonl"
 
 
-class Journal(LineLog):
+class Journal(JsonLines):
     """Events, each with `time` (UTC, ISO 8601), `event`, `token` and, where they apply, `round`, `stage`, `error`.
 
     The lease writes `attempt_started`, `attempt_ended` and `attempt_taken_over`; whoever runs stages writes

@@ -21,11 +21,9 @@ from types import TracebackType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
-from crl.run.files import aside, canonical_json, sha256_bytes, sweep, write_atomically
-from crl.run.journal import JOURNAL, Journal
-from crl.run.linelog import Head
+from crl.run.files import canonical_json, sha256_bytes, sweep, write_atomically
+from crl.run.journal import Journal
 from crl.run.owner import Owner
-from crl.run.prunelog import restore_pruned
 
 LEASE = "lease.json"
 LOCK = "lease.lock"
@@ -41,9 +39,6 @@ class LeaseFile(BaseModel):
     released: bool
     seconds: float
     owner: Owner
-    journal_bytes: int
-    journal_check: str
-    """How far the journal reached when this was written: a shorter one has lost lines."""
     check: str = ""
 
     def sealed(self) -> LeaseFile:
@@ -52,11 +47,6 @@ class LeaseFile(BaseModel):
 
     def _check(self) -> str:
         return sha256_bytes(canonical_json(self.model_dump(mode="json", exclude={"check"})))
-
-    @property
-    def head(self) -> Head:
-        """How far the journal is known to reach."""
-        return Head(self.journal_bytes, self.journal_check)
 
     @classmethod
     def load(cls, run_path: Path) -> LeaseFile | None:
@@ -157,7 +147,7 @@ class Lease:
     def acquire(cls, run_path: Path, *, seconds: float, on_lost: Callable[[], None] | None = None) -> Lease:
         """Take the lease of a run directory, or raise LeaseHeld naming its live owner.
 
-        What dead attempts left unfinished is removed, the journal is mended if a dying process tore it.
+        What dead attempts left unfinished is removed.
         """
         run_path = Path(run_path)
         if not run_path.is_dir():
@@ -177,7 +167,6 @@ class Lease:
             token = 1 + max(previous.token if previous is not None else 0, _latest_token(run_path))
             lease = cls(run_path, token, seconds, on_lost)
             journal = Journal(run_path)
-            journal.repair(previous.head if previous is not None else None, aside(run_path, JOURNAL))
             if previous is not None and not previous.released:
                 journal.record("attempt_taken_over", token=token, owner=previous.owner.model_dump(mode="json"))
             owner = Owner.this_process()
@@ -185,7 +174,6 @@ class Lease:
             # The token is on disk before anything is removed: no later attempt can get the same one.
             lease._write(owner, released=False)
             sweep(run_path, token)
-            restore_pruned(run_path, token)
         lease._thread.start()
         return lease
 
@@ -221,15 +209,7 @@ class Lease:
         self.release(error)
 
     def _write(self, owner: Owner, *, released: bool) -> None:
-        head = Journal(self.run_path).head()
-        content = LeaseFile(
-            token=self.token,
-            released=released,
-            seconds=self.seconds,
-            owner=owner,
-            journal_bytes=head.bytes,
-            journal_check=head.check,
-        )
+        content = LeaseFile(token=self.token, released=released, seconds=self.seconds, owner=owner)
         write_atomically(self.run_path / LEASE, content.sealed().render(), token=self.token)
 
     def _beat(self) -> None:

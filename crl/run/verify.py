@@ -1,14 +1,13 @@
 """Verification: does every file of a run match what was recorded, and does each stage match what later ones read?
 
 Problems name the file, what was expected and found, and the command that mends it. Three severities: **damaged** (the
-record itself: training refuses to build on it), **derived** (cache, catalog: rebuilt), **housekeeping** (journal,
-lease, list of pruned checkpoints: the next attempt mends them). What a running or killed attempt has not committed is
-no problem.
+record itself: training refuses to build on it), **derived** (cache, catalog: rebuilt), **housekeeping** (lease: the
+next attempt mends it). The journal and the list of pruned checkpoints are in no digest and are not checked; what a
+running or killed attempt has not committed is no problem.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,11 +21,9 @@ from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import imported_files
-from crl.run.journal import JOURNAL, Journal
 from crl.run.lease import LEASE, LOCK, LeaseFile
-from crl.run.linelog import LineLog
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of, parse_key
-from crl.run.prunelog import PRUNED, Pruned, lost_entries, pruned
+from crl.run.prunelog import Pruned, pruned
 from crl.run.retention import CHECKPOINT, is_pruned
 
 FromRows = Callable[[int, str], bool]
@@ -288,10 +285,8 @@ def _housekeeping(record: _Record) -> Iterator[Problem]:
     def problem(file: str, expected: str, found: str) -> Problem:
         return Problem(file, None, None, expected, found, record.resume(), Severity.housekeeping)
 
-    head = None
     try:
         lease = LeaseFile.load(record.run_path)
-        head = lease.head if lease is not None else None
         if lease is None and (record.run_path / LOCK).exists():
             yield problem(LEASE, "the last attempt's lease", NO_FILE)
         if lease is not None and not (record.run_path / LOCK).exists():
@@ -301,16 +296,6 @@ def _housekeeping(record: _Record) -> Iterator[Problem]:
     lock = record.run_path / LOCK
     if lock.exists() and lock.stat().st_size:
         yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_file(lock))
-    fault = Journal(record.run_path).fault(head)
-    if fault is not None:
-        yield problem(JOURNAL, fault.expected, fault.found)
-    fault = LineLog(record.run_path / PRUNED).fault()
-    lost = lost_entries(record.run_path)
-    if fault is not None:
-        yield problem(PRUNED, fault.expected, fault.found)
-    elif lost:
-        found = f"{len(lost)} lines fewer" if (record.run_path / PRUNED).exists() else NO_FILE
-        yield problem(PRUNED, json.dumps([key_of(entry.round, entry.stage) for entry in lost]), found)
 
 
 def _differs(path: Path, file: FileDigest, *, deep: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Parts of a stage as tasks on Prefect's task runners: equal digests, one part retried alone, what a failure leaves."""
+"""Parts of a stage as tasks on Dask: equal digests, one part retried alone, what a failure leaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from tests.unit.engine.harness import digests, leftovers, make_driver, make_expe
 SHARDS = 4
 ORPHAN_SECONDS = 10.0
 SLOW = pytest.mark.slow
-THREADS, PROCESSES, DASK = "threads", pytest.param("processes", marks=SLOW), pytest.param("dask", marks=SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,9 @@ def one_shard(tmp_path_factory):
         return digests(driver.run)
 
 
-def spread_over(runner: str, name: str = "fake"):
-    """An experiment; one whose flow is killed has a name of its own, since its slot is taken for a while."""
-    return make_experiment(shards=SHARDS, task_runner=runner).model_copy(update={"name": name})
+def spread(name: str = "fake"):
+    """An experiment on Dask; one whose flow is killed has a name of its own, since its slot is taken for a while."""
+    return make_experiment(shards=SHARDS, task_runner="dask").model_copy(update={"name": name})
 
 
 def tasks_of_round(number: int) -> dict[str, Any]:
@@ -64,10 +63,10 @@ def said_in(task_run_id: Any, text: str) -> bool:
         return any(text in line.message for line in lines)
 
 
-@pytest.mark.parametrize("runner", [THREADS, PROCESSES, DASK])
-def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(runner, fake, tmp_path, one_shard):
+@SLOW
+def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(fake, tmp_path, one_shard):
     path = fake({"spread/2": ["kill_once", str(tmp_path / "marker")], "spread/1": ["say", ""]})
-    state = train(spread_over(runner), rounds=2, return_state=True)
+    state = train(spread(), rounds=2, return_state=True)
     assert state.result() == {"run": str(path), "rounds": [0, 1, 2]}
     assert digests(RunDirectory.open(path)) == one_shard
 
@@ -82,10 +81,10 @@ def test_a_killed_part_is_retried_alone_and_the_digests_are_those_of_one_shard(r
         wait_until(partial(said_in, said, "an error line"), "the part's log has the lines of its engine")
 
 
-@pytest.mark.parametrize("runner", [pytest.param("threads", marks=SLOW), PROCESSES, DASK])
-def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(runner, fake, one_shard):
+@SLOW
+def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(fake, one_shard):
     path = fake({"spread/1": ["breach", ""]})
-    state = train(spread_over(runner), rounds=1, return_state=True)
+    state = train(spread(), rounds=1, return_state=True)
     with pytest.raises(DataCheckFailed, match="row 3 has"):
         state.result()
     runs = tasks_of_round(1)
@@ -106,22 +105,13 @@ def test_a_permanent_failure_of_a_part_stops_the_stage_and_says_why(runner, fake
 
 
 @SLOW
-@pytest.mark.parametrize(
-    ("runner", "number"),
-    [
-        ("threads", signal.SIGTERM),
-        ("processes", signal.SIGTERM),
-        ("dask", signal.SIGTERM),
-        ("processes", signal.SIGKILL),
-        ("dask", signal.SIGKILL),
-    ],
-)
-def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(runner, number, fake, tmp_path, one_shard):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_lives_on_after_the_flow_was_ended_and_a_resume_goes_on(number, fake, tmp_path, one_shard):
     markers = [tmp_path / f"marker-{part}" for part in range(PARTS)]
     fake({f"spread/{part}": ["sleep", str(marker)] for part, marker in enumerate(markers)})
-    name = f"fake-{runner}-{number.name.lower()}"
+    name = f"fake-{number.name.lower()}"
     path, mark = tmp_path / name, f"{os.getpid()}-{name}"
-    process = flow_process(tmp_path, spread_over(runner, name), mark)
+    process = flow_process(tmp_path, spread(name), mark)
     try:
         wait_until(
             lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
@@ -172,7 +162,7 @@ def test_engines_on_a_cluster_that_lives_on_end_with_the_flow(fake, tmp_path, on
         n_workers=2, threads_per_worker=2, dashboard_address=None, memory_limit=None
     ) as cluster:
         extra = {"DASK_SCHEDULER_ADDRESS": cluster.scheduler_address}
-        process = flow_process(tmp_path, spread_over("dask", "fake-cluster"), mark, extra)
+        process = flow_process(tmp_path, spread("fake-cluster"), mark, extra)
         try:
             wait_until(
                 lambda: process.poll() is not None or all(marker.exists() and marker.read_text() for marker in markers),
@@ -207,11 +197,10 @@ def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
 
 
 @SLOW
-@pytest.mark.parametrize("runner", ["threads", "processes", "dask"])
-def test_a_real_round_in_four_shards_has_the_digests_of_one_shard(runner, copied, finished, prefect_server):
+def test_a_real_round_in_four_shards_has_the_digests_of_one_shard(copied, finished, prefect_server):
     tiny_run.cut_back(copied, tiny_run.ROUNDS, "collect")
     ensure_limit(tiny_run.NAME)
-    resume(copied, Runtime(shards=SHARDS, task_runner=runner, retry_delay_seconds=0.1))
+    resume(copied, Runtime(shards=SHARDS, task_runner="dask", retry_delay_seconds=0.1))
     names = [name for name in tasks_of_round(tiny_run.ROUNDS) if " of " in name]
     assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
     assert tiny_run.digests(copied) == tiny_run.digests(finished)
@@ -222,5 +211,5 @@ def test_a_task_runner_that_is_not_installed_is_named_before_anything_runs(fake,
     monkeypatch.setattr("crl.preflight.find_spec", lambda name: None)
     path = fake({})
     with pytest.raises(BadInput, match="Dask task runner is not installed") as raised:
-        train(spread_over("dask"), rounds=1)
+        train(spread(), rounds=1)
     assert "complementary-rl[dask]" in str(raised.value) and not path.exists()

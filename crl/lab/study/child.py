@@ -1,7 +1,6 @@
 """One run of a study in a process of its own: `python -m crl.lab.study.child`, started by `runs.py` only.
 
-It reads what to do from the first line of its standard input, tells events as lines of JSON, and ends with the process
-that started it: the input closes then, in whatever way that process went. Whatever else it or an engine prints is its
+Its argument, in JSON, says what to do. It tells events as lines of JSON; whatever else it or an engine prints is its
 log. What is complete does not run again.
 """
 
@@ -11,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,21 +85,13 @@ def _retell(directory: RunDirectory, event: events.Event) -> None:
         print(event.text, file=sys.stderr, flush=True)
 
 
-def _end_with_parent() -> None:
-    # Not through the buffered reader: its lock, held by a thread at the end of the interpreter, is a fatal error.
-    while os.read(0, 1):
-        pass
-    os._exit(1)  # the engine sees its connection close, the next attempt sees a dead owner
-
-
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
 def main() -> None:
-    """Do what the first line of standard input says."""
-    order = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    """Do what the argument says."""
+    order = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, _terminate)
     try:
         if "warm_start" in order:

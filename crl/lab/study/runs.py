@@ -6,11 +6,8 @@ whatever way, the command goes on where it stopped: each run is resumed from its
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -20,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from crl.engine.launch import describe_exit
+from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
 from crl.lab.study.plan import PlannedRun
 
@@ -42,7 +39,7 @@ class Children:
     """The child processes of a study, so that all can be ended at once."""
 
     def __init__(self) -> None:
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._processes: set[ProcessGroup] = set()
         self._changing = threading.Lock()
         self._stopped = threading.Event()
 
@@ -57,31 +54,51 @@ class Children:
         with self._changing:
             processes = list(self._processes)
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            process.terminate()
 
     def work(self, order: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
         """Have a child do an order, and wait. Raises what the child failed with, Interrupted where it was stopped."""
+        failures: list[CrlError] = []
+        log: deque[str] = deque(maxlen=_KEPT_LINES)
+
+        def told(line: str) -> None:
+            event = _event(line)
+            if event is None:
+                log.append(line)
+            elif event["event"] == "failed":
+                failures.append(from_payload(event["error"]))
+            else:
+                on_event(event)
+
+        # Libraries of the child itself stay on one thread; its engine gets the threads of the method.
+        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        process = ProcessGroup(
+            [sys.executable, "-m", _CHILD, json.dumps(order)],
+            environment={**single, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            on_line=told,
+        )
         with self._changing:
             if self._stopped.is_set():
                 raise Interrupted
-            process = _start()
+            process.start()
             self._processes.add(process)
         try:
-            failure, log = _converse(process, order, on_event)
             code = process.wait()
         finally:
-            _end(process)
+            process.stop(_PATIENCE_SECONDS)
             self._processes.discard(process)
         if self._stopped.is_set() and code:
             raise Interrupted
-        if failure is not None:
+        end_of_log = "\n".join(log)
+        for failure in failures:
             # An error that does not explain itself: the end of the log holds its traceback.
             if isinstance(failure, StageFailed):
-                failure.where = f"{failure.where}; the end of the log:\n{log}"
+                failure.where = f"{failure.where}; the end of the log:\n{end_of_log}"
             raise failure
         if code:
-            raise EngineDied(f"the process of the run {describe_exit(code)}", where=f"the end of its log:\n{log}")
+            raise EngineDied(
+                f"the process of the run {describe_exit(code)}", where=f"the end of its log:\n{end_of_log}"
+            )
 
 
 def run_one(planned: PlannedRun, children: Children, on_event: OnEvent) -> None:
@@ -200,42 +217,6 @@ def only_one(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _start() -> subprocess.Popen[bytes]:
-    # Libraries of the child itself stay on one thread; its engine gets the threads of the method.
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(
-        [sys.executable, "-m", _CHILD],
-        env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # Its own session: Ctrl-C in a terminal reaches only us, and we end it in order.
-        start_new_session=True,
-    )
-
-
-def _converse(
-    process: subprocess.Popen[bytes], order: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
-) -> tuple[CrlError | None, str]:
-    """Give the order and listen until the child closes its output: (its error, the end of its log)."""
-    assert process.stdin is not None and process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()  # and stays open: the child ends when it closes
-    failure: CrlError | None = None
-    log: deque[str] = deque(maxlen=_KEPT_LINES)
-    for content in process.stdout:
-        line = content.decode(errors="replace").rstrip()
-        event = _event(line)
-        if event is None:
-            log.append(line)
-        elif event["event"] == "failed":
-            failure = from_payload(event["error"])
-        else:
-            on_event(event)
-    return failure, "\n".join(log)
-
-
 def _event(line: str) -> dict[str, Any] | None:
     if not line.startswith("{"):
         return None
@@ -244,18 +225,3 @@ def _event(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) and "event" in found else None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process behind, however the talk ended."""
-    with contextlib.suppress(OSError):
-        if process.stdin is not None:
-            process.stdin.close()
-    try:
-        process.wait(_PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

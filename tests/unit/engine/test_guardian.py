@@ -9,17 +9,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.processes import PATIENCE_SECONDS, kill, wait_until
 
 ROOT = Path(__file__).parents[3]
+_PARENT = """
+import subprocess, sys, time
+guarded = subprocess.Popen([sys.executable, "-c", sys.argv[1], "with parent"], start_new_session=True)
+time.sleep(3600)
+"""
 _GUARDED = """
 import subprocess, sys, time
 from crl.engine.guardian import guard
-guard()
+guard(with_parent=sys.argv[1] == "with parent")
 guard()
 sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
 print(sleeper.pid, flush=True)
-if sys.argv[1] == "stays":
+if sys.argv[1] != "leaves":
     time.sleep(3600)
 """
 
@@ -39,12 +44,30 @@ def test_what_a_guarded_process_started_ends_with_it(ending: str) -> None:
             assert sleeper.is_running()
             guarded.kill()
         assert guarded.wait(PATIENCE_SECONDS) in (0, -9)
-        wait_until(
-            lambda: not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE,
-            "the process that was left behind has ended",
-            30,
-        )
+        wait_until(lambda: ended(sleeper), "the process that was left behind has ended", 30)
     finally:
         guarded.stdout.close()
-        if sleeper.is_running():
-            sleeper.kill()
+        kill([sleeper])
+
+
+def test_a_process_may_end_with_a_parent_that_guards_nothing() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, _GUARDED], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    sleeper = psutil.Process(int(parent.stdout.readline()))
+    started = [sleeper, *psutil.Process(parent.pid).children(recursive=True)]
+    assert len(started) >= 3, "the guarded process, its guardian and what it started"
+    try:
+        parent.kill()
+        parent.wait(PATIENCE_SECONDS)
+        wait_until(lambda: all(ended(each) for each in started), "all that was started has ended", 30)
+    finally:
+        parent.stdout.close()
+        kill(started)
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it runs no more; a zombie does not."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

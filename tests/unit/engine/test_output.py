@@ -1,4 +1,4 @@
-"""Lines of an engine's output: complete when its mark has come, whatever stands before it."""
+"""Lines of a process's output: complete when its mark has come, whatever stands before it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from crl.engine.output import EngineOutput
+from crl.engine.output import ProcessOutput
 
 ROOT = Path(__file__).parents[3]
 WRITER = r"""
@@ -31,7 +31,7 @@ def test_every_line_before_the_mark_was_told() -> None:
         stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
-        output = EngineOutput(process.stdout, told.append)
+        output = ProcessOutput(process.stdout, told.append)
         for job, expected in enumerate([["first", "second", "kept back"], ["error without end"], []], start=1):
             output.wait_for(job, 600)  # the third mark never comes: the end of the output does
             assert told == expected
@@ -45,6 +45,6 @@ def test_every_line_before_the_mark_was_told() -> None:
 def test_a_watcher_that_breaks_does_not_stop_the_reading() -> None:
     with subprocess.Popen([sys.executable, "-c", "print('a' * 5000); print('b')"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        output = EngineOutput(process.stdout, lambda text: 1 / 0)
+        output = ProcessOutput(process.stdout, lambda text: 1 / 0)
         output.join(600)
     assert [len(line) for line in output.last(5)] == [2000, 1]

@@ -205,7 +205,7 @@ def test_taking_the_lease_sweeps_what_the_dead_left(tmp_path: Path) -> None:
     path = tmp_path / "small"
     (path / "rounds" / "0001").mkdir(parents=True, exist_ok=True)
     for name in (".tmp-collect-1", ".tmp-experiment.yaml-999999999-0", "rounds/0001/.tmp-collect-1"):
-        (path / name).mkdir()
+        (path / name).mkdir(exist_ok=True)
     mine = path / f".tmp-experiment.yaml-{os.getpid()}-0"
     mine.touch()
     with Lease.acquire(path, seconds=30) as lease:

@@ -1,21 +1,18 @@
 """Engines without a driver: a process that is sent a part order runs it in an engine of its own.
 
-Such a process belongs to a task runner. It may outlive the driver, and it may be on another machine that sees the same
-files. The engine stays warm between parts. A thread watches the lease of the attempt it works for and ends the engine
-soon after that attempt ended, in whatever way; where no part runs, it has the models freed, since what comes after the
-parts may need the same device.
+Such a process is a Dask worker. It may outlive the driver, and it may be on another machine that sees the same files.
+The engine stays warm between parts. A thread watches the lease of the attempt it works for and ends the engine soon
+after that attempt ended, in whatever way; where no part runs, it has the models freed, since what comes after the parts
+may need the same device.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from crl.engine.devices import device_environment
 from crl.engine.spread import Figures, PartOrder, PartOutcome, run_on
@@ -27,15 +24,14 @@ _TICK_SECONDS = 0.5
 _IDLE_SECONDS = 1.0
 """Parts that wait are handed out at once: an engine that is idle for longer has none left to run."""
 
-_lone: list[_Lone] = []
+_engines: list[DetachedEngine] = []
 _choosing = threading.Lock()
-_shard = 0
 
 
 def run_order(
     order: PartOrder,
     *,
-    shard: int | None = None,
+    shard: int = 0,
     on_line: Callable[[str, str], None] = lambda engine, text: None,
     on_figures: Callable[[Figures], None] = lambda figures: None,
 ) -> PartOutcome:
@@ -43,50 +39,44 @@ def run_order(
 
     Args:
         order: the part, under the token of a living attempt.
-        shard: chooses among several devices; default the number this process was begun with.
+        shard: chooses among several devices.
         on_line: told the engine's name and a line it wrote.
         on_figures: told the part's progress.
 
     Raises what the part raises, EngineDied, StageTimedOut; StaleAttempt where the attempt has ended or ends meanwhile.
     """
     _require_living(order)
-    lone = _take(order, _shard if shard is None else shard)
+    engine = _take(order, shard)
     try:
-        return lone.run(order, on_line, on_figures)
+        return engine.run(order, on_line, on_figures)
     finally:
-        lone.idle_since = time.monotonic()
-        lone.busy = False
+        engine.idle_since = time.monotonic()
+        engine.busy = False
 
 
 def end_engines(run_path: str, token: int) -> None:
     """End the engines of this process that run a part of an attempt that was cancelled and still holds its lease."""
-    for lone in tuple(_lone):
-        if lone.works_for(run_path, token):
-            lone.cancel()
+    for engine in tuple(_engines):
+        if engine.works_for(run_path, token):
+            engine.cancel()
 
 
-def begin_process(counter: Any, lifeline: Connection) -> None:
-    """First call in a process of a pool: take the next shard number, and end with the pool's owner.
+class DetachedEngine:
+    """One engine, and the thread that watches the lease of the attempt it works for.
 
-    `counter` is a shared integer; `lifeline` the reading end of a pipe whose other end only the owner holds: it closes
-    when the owner lets go or ends in whatever way. Pools of processes know nothing like it, and would live on.
+    Args:
+        order: the first part it will run; its environment is the engine's.
+        shard: chooses among several devices.
     """
-    global _shard
-    with counter.get_lock():
-        _shard = counter.value
-        counter.value += 1
-    threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
-
-
-class _Lone:
-    """One engine, and the thread that watches for whom it works."""
 
     def __init__(self, order: PartOrder, shard: int) -> None:
         self.environment, self.shard = dict(order.environment), shard
         self.busy = True
+        """Whether a part runs in it, or was promised to it."""
         self.idle_since = time.monotonic()
+        self.released = True
+        """Whether it holds no models."""
         self._order = order
-        self._released = True
         self._on_line: Callable[[str, str], None] = lambda engine, text: None
         self._engine = Engine(
             name=f"shard-{shard}",
@@ -98,7 +88,8 @@ class _Lone:
     def run(
         self, order: PartOrder, on_line: Callable[[str, str], None], on_figures: Callable[[Figures], None]
     ) -> PartOutcome:
-        self._order, self._on_line, self._released = order, on_line, False
+        """Run a part. Raises as :func:`run_order` does."""
+        self._order, self._on_line, self.released = order, on_line, False
         try:
             return run_on(self._engine, order, on_figures)
         except Cancelled:
@@ -106,9 +97,11 @@ class _Lone:
             raise
 
     def works_for(self, run_path: str, token: int) -> bool:
+        """Whether its latest part belongs to this attempt."""
         return (self._order.job.run_path, self._order.job.token) == (run_path, token)
 
     def cancel(self) -> None:
+        """End the part that runs."""
         if self.busy:
             self._engine.cancel()
 
@@ -120,28 +113,28 @@ class _Lone:
                 if self._leave():
                     self._engine.stop()
                     return
-            elif not self.busy and not self._released and time.monotonic() - self.idle_since > _IDLE_SECONDS:
-                self._released = True
+            elif not self.busy and not self.released and time.monotonic() - self.idle_since > _IDLE_SECONDS:
+                self.released = True
                 with contextlib.suppress(CrlError):  # it died idle: then nothing is held
                     self._engine.release()
 
     def _leave(self) -> bool:
         with _choosing:
             if not self.busy:
-                _lone.remove(self)
+                _engines.remove(self)
             return not self.busy
 
 
-def _take(order: PartOrder, shard: int) -> _Lone:
+def _take(order: PartOrder, shard: int) -> DetachedEngine:
     """An idle engine of the same kind, else a new one."""
     with _choosing:
-        for lone in _lone:
-            if not lone.busy and lone.environment == dict(order.environment) and lone.shard == shard:
-                lone.busy = True
-                return lone
-        lone = _Lone(order, shard)
-        _lone.append(lone)
-        return lone
+        for engine in _engines:
+            if not engine.busy and engine.environment == dict(order.environment) and engine.shard == shard:
+                engine.busy = True
+                return engine
+        engine = DetachedEngine(order, shard)
+        _engines.append(engine)
+        return engine
 
 
 def _lives(order: PartOrder) -> bool:
@@ -161,9 +154,3 @@ def _require_living(order: PartOrder) -> None:
         where=order.job.run_path,
         next_step="nothing was committed; `crl resume` goes on with the run",
     )
-
-
-def _end_with(lifeline: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    os._exit(0)

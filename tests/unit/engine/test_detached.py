@@ -8,8 +8,8 @@ import threading
 import psutil
 import pytest
 
-from crl.engine import lone
-from crl.engine.lone import run_order
+from crl.engine import detached
+from crl.engine.detached import run_order
 from crl.errors import EngineDied, StaleAttempt
 from crl.run.lease import Lease
 from tests.processes import PATIENCE_SECONDS, wait_until
@@ -51,7 +51,7 @@ def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_pa
         driver.run_rounds(1)
         expected = digests(driver.run)
     lines, figures = [], []
-    with make_driver(tmp_path / "lone", {"spread/1": ["say", ""]}, shards=2) as driver:
+    with make_driver(tmp_path / "detached", {"spread/1": ["say", ""]}, shards=2) as driver:
         orders = orders_of(driver)
         assert [(order.stage, order.number, order.count) for order in orders] == [
             ("spread", number, PARTS) for number in range(1, PARTS + 1)
@@ -121,7 +121,7 @@ def test_an_idle_engine_goes_when_its_attempt_ends_and_a_killed_one_is_replaced(
             run_order(order)
         run_order(order)
         before = engines()
-        wait_until(lambda: all(each._released for each in lone._lone), "its models are freed")
+        wait_until(lambda: all(each.released for each in detached._engines), "its models are freed")
         assert engines() == before and before
     for pid in before:
         wait_until_gone(pid)

@@ -1,0 +1,172 @@
+"""The one supervisor of child processes: starts one with its output kept, watches it, ends it with what it started.
+
+Engines, the parts of `make ui`, the runs of a study and the commands of flows are such processes. Each is the leader of
+a session of its own: Ctrl-C in a terminal reaches only this process, which ends its children in order. What a kill of
+this process would leave behind is ended by the guardian.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from crl.engine.guardian import MARK, guard
+from crl.engine.output import OnLine, ProcessOutput
+
+_LAST_LINES_SECONDS = 10.0
+"""For output that is under way when the process has ended; a child of it that lives on may hold it open for longer."""
+
+
+class ProcessGroup:
+    """One process and what it starts. It can be started again after it ended.
+
+    Args:
+        command: its command line.
+        name: what people call it.
+        environment: added to the environment of this process.
+        folder: its working directory; default that of this process.
+        log: file for its output; what an earlier start wrote is kept beside it once, with the suffix `.1`.
+        on_line: told every line of its output, where there is no log; without either it writes where this process does.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str = "process",
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        log: Path | None = None,
+        on_line: OnLine | None = None,
+    ) -> None:
+        self.name, self.log = name, log
+        self.output: ProcessOutput | None = None
+        """Reads its output where `on_line` is told of it."""
+        self._command, self._environment = list(command), dict(environment or {})
+        self._folder, self._on_line = folder, on_line
+        self._process: subprocess.Popen[bytes] | None = None
+        self._members: list[psutil.Process] = []
+        self._left = False
+        self._began = 0.0
+        if log is not None:
+            with contextlib.suppress(FileNotFoundError):
+                log.replace(log.with_name(f"{log.name}.1"))
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None before it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, a signal as a negative number; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since it was started."""
+        return time.monotonic() - self._began
+
+    def start(self) -> None:
+        """Start it. Its output goes to the end of the log, or line by line to `on_line`."""
+        mark = guard()
+        with contextlib.ExitStack() as stack:
+            log = None if self.log is None else stack.enter_context(self.log.open("ab"))
+            piped = log is None and self._on_line is not None
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env={**os.environ, **self._environment, MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else log,
+                stderr=subprocess.STDOUT if piped or log is not None else None,
+                start_new_session=True,
+            )
+        if self._process.stdout is not None:
+            self.output = ProcessOutput(self._process.stdout, self._on_line)
+        self._members, self._left, self._began = [], False, time.monotonic()
+
+    def add_member(self, pid: int) -> None:
+        """Have a process that it started in a session of its own ended with it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._members.append(psutil.Process(pid))
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Until it has ended and its output was read; its exit code, or None where so many seconds passed before."""
+        if self._process is None:
+            return None
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        if self.output is not None:
+            self.output.join(_LAST_LINES_SECONDS)
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM), from any thread; does not wait."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def cancel(self) -> None:
+        """Kill the whole group, from any thread; does not wait."""
+        process = self._process
+        if process is None or self._left:
+            return
+        # Also where it has ended: a child of it may have stayed behind.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for member in self._members:
+            with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+                if member.is_running():
+                    os.killpg(member.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the whole group; returns when it has ended."""
+        self.cancel()
+        if self._process is not None:
+            self._process.wait()
+            self._left = True
+            if self.output is not None:
+                self.output.join(1.0)
+
+    def stop(self, patience_seconds: float) -> None:
+        """Ask it to end, and kill what is left of the group after so many seconds; returns when it has ended."""
+        self.terminate()
+        if self.running and self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_seconds)
+        self.kill()
+
+    def last_lines(self, count: int) -> list[str]:
+        """The newest lines of its output, oldest first."""
+        if self.log is None:
+            return [] if self.output is None else self.output.last(count)
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        except OSError:
+            return []
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words: a negative one is a signal."""
+    if code is None:
+        return "closed its connection"
+    if code < 0:
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+    return f"ended with exit code {code}"
