@@ -14,7 +14,7 @@ from typing import Any
 
 from crl.errors import CrlError
 from crl.report.checks import StageChecks, rules_of
-from crl.report.curves import learning_curve
+from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import Rate
 from crl.report.summary import RoundSummary, random_policy
@@ -99,9 +99,9 @@ def _training_row(each: RoundSummary) -> dict[str, str]:
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     """The learning curve: its pictures inside the text, and the newest figures in words."""
     lines = [f"# Learning curve of {plain(name)}", ""]
-    for title, picture in learning_curve(summaries):
-        encoded = base64.b64encode(picture.encode()).decode()
-        lines.append(f"![{title}](data:image/svg+xml;base64,{encoded})")
+    for chart in success_charts(summaries):
+        encoded = base64.b64encode(chart.picture().encode()).decode()
+        lines.append(f"![{chart.title}](data:image/svg+xml;base64,{encoded})")
     lines.append("")
     newest = summaries[-1] if summaries else None
     if newest is not None:

@@ -104,7 +104,8 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
         environment()
         .get_template("report.html")
         .render(
-            **{name: Inline(file) for name, file in (("style", "style.css"), ("script", "episodes.js"))},
+            style=Inline("chart.css", "style.css"),
+            script=Inline("episodes.js"),
             replays=replays(run_path, played, episodes),
             useful=_usefulness(history),
             malformed_by=_reasons(trained),
@@ -134,10 +135,10 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
 class Inline:
     """A style sheet or a script of our own inside the page. The page's policy allows it by its digest, and no other."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, *files: str) -> None:
         loader = environment().loader
         assert loader is not None
-        self.text = loader.get_source(environment(), file)[0]
+        self.text = "".join(loader.get_source(environment(), file)[0] for file in files)
         self.allowed = f"'sha256-{base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}'"
 
 

@@ -119,8 +119,9 @@ def test_the_curve_is_a_picture_that_asks_for_nothing(tmp_path: Path) -> None:
     for encoded in pictures:
         svg = base64.b64decode(encoded).decode()
         root = ElementTree.fromstring(svg)
-        assert root.tag.endswith("svg") and root.findall(".//{*}polyline")
-        assert "href" not in svg and "url(" not in svg and svg.count("http") == 1, "the name of SVG only"
+        assert root.tag.endswith("svg") and root.findall(".//{*}g[@class='line']/{*}path")
+        assert svg.count("href=") == svg.count('href="#') and "url(" not in svg
+        assert svg.count("http") == 1, "the name of SVG only"
     assert curve_markdown("room", []).startswith("# Learning curve")
 
 
