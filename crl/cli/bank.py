@@ -162,14 +162,14 @@ def why(
 ) -> None:
     """Say where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
     from crl.cli.screen import console
+    from crl.report.story_view import story_tree
     from crl.report.why import why as story_of
-    from crl.report.why_tree import why_tree
 
     story = story_of(find_run(run), entry, until=round)
     if format is Plain.json:
         _print_json(story.plain())
     else:
-        console().print(why_tree(story, full=full))
+        console().print(story_tree(story, full=full))
 
 
 @app.command("history")
@@ -178,17 +178,16 @@ def history(
 ) -> None:
     """List what happened to an experience, one line per event. Who asked, what its text was and became, how it did."""
     from crl.cli.screen import console, print_listing
-    from crl.report import entry_history
+    from crl.report.story_view import history_listing
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
-    happenings = entry_history.history(story)
     if format is Plain.json:
-        _print_json(entry_history.plain(happenings))
+        _print_json(story.history())
         return
     out = console()
     out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
-    print_listing(out, entry_history.history_listing(happenings))
+    print_listing(out, history_listing(story))
 
 
 @app.command("search")

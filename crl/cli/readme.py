@@ -16,9 +16,9 @@ from pathlib import Path
 from crl.cli.train import an_entry, ending
 from crl.report.curves import success_charts
 from crl.report.picture import picture
+from crl.report.story_view import story_tree
 from crl.report.summary import summarise
 from crl.report.why import why
-from crl.report.why_tree import why_tree
 from crl.run.directory import RunDirectory
 
 PICTURE, CURVE, README = Path("docs/quickstart.svg"), Path("docs/learning.svg"), Path("README.md")
@@ -54,7 +54,7 @@ def _story(run_path: Path, entry: str) -> str:
     from rich.console import Console
 
     out = Console(file=io.StringIO(), width=_WIDE)
-    out.print(why_tree(why(run_path, entry)))
+    out.print(story_tree(why(run_path, entry)))
     lines = [line.rstrip() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 2].rstrip()} …" for line in lines)
 
