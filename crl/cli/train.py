@@ -190,7 +190,8 @@ def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]
 
 def an_entry(path: Path) -> str | None:
     """An entry worth looking at: the one that did best when it was used."""
-    from crl.report.bank import Sort, snapshot
+    from crl.report.bank import snapshot
+    from crl.report.sorting import Sort
 
     try:
         entries = snapshot(path, sort=Sort.credit, limit=1).entries
