@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from crl.engine.approvals import awaited
 from crl.errors import CrlError, RunDirectoryUnusable
+from crl.recipes.approvals import awaited
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
