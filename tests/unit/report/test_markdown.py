@@ -108,7 +108,7 @@ def test_a_large_diff_is_cut_with_a_count_and_the_command() -> None:
 def test_the_round_table_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
     text = rounds_markdown("room", summarise(build_run(tmp_path / "run"))).replace("\u00a0", " ")
     assert "| 2 | 1/2 50 % | 0/2 0 % | 2/2 100 % [34–100] | 0/2 0 % [0–66] |" in text
-    assert "| 2 | – | – | 1 | update 1 | 0/1 | 1 | – / 1 | 10.5 | 1 |" in text
+    assert "| 2 | – | – | 1 | update 1 | 0/1 | 1 | –/1 | 10.5 | 1 |" in text
     assert "| 0 base |" in text and "Alarms of round 2" in text and "share\\_malformed" in text
 
 
