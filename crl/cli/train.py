@@ -16,8 +16,9 @@ from crl.cli.approve import say_pending
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
 from crl.cli.places import RunArgument, find_run, shown
-from crl.cli.screen import console, seconds_text
+from crl.cli.screen import console
 from crl.errors import ApprovalPending, BadInput
+from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime

@@ -25,6 +25,7 @@ from crl.recipes.approvals import awaited
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
+from crl.report.durations import seconds_text
 from crl.report.episodes import EPISODES, replays
 from crl.report.history import History
 from crl.report.play_charts import play_charts
@@ -236,19 +237,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "words": _words, "duration": _duration, "percent": _percent, "cut": _cut, "signed": _signed,
+        "words": _words, "duration": seconds_text, "percent": _percent, "cut": _cut, "signed": _signed,
     }  # fmt: skip
     return made
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _duration(seconds: float) -> str:
-    from crl.cli.screen import seconds_text
-
-    return seconds_text(seconds)
 
 
 def _percent(value: float | None) -> str:
