@@ -229,13 +229,14 @@ def diff_listing(diff: BankDiff) -> Listing:
     from rich.text import Text
 
     # One operation is behind a change of a round; a net difference may have several, which it names in words.
-    net = diff.since is not None
+    columns = ["change", "operation", "entry", "family", "experience"]
+    if diff.since is not None:
+        columns = ["change", "entry", "family", "how", "experience"]
     rows = []
     for change in (change for kind in KINDS for change in diff.of(kind)):
-        behind = (change.reason if net else change.operation_id) or "–"
-        cells = (change.kind, behind, change.entry_id or "–", change.family or "–", told(change))
-        rows.append([Text(cell) for cell in cells])
-    columns = ("change", "how" if net else "operation", "entry", "family", "experience")
+        cells = {"change": change.kind, "operation": change.operation_id, "entry": change.entry_id,
+                 "family": change.family, "how": change.reason, "experience": told(change)}  # fmt: skip
+        rows.append([Text(cells[name] or "–") for name in columns])
     return Listing(columns, rows, words={"how", "experience"}, packed=True)
 
 
