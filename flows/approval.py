@@ -27,10 +27,10 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Paused, Running
 from pydantic import Field, ValidationError, create_model
 
-from crl.engine.approvals import PendingApproval, decide
 from crl.engine.driver import Driver, announce
 from crl.engine.events import Waits
 from crl.errors import BadInput, DecisionMade
+from crl.recipes.approvals import PendingApproval, decide
 from crl.report.diff import proposed_diff
 from crl.report.markdown import diff_markdown
 from crl.run.decisions import Decision, load_decision

@@ -12,7 +12,7 @@ from crl.cli.places import RunArgument, find_run, shown
 from crl.errors import ApprovalPending, BadInput
 
 if TYPE_CHECKING:
-    from crl.engine.approvals import PendingApproval
+    from crl.recipes.approvals import PendingApproval
     from crl.recipes.stage import Recipe
     from crl.run.decisions import Decision
     from crl.run.directory import RunDirectory
@@ -34,8 +34,8 @@ def approve(
     The first decision holds.
     """
     from crl.cli.screen import console
-    from crl.engine.approvals import check_choices, decide, login_name
     from crl.recipes import recipe_of
+    from crl.recipes.approvals import check_choices, decide, login_name
     from crl.recipes.complementary.approve import refusals_of
     from crl.report.diff import proposed_diff
     from crl.run.directory import RunDirectory
@@ -81,7 +81,7 @@ def say_pending(error: ApprovalPending, path: Path) -> None:
 
 def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> PendingApproval:
     """What is to be decided, or was decided and has not been used yet. Raises BadInput where there is nothing."""
-    from crl.engine.approvals import questions
+    from crl.recipes.approvals import questions
     from crl.run.decisions import load_decision
 
     stages = (*recipe.preparation, *recipe.stages)

@@ -17,6 +17,7 @@ import typer
 from crl.cli.bank_transfer import export_bank, import_bank
 from crl.cli.places import RunArgument, find_run, shown
 from crl.cli.sql import Format
+from crl.report.sorting import Sort
 
 if TYPE_CHECKING:
     from crl.report.bank import ShownEntry
@@ -38,16 +39,6 @@ RoundOption = Annotated[int | None, typer.Option(min=0, help="The bank after thi
 FamilyOption = Annotated[str | None, typer.Option(help="Only this task family.")]
 
 
-class Order(StrEnum):
-    """In which order entries are listed: as `crl.report.bank.Sort`, which is slow to import."""
-
-    age = "age"
-    newest = "newest"
-    uses = "uses"
-    credit = "credit"
-    harm = "harm"
-
-
 class Plain(StrEnum):
     """For people, or for programs."""
 
@@ -64,7 +55,7 @@ def show(
     round: RoundOption = None,
     family: FamilyOption = None,
     sort: Annotated[
-        Order | None,
+        Sort | None,
         typer.Option(help="age: oldest first; newest; uses; credit: best first; harm: worst first. Default age."),
     ] = None,
     limit: Annotated[
@@ -76,14 +67,14 @@ def show(
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
     """List the bank after a round. Text, age, how often each entry guided an episode and with what outcome."""
-    from crl.report.bank import BankAfter, Sort
+    from crl.report.bank import BankAfter
     from crl.run.directory import RunDirectory
 
     path = find_run(run)
     bank = BankAfter(RunDirectory.open(path), round)
     rows = bank.rows(family)
     paged = limit is None and format is Format.table and len(rows) > _ALL
-    order = Sort((sort or (Order.uses if paged else Order.age)).value)
+    order = sort or (Sort.uses if paged else Sort.age)
     most = _PAGE if paged else limit or None
     entries = bank.entries(bank.sorted(rows, order)[:most])
     if format is not Format.table:
@@ -113,28 +104,14 @@ def diff(
     """Say what a round did to the bank, or two rounds. With texts and reasons; of two, what became of it in between."""
     import dataclasses
 
-    from crl.cli.screen import console, print_listing
+    from crl.report.diff import bank_diff, net_diff
 
     path = find_run(run)
-    if last is None:
-        from crl.report.diff import bank_diff
-
-        found = bank_diff(path, round)
-        if format is Plain.json:
-            _print_json({**dataclasses.asdict(found), "counts": found.counts()})
-        else:
-            show_diff(found)
-        return
-    from crl.report.net_diff import net_diff, net_listing
-
-    difference = net_diff(path, round, last)
+    found = bank_diff(path, round) if last is None else net_diff(path, round, last)
     if format is Plain.json:
-        _print_json(difference.plain())
-        return
-    out = console()
-    out.print(difference.headline(), soft_wrap=True)
-    if difference.changes:
-        print_listing(out, net_listing(difference))
+        _print_json({**dataclasses.asdict(found), "counts": found.counts()})
+    else:
+        show_diff(found)
 
 
 def show_diff(diff: BankDiff) -> None:
@@ -162,14 +139,14 @@ def why(
 ) -> None:
     """Say where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
     from crl.cli.screen import console
+    from crl.report.story_view import story_tree
     from crl.report.why import why as story_of
-    from crl.report.why_tree import why_tree
 
     story = story_of(find_run(run), entry, until=round)
     if format is Plain.json:
         _print_json(story.plain())
     else:
-        console().print(why_tree(story, full=full))
+        console().print(story_tree(story, full=full))
 
 
 @app.command("history")
@@ -178,17 +155,16 @@ def history(
 ) -> None:
     """List what happened to an experience, one line per event. Who asked, what its text was and became, how it did."""
     from crl.cli.screen import console, print_listing
-    from crl.report import entry_history
+    from crl.report.story_view import history_listing
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
-    happenings = entry_history.history(story)
     if format is Plain.json:
-        _print_json(entry_history.plain(happenings))
+        _print_json(story.history())
         return
     out = console()
     out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
-    print_listing(out, entry_history.history_listing(happenings))
+    print_listing(out, history_listing(story))
 
 
 @app.command("search")

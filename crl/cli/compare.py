@@ -13,8 +13,9 @@ import typer
 
 from crl.cli.interrupts import interruptible
 from crl.cli.places import shown
-from crl.cli.screen import console, progress_lines, seconds_text
+from crl.cli.screen import console, progress_lines
 from crl.errors import BadInput, CrlError
+from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
     from crl.lab.study.config import Study

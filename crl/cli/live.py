@@ -13,8 +13,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from crl.cli.screen import console, progress_lines, seconds_text
+from crl.cli.screen import console, progress_lines
 from crl.engine import events
+from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console

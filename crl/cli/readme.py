@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from crl.cli.train import an_entry, ending
-from crl.report.curves import learning_curve
+from crl.report.curves import success_charts
 from crl.report.picture import picture
+from crl.report.story_view import story_tree
 from crl.report.summary import summarise
 from crl.report.why import why
-from crl.report.why_tree import why_tree
 from crl.run.directory import RunDirectory
 
 PICTURE, CURVE, README = Path("docs/quickstart.svg"), Path("docs/learning.svg"), Path("README.md")
@@ -54,7 +54,7 @@ def _story(run_path: Path, entry: str) -> str:
     from rich.console import Console
 
     out = Console(file=io.StringIO(), width=_WIDE)
-    out.print(why_tree(why(run_path, entry)))
+    out.print(story_tree(why(run_path, entry)))
     lines = [line.rstrip() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 2].rstrip()} …" for line in lines)
 
@@ -64,8 +64,8 @@ def main(run_path: Path, folder: Path, longer: Path | None = None) -> None:
     found = blocks(run_path)
     (folder / PICTURE).write_text(picture(run_path) + "\n", encoding="utf-8")
     if longer is not None:
-        _, (_, held_out) = learning_curve(summarise(longer))
-        (folder / CURVE).write_text(held_out + "\n", encoding="utf-8")
+        _, held_out = success_charts(summarise(longer))
+        (folder / CURVE).write_text(held_out.picture() + "\n", encoding="utf-8")
     text, missing = inserted((folder / README).read_text(encoding="utf-8"), found)
     (folder / README).write_text(text, encoding="utf-8")
     for name in missing:

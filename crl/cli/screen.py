@@ -45,16 +45,6 @@ def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> Non
         out.print(shown, soft_wrap=True)
 
 
-def seconds_text(seconds: float) -> str:
-    """A duration as people read it: 8 s, 2 min 05 s, 1 h 12 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 def progress_lines(out: Console) -> Progress:
     """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time.
 

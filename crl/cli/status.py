@@ -127,7 +127,7 @@ def parse_place(text: str) -> tuple[int, str]:
 
 
 def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
-    from crl.engine.approvals import awaited
+    from crl.recipes.approvals import awaited
 
     lines = []
     failure = last_failure(events)

@@ -16,8 +16,9 @@ from crl.cli.approve import say_pending
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
 from crl.cli.places import RunArgument, find_run, shown
-from crl.cli.screen import console, seconds_text
+from crl.cli.screen import console
 from crl.errors import ApprovalPending, BadInput
+from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime
@@ -190,7 +191,8 @@ def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]
 
 def an_entry(path: Path) -> str | None:
     """An entry worth looking at: the one that did best when it was used."""
-    from crl.report.bank import Sort, snapshot
+    from crl.report.bank import snapshot
+    from crl.report.sorting import Sort
 
     try:
         entries = snapshot(path, sort=Sort.credit, limit=1).entries

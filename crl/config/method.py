@@ -1,6 +1,6 @@
 """The method: everything that can change a number. Frozen at the first run and digested.
 
-Its recipe is a config of its own class (`crl/recipes/<name>/config.py`, or another package's), found by `kind`: it holds
+Its recipe is a config of its own class (`crl/recipes/<name>/config.py`, or another package's), found by `kind`: it has
 the mechanisms of the recipe, and what the recipe says of itself before any of its stages is imported.
 """
 

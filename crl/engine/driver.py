@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from crl.config import Runtime
-from crl.engine.approvals import PendingApproval, pending_approval
 from crl.engine.events import (
     Event,
     LogLine,
@@ -44,6 +43,7 @@ from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, StageFailed
 from crl.recipes import recipe_of
+from crl.recipes.approvals import PendingApproval, pending_approval
 from crl.recipes.due import stages_due
 from crl.recipes.stage import Recipe, Stage
 from crl.run.directory import RunDirectory

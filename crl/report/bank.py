@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -25,24 +24,10 @@ from crl.recipes import recipe_of
 from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_embeddings, recorded_texts
 from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
+from crl.report.sorting import Sort
 from crl.run.directory import RunDirectory
 
 R = TypeVar("R", bound=Row)
-
-
-class Sort(StrEnum):
-    """In which order entries are listed."""
-
-    age = "age"
-    """The oldest first."""
-    newest = "newest"
-    """The text written last first."""
-    uses = "uses"
-    """The most used first."""
-    credit = "credit"
-    """The highest mean outcome first; what was never used last."""
-    harm = "harm"
-    """The lowest mean outcome first; what was never used last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,45 @@
-"""Charts as SVG text: lines with uncertainty bands, stacked bars. Our own few lines, so that a page loads nothing.
+"""Charts as SVG, drawn by matplotlib: lines with uncertainty bands, stacked bars.
 
-Colours are CSS classes: the page styles them for light and dark, a picture that stands alone carries :data:`STYLE`.
-Texts are escaped. A chart is drawn about as wide as a phone, so that its letters stay readable there. Each comes with
-its numbers as a table, for those who cannot see it or want to copy them.
+Colors are variables of `templates/chart.css`, for light and dark; a picture that stands alone carries that style sheet.
+A chart is about as wide as a phone, so that its letters stay readable there, and comes with its numbers as a table, for
+those who cannot see it or want to copy them. Equal figures give equal bytes. matplotlib is imported when one is drawn.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import io
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
-from crl.report.chart_frame import HEIGHT, WIDTH, Axes, Head, Key, dashed, mark, short
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
+_WIDTH, _HEIGHT = 380, 220
+"""Pixels of a chart; it is higher only where title and legend would leave too little of it."""
 _MARGIN = 16
-_DOTS = 40
+"""Around a picture that stands alone."""
+_RC: dict[Any, Any] = {
+    "svg.hashsalt": "crl", "svg.fonttype": "none", "text.parse_math": False, "lines.scale_dashes": False,
+    "font.family": "DejaVu Sans", "font.size": 12, "lines.linewidth": 2, "legend.frameon": False,
+    "legend.handlelength": 1.6, "legend.columnspacing": 1.2, "legend.borderaxespad": 0.1, "legend.borderpad": 0.1,
+    "legend.labelspacing": 0.3,
+}  # fmt: skip
+_SVG = "http://www.w3.org/2000/svg"
+_MARKED = 40
 """Up to this many points each is marked and tells its value."""
-
-STYLE = (
-    "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#3b4252}"
-    ".title{font-weight:600;font-size:13px;fill:#111827}.faint{fill:#6b7280}.grid{stroke:#e5e7eb;stroke-width:1}"
-    ".s0{stroke:#0f766e;fill:#0f766e}.s1{stroke:#b45309;fill:#b45309}.s2{stroke:#4f46e5;fill:#4f46e5}"
-    ".s3{stroke:#be185d;fill:#be185d}.s4{stroke:#6b7280;fill:#6b7280}.s5{stroke:#65a30d;fill:#65a30d}"
-    "polyline.line{fill:none;stroke-width:2;stroke-linejoin:round}polygon.band{stroke:none;fill-opacity:.14}"
-    "rect.bar{stroke:none}line.key{stroke-width:2}.mark.hollow{fill:none;stroke-width:1.6}"
-)
-"""Colours of a picture that stands alone, on white."""
+_LINES = ("-", (0, (7, 4)), (0, (2, 3)), (0, (10, 3, 2, 3)), (0, (5, 2)), (0, (1, 4)), (0, (12, 4)), (0, (4, 2, 1, 2)))
+"""Dashes of a chart's lines, in their order: a line that coincides with an earlier one leaves it seen in its gaps."""
+_MARKS = (("o", 5), ("s", 7), ("D", 6.5), ("o", 8.5))
+"""Mark of the first line, which is filled, and of the others in turn, which are hollow."""
+_RAMP = {10: 0.26, 11: 0.44, 12: 0.62, 13: 0.8, 14: 1.0}
+"""Opacity of colors that grow stronger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +48,18 @@ class Chart:
 
     title: str
     svg: str
+    """For a page that holds `chart.css`."""
     columns: Sequence[str] = ()
     """Headings of the table; the first is that of the horizontal axis."""
     rows: Sequence[Sequence[str]] = ()
     """One row per place on the axis; empty where there was nothing to draw."""
+
+    def picture(self) -> str:
+        """The drawing as a picture that needs no page around it."""
+        width, height = (int(float(each)) + 2 * _MARGIN for each in self.svg.split('"')[1].split()[2:])
+        place = f'width="{width}" height="{height}" viewBox="{-_MARGIN} {-_MARGIN} {width} {height}"'
+        rest = self.svg.partition('" ')[2]
+        return f'<svg xmlns="{_SVG}" {place} {rest}'.replace(">", f"><style>{_style()}</style>", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +69,7 @@ class Point:
     x: float
     y: float
     at: str
-    """Where it stands on the axis, in words: a round, or `3–5`."""
+    """Where it is on the axis, in words: a round, or `3–5`."""
     told: str
     """Its value in words."""
     low: float | None = None
@@ -57,7 +78,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart. `colour` is 0 to 5: the same thing has the same colour in every chart."""
+    """One line of a chart. `colour` is 0 to 7: the same thing has the same color in every chart."""
 
     name: str
     colour: int
@@ -81,152 +102,200 @@ def line_chart(
     *,
     top: float | None = None,
     share: bool = False,
-    count: bool = False,
     rounds: tuple[float, float] | None = None,
 ) -> Chart:
-    """Lines over rounds. `top` is the largest value of the axis, `rounds` its ends; `share` labels it in per cent,
-    `count` in whole numbers."""
-    if count:
-        top = _countable_top(max([1.0, *(point.y for line in lines for point in line.points)]))
+    """Lines over rounds. `top` is the largest value of the axis, `rounds` its ends; `share` labels it in per cent."""
     drawn = [line for line in lines if line.points]
     places = dict(sorted((point.x, point.at) for line in drawn for point in line.points))
     values = [{point.x: point.told for point in line.points} for line in drawn]
-    said = ", ".join(_labelled(line, share) for line in drawn)
+    names = [
+        f"{line.name} {f'{100 * line.points[-1].y:.0f} %' if share else f'{line.points[-1].y:.3g}'}" for line in drawn
+    ]
+
+    def draw(axes: Axes) -> list[Artist]:
+        for line in drawn:
+            band = [(point.x, point.low, point.high) for point in line.points if point.low is not None and point.high]
+            if len(band) > 1:
+                xs, low, high = zip(*band, strict=True)
+                axes.fill_between(xs, low, high, lw=0, alpha=0.15, color=_hex(line.colour), clip_on=False, gid="band")
+        return [_plotted(axes, place, line) for place, line in enumerate(drawn)]
+
     return Chart(
         title,
-        _svg(*_lines(title, lines, top=top, share=share, rounds=rounds), f"{title}: {said or 'nothing to show yet'}"),
+        _drawn(
+            title, names, draw, along="round", share=share, top=top,
+            heights=[point.y if point.high is None else point.high for line in drawn for point in line.points],
+            xs=[*places, *(rounds or ())],
+            told={f"line {place}": [f"{point.at}: {line.name} {point.told}" for point in line.points]
+                  for place, line in enumerate(drawn)},
+        ),
         ["round", *(line.name for line in drawn)],
         [[at, *(value.get(x, "–") for value in values)] for x, at in places.items()],
-    )
+    )  # fmt: skip
 
 
 def bar_chart(
     title: str, kinds: Sequence[tuple[str, int]], bars: Sequence[Bar], *, axis: str = "round", named: bool = False
 ) -> Chart:
-    """Stacked bars; `kinds` are (name, colour), from the bottom up. With `named` every bar stands for what its `at`
+    """Stacked bars; `kinds` are (name, color), from the bottom up. With `named` every bar stands for what its `at`
     says, else for rounds."""
     shown = [index for index in range(len(kinds)) if any(bar.heights[index] for bar in bars)]
     names = [kinds[index][0] for index in shown]
-    said = f"stacked bars of {', '.join(names)}" if names else "nothing to show yet"
+    xs = [bar.x for bar in bars]
+    told: dict[str, list[str]] = {}
+
+    def draw(axes: Axes) -> list[Artist]:
+        # A bar takes part of its step, and is no broader than 28 pixels.
+        steps = max(xs) - min(xs) + 1
+        width, base, keys = min(0.72, 28 * steps / _WIDTH), [0.0] * len(bars), []
+        for index in shown:
+            color, opacity = _hex(2 if kinds[index][1] in _RAMP else kinds[index][1]), _RAMP.get(kinds[index][1])
+            places = [place for place, bar in enumerate(bars) if bar.heights[index]]
+            heights = [bars[place].heights[index] for place in places]
+            drawn = axes.bar([xs[place] for place in places], heights, width, [base[place] for place in places],
+                             color=color, alpha=opacity, clip_on=False)  # fmt: skip
+            for place, height, patch in zip(places, heights, drawn, strict=True):
+                patch.set_gid(f"bar {index} {place}")
+                told[f"bar {index} {place}"] = [f"{bars[place].at}: {kinds[index][0]} {height:.4g}"]
+                base[place] += height
+            keys.append(drawn[0])
+        axes.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
+        if named:
+            axes.set_xticks(xs, [bar.at for bar in bars])
+        return keys
+
     return Chart(
         title,
-        _svg(*_bars(title, kinds, bars, axis, named), f"{title}: {said}"),
+        _drawn(title, names, draw, along=axis, heights=[sum(bar.heights) for bar in bars], xs=xs, told=told,
+               named=named),
         [axis, *names],
         [[bar.at, *(f"{bar.heights[index]:.4g}" for index in shown)] for bar in bars] if shown else [],
-    )
+    )  # fmt: skip
 
 
-def picture(
+def _plotted(axes: Axes, place: int, line: Line) -> Artist:
+    mark, size = _MARKS[0] if place == 0 else _MARKS[1 + (place - 1) % 3]
+    color, marked = _hex(line.colour), line.marked and len(line.points) <= _MARKED
+    (drawn,) = axes.plot(
+        [point.x for point in line.points], [point.y for point in line.points], color=color, clip_on=False,
+        linestyle=_LINES[place % len(_LINES)], marker=mark if marked else None, markersize=size, markeredgewidth=1.6,
+        markerfacecolor="none" if place else color, gid=f"line {place}",
+    )  # fmt: skip
+    return drawn
+
+
+def _drawn(
     title: str,
-    lines: Sequence[Line],
+    names: Sequence[str],
+    draw: Callable[[Axes], Sequence[Artist]],
     *,
-    top: float | None = None,
+    along: str,
+    heights: Sequence[float],
+    xs: Sequence[float],
+    told: Mapping[str, Sequence[str]],
     share: bool = False,
-    rounds: tuple[float, float] | None = None,
+    top: float | None = None,
+    named: bool = False,
 ) -> str:
-    """A line chart as a picture that stands alone, on white: it needs no page around it."""
-    drawing, inner = _lines(title, lines, top=top, share=share, rounds=rounds)
-    width, height = WIDTH + 2 * _MARGIN, inner + 2 * _MARGIN
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/><g transform="translate({_MARGIN},{_MARGIN})">'
-        f"{drawing}</g></svg>"
-    )
+    """A chart from 0 to `top`, or to a round number above the `heights`; `told` is what each mark says."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    # Nobody knows the reader's font: room is left for a wide one.
+    heading = textwrap.fill(title, 45)
+    labels = [textwrap.fill(name, 47) for name in names]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    columns = max(1, min(len(labels), _WIDTH // (38 + 8 * longest)))
+    rows = sum(label.count("\n") + 1 for label in labels) / columns
+    height = max(_HEIGHT, round(150 + 17 * heading.count("\n") + 17 * (rows + 1)))
+    with matplotlib.rc_context(_RC):
+        figure = Figure((_WIDTH / 72, height / 72), layout="constrained", frameon=False)
+        axes = figure.subplots()
+        axes.set_frame_on(False)
+        axes.tick_params(length=0, pad=7, labelcolor=_hex("faint"))
+        if any(heights):
+            highest = max(heights)
+            whole = not share and all(float(each).is_integer() for each in heights)
+            locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=2)
+            axes.yaxis.set_major_locator(locator)
+            axes.yaxis.set_major_formatter(_percent if share else amount)
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            half = 0.5 if min(xs) == max(xs) else 0.0
+            axes.set_xlim(min(xs) - half, max(xs) + half)
+            axes.set_ylim(0, top or next(each for each in locator.tick_values(0, highest) if each >= highest))
+            axes.grid(axis="y", color=_hex("grid"), linewidth=1)
+            axes.set_axisbelow(True)
+            axes.set_xlabel(along, loc="right", labelpad=1, color=_hex("faint"))
+            keys = draw(axes)
+        else:
+            axes.set_axis_off()
+            axes.text(0.5, 0.5, "nothing to show yet", ha="center", color=_hex("faint"))
+            keys, labels = [], []
+        legend = figure.legend(
+            keys, labels, loc="outside upper left", ncols=columns, title=heading, alignment="left",
+            labelcolor=_hex("text"), title_fontproperties={"weight": "bold", "size": 13},
+        )  # fmt: skip
+        legend.get_title().set_color(_hex("text"))
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return _for_pages(out.getvalue(), f"{title}: {', '.join(names) or 'nothing to show yet'}", told)
 
 
-def nice_top(value: float) -> float:
-    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is not below the value; 1 for nothing."""
-    if value <= 0:
-        return 1.0
-    scale = 10.0 ** math.floor(math.log10(value))
-    return next(factor * scale for factor in (1, 2, 2.5, 5, 10) if factor * scale >= value * (1 - 1e-9))
+def _for_pages(svg: str, label: str, told: Mapping[str, Sequence[str]]) -> str:
+    """matplotlib's SVG without what a page's policy forbids (styles), with colors of the page, names and titles."""
+    root = ElementTree.fromstring(svg)
+    for each in root.findall(f"{{{_SVG}}}defs"):  # a style sheet, and what nothing is clipped to
+        root.remove(each)
+    for each in root.iter():
+        each.tag = each.tag.rpartition("}")[2]
+        each.tail, each.text = None, each.text if each.tag in ("text", "title") else None
+        attributes, each.attrib = dict(each.attrib), {}
+        styles = (pair.partition(":") for pair in attributes.pop("style", "").split(";") if pair)
+        attributes |= {name.strip(): value.strip() for name, _, value in styles}
+        for name, value in attributes.items():
+            name = name.rpartition("}")[2]
+            if name in ("d", "x", "y"):
+                value = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", " ".join(value.split()))
+            if name == "id" and each.tag == "g":
+                if "_" in value:
+                    continue
+                each.set("class", value.partition(" ")[0])
+                marks = [mark for mark in each.iter() if mark.tag.endswith("use")] or [each]
+                for mark, words in zip(marks, told.get(value, ()), strict=False):
+                    ElementTree.SubElement(mark, "title").text = words
+            elif name not in ("font-family", "clip-path") and not value.startswith("rotate(-0 "):
+                each.set(name, _variables().get(value, value))
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _countable_top(value: float) -> float:
-    """A round number not below a count whose quarters are whole."""
-    scale = 10.0 ** max(0, math.floor(math.log10(value / 4)))
-    return next(factor * scale for factor in (4, 8, 12, 16, 20, 24, 32, 40) if factor * scale >= value)
+def _percent(value: float, _: object = None) -> str:
+    return f"{100 * value:.4g} %"
 
 
-def _svg(inner: str, height: int, told: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(told)}">{inner}</svg>'
+def amount(value: float, _: object = None) -> str:
+    """A number of an axis, in as few characters as it needs: 12.5, 250k, 1.5M, 2e-05."""
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if sign == 'k' else size):g}{sign}"
+    return f"{value:.4g}"
 
 
-def _lines(
-    title: str,
-    lines: Sequence[Line],
-    *,
-    top: float | None,
-    share: bool,
-    rounds: tuple[float, float] | None = None,
-) -> tuple[str, int]:
-    """The drawing, and its height."""
-    drawn = [line for line in lines if line.points]
-    if not drawn:
-        return _nothing(title)
-    values = [point.y if point.high is None else point.high for line in drawn for point in line.points]
-    xs = [point.x for line in drawn for point in line.points]
-    keys = [Key(_labelled(line, share), line.colour, place, line.marked) for place, line in enumerate(drawn)]
-    head = Head(title, keys)
-    axes = Axes([*xs, *(rounds or ())], nice_top(max(values)) if top is None else top, head, share=share)
-    parts = [axes.frame()]
-    for line in drawn:
-        parts.append(_band(axes, line))
-    # In their order: the dashes of a later line leave gaps in which an earlier one is seen, and its marks are hollow.
-    for place, line in enumerate(drawn):
-        path = " ".join(f"{axes.x(point.x)},{axes.y(point.y)}" for point in line.points)
-        parts.append(f'<polyline class="line s{line.colour}"{dashed(place)} points="{path}"/>')
-        if line.marked and len(line.points) <= _DOTS:
-            parts += [
-                mark(place, line.colour, axes.x(point.x), axes.y(point.y), f"{point.at}: {line.name} {point.told}")
-                for point in line.points
-            ]
-    return "".join(parts), head.height
+def _hex(name: int | str) -> str:
+    """A color by its name in `chart.css`, or by its number; as it is in the light."""
+    name = f"c{name}" if isinstance(name, int) else name
+    return next(value for value, variable in _variables().items() if variable == f"var(--{name})")
 
 
-def _band(axes: Axes, line: Line) -> str:
-    edges = [(point.x, point.low, point.high) for point in line.points if point.low is not None and point.high]
-    if len(edges) < 2:
-        return ""
-    upper = [f"{axes.x(x)},{axes.y(high)}" for x, _, high in edges if high is not None]
-    lower = [f"{axes.x(x)},{axes.y(low)}" for x, low, _ in reversed(edges) if low is not None]
-    return f'<polygon class="band s{line.colour}" points="{" ".join([*upper, *lower])}"/>'
+@cache
+def _style() -> str:
+    return (Path(__file__).parent / "templates/chart.css").read_text(encoding="utf-8")
 
 
-def _bars(
-    title: str, kinds: Sequence[tuple[str, int]], bars: Sequence[Bar], along: str, named: bool
-) -> tuple[str, int]:
-    highest = max((sum(bar.heights) for bar in bars), default=0)
-    if not highest:
-        return _nothing(title)
-    shown = [index for index in range(len(kinds)) if any(bar.heights[index] for bar in bars)]
-    ticks = [(bar.x, bar.at) for bar in bars] if named else None
-    head = Head(title, [Key(*kinds[index]) for index in shown])
-    axis = Axes([bar.x for bar in bars], _countable_top(highest), head, half_step=True)
-    parts = [axis.frame(along=along, ticks=ticks)]
-    width = max(1.0, min(28.0, 0.72 * axis.step(len({bar.x for bar in bars}))))
-    for bar in bars:
-        base = 0.0
-        pieces, told = [], []
-        for index in shown:
-            if bar.heights[index]:
-                low, high = axis.y(base), axis.y(base + bar.heights[index])
-                pieces.append(
-                    f'<rect class="bar s{kinds[index][1]}" x="{short(axis.x(bar.x) - width / 2)}" y="{high}" '
-                    f'width="{short(width)}" height="{short(low - high)}"/>'
-                )
-                told.append(f"{kinds[index][0]} {bar.heights[index]:.4g}")
-                base += bar.heights[index]
-        parts.append(f"<g><title>{escape(f'{bar.at}: ' + (', '.join(told) or 'none'))}</title>{''.join(pieces)}</g>")
-    return "".join(parts), head.height
-
-
-def _labelled(line: Line, share: bool) -> str:
-    last = line.points[-1].y
-    return f"{line.name} {100 * last:.0f} %" if share else f"{line.name} {last:.3g}"
-
-
-def _nothing(title: str) -> tuple[str, int]:
-    place = f'x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle"'
-    return f'{Head(title, []).svg}<text class="faint" {place}>nothing to show yet</text>', HEIGHT
+@cache
+def _variables() -> dict[str, str]:
+    """The variable of each color that charts are drawn in."""
+    light = _style().partition("}")[0]
+    return {value: f"var(--{name})" for name, value in re.findall(r"--(\w+): (#\w{6})", light)}

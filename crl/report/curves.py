@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, nice_top, picture
+from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart
 from crl.report.rates import NONE, Rate, wilson
 from crl.report.summary import RoundSummary, random_policy
 
@@ -79,18 +79,8 @@ def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[L
     return training, held_out
 
 
-def learning_curve(summaries: Sequence[RoundSummary]) -> list[tuple[str, str]]:
-    """The two success charts as pictures that stand alone: (title, SVG)."""
-    training, held_out = success_lines(summaries)
-    lines = [*training, *held_out]
-    return [
-        (title, picture(title, drawn, top=_top(lines), share=True, rounds=_span(lines)))
-        for title, drawn in ((_TRAINING, training), (_HELD_OUT, held_out))
-    ]
-
-
 def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """The two success charts, for a page."""
+    """The two success charts: in training, on held-out seeds."""
     training, held_out = success_lines(summaries)
     lines = [*training, *held_out]
     return [
@@ -109,7 +99,7 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     whole = round_line("whole bank", _THIRD, summaries, ages.mean)
     classes = [(name, _RAMP + place) for place, (_, name) in enumerate(AGES)]
     return [
-        line_chart("entries in the bank", [size], count=True),
+        line_chart("entries in the bank", [size]),
         round_bars("entries that changed", rewritten, summaries, lambda each: (
             sum(each.arrived.values()), each.rewritten, sum(each.left.values())
         )),
@@ -269,4 +259,4 @@ def _span(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 def _top(lines: Sequence[Line]) -> float:
     values = [point.high if point.high is not None else point.y for line in lines for point in line.points]
-    return min(1.0, max(0.2, nice_top(max(values, default=1.0))))
+    return min(1.0, max(0.2, 1.05 * max(values, default=1.0)))

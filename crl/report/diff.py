@@ -1,7 +1,8 @@
-"""What a round did to the bank, or would do: every change with its texts, its operation and its reason.
+"""How a bank differs: what a round did to it, or would do, or what became of it between two rounds; texts and reasons.
 
-:func:`bank_diff` tells it of a committed round. :func:`proposed_diff` tells it of a round whose bank is not published
-yet, by applying the recorded operations in memory; nothing is written. Both read the record's rows only.
+:func:`bank_diff` is about a committed round. :func:`proposed_diff` is about a round whose bank is not published yet: it
+applies the recorded operations in memory; nothing is written. :func:`net_diff` compares the banks of two rounds: what
+came and went in between is left out.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.recipes.context import BANK
 from crl.recipes.reading import recorded_rows
 from crl.records import BankEvent, Operation, rows_of, rows_with
-from crl.report.bank import banked_rounds
+from crl.report.bank import banked_round, banked_rounds
 from crl.report.listing import Listing
 from crl.report.story import told_reason
+from crl.report.tables import Tables
+from crl.report.views import query
 from crl.run.directory import RunDirectory
 
 _KINDS = {
@@ -30,12 +33,13 @@ _KINDS = {
     "add": "added",
     "update": "updated",
     "merge": "merged",
+    "remove": "removed",
     "drop": "dropped",
     "evict": "evicted",
     "rejected": "rejected",
 }
 KINDS: tuple[str, ...] = tuple(_KINDS.values())
-"""Kinds of changes, in the order they are shown."""
+"""Kinds of changes, in the order they are shown; of a net difference, those that are added, updated or removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,17 @@ class Change:
     parents: tuple[Parent, ...]
     """Entries merged into it; of a rejected merge, those that stay."""
     reason: str | None
-    """Why it was rejected or evicted."""
+    """Why it was rejected or evicted; of a net difference, how the entry came in, was rewritten or left."""
     repeats: str | None = None
     """Of a rejected duplicate, the entry that holds the text already."""
+    version_before: int | None = None
+    """Of a net difference, the version of the entry in the older bank."""
+    version_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BankDiff:
-    """The changes of one round, in order of application."""
+    """The changes of one round, in order of application; or the net difference of two rounds, by kind and age."""
 
     round: int
     proposed: bool
@@ -83,6 +90,8 @@ class BankDiff:
     """Entries."""
     size_after: int
     changes: tuple[Change, ...]
+    since: int | None = None
+    """Of a net difference, the older round."""
 
     def of(self, kind: str) -> tuple[Change, ...]:
         """The changes of one kind."""
@@ -99,6 +108,8 @@ class BankDiff:
 
     def headline(self) -> str:
         """Which round it is, and :meth:`summary`."""
+        if self.since is not None:
+            return f"bank from round {self.since} to round {self.round}: {self.summary()}"
         return f"bank of round {self.round}{', as proposed' if self.proposed else ''}: {self.summary()}"
 
 
@@ -150,17 +161,84 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number, stage), bank)
 
 
+def net_diff(run_path: Path, first: int, last: int) -> BankDiff:
+    """What became of the bank between two rounds.
+
+    Raises BadInput where a round has no bank or the rounds are not in order, RecordDamaged.
+    """
+    if first >= last:
+        raise BadInput(
+            f"there is nothing between round {first} and round {last}",
+            expected="the older round first",
+            next_step=f"crl bank diff {run_path} {min(first, last)} {max(first, last)}"
+            if first > last
+            else f"`crl bank diff {run_path} {first}` says what round {first} did",
+        )
+    run = RunDirectory.open(run_path)
+    recipe = recipe_of(run.method)
+    for number in (first, last):
+        banked_round(run, recipe, number)
+    rounds = {"first": first, "last": last}
+    sizes = dict(query(run_path, "SELECT round, entries FROM bank_snapshots", until=last)[1])
+    how = _reasons(run_path, first, last)
+    changes = tuple(
+        Change(kind, entry_id, family, None, None, before, after, None, (), how.get((kind == "removed", entry_id)),
+               version_before=old, version_after=new)
+        for kind, entry_id, family, before, after, old, new in query(run_path, _NET, rounds, until=last)[1]
+    )  # fmt: skip
+    return BankDiff(last, False, sizes[first], sizes[last], changes, since=first)
+
+
+_NET = """
+SELECT
+    if(change = 'changed', 'updated', change) AS kind, entry_id, diff.family, text_before, text_after,
+    version_before, version_after
+FROM bank_diff($first, $last) AS diff JOIN bank USING (entry_id)
+WHERE bank.round = if(change = 'removed', $first, $last) AND text_before IS DISTINCT FROM text_after
+ORDER BY list_position(['added', 'updated', 'removed'], kind), bank."order"
+"""
+
+
+def _reasons(run_path: Path, first: int, last: int) -> dict[tuple[bool, str], str]:
+    """How entries came in or were rewritten (False) and how they left (True): the last event of either kind."""
+    with Tables(run_path) as tables:
+        events = tables.select(
+            BankEvent,
+            ["kind", "entry_id", "round", "parents", "reason"],
+            where="kind IN ('add', 'update', 'merge', 'drop', 'evict', 'import')",
+            rounds=range(first + 1, last + 1),
+        )
+    found: dict[tuple[bool, str], str] = {}
+    for event in events:
+        kind, entry_id, number = event["kind"], event["entry_id"], event["round"]
+        if kind in ("drop", "evict"):
+            why = f" ({event['reason']})" if event["reason"] else ""
+            found[True, entry_id] = f"{_KINDS[kind]} in round {number}{why}"
+            continue
+        for parent in event["parents"]:
+            found[True, parent] = f"merged into {entry_id} in round {number}"
+        of = f" of {', '.join(event['parents'])}" if kind == "merge" else ""
+        earlier = found.get((False, entry_id))
+        told = f"{kind}{of} in round {number}"
+        # An entry that came in and was rewritten since has both to tell.
+        found[False, entry_id] = f"{earlier}, {told}" if earlier is not None and kind == "update" else told
+    return found
+
+
 def diff_listing(diff: BankDiff) -> Listing:
     """The changes for a terminal: one row per change, grouped by kind."""
     from rich.text import Text
 
-    rows = [
-        [Text(cell) for cell in (kind, change.operation_id or "–", change.entry_id or "–", change.family or "–",
-                                 told(change))]
-        for kind in KINDS
-        for change in diff.of(kind)
-    ]  # fmt: skip
-    return Listing(("change", "operation", "entry", "family", "experience"), rows, words={"experience"}, packed=True)
+    # One operation is behind a change of a round; a net difference may have several, which it names in words.
+    columns = ["change", "operation", "entry", "family", "experience"]
+    if diff.since is not None:
+        columns = ["change", "entry", "family", "how", "experience"]
+    rows = []
+    for change in (change for kind in KINDS for change in diff.of(kind)):
+        cells = {"change": change.kind, "operation": change.operation_id, "entry": change.entry_id,
+                 "family": change.family, "how": change.reason, "experience": told(change)}  # fmt: skip
+        rows.append([Text(cells[name] or "–") for name in columns])
+    return Listing(columns, rows, words={"how", "experience"}, packed=True)
 
 
 def told(change: Change) -> str:
@@ -174,9 +252,9 @@ def told(change: Change) -> str:
             lines.append(f"wanted: {change.wanted}")
         elif change.before is not None:
             lines.append(f"stays: {change.before}")
-    elif change.kind in ("dropped", "evicted"):
+    elif change.after is None:
         lines.append(f"was: {change.before}")
-        if change.reason:
+        if change.reason and change.kind != "removed":
             lines.append(f"why: {change.reason}")
     else:
         lines.append(change.after or "")

@@ -14,9 +14,10 @@ from typing import Any
 
 from crl.errors import CrlError
 from crl.report.checks import StageChecks, rules_of
-from crl.report.curves import learning_curve
+from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
-from crl.report.rates import Rate
+from crl.report.rates import NOTHING
+from crl.report.round_tables import success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 
 SHOWN_CHANGES = 60
@@ -54,9 +55,15 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
         "",
         "Won/played; brackets are 95 % intervals in per cent.",
         "",
-        *_table(_success_rows(shown, random_policy(summaries))),
+        *_table(success_rows(shown, random_policy(summaries))),
     ]
-    lines += ["## Form, bank and training", "", *_table([_training_row(each) for each in shown])]
+    trained = [each for each in shown if each.label == str(each.round)]
+    taken = [f"{sum(each.seconds.values()):.1f}" if each.seconds else NOTHING for each in trained]
+    training = [
+        row | {"seconds": seconds, "alarms": str(len(each.alarms) or NOTHING)}
+        for row, seconds, each in zip(training_rows(trained), taken, trained, strict=True)
+    ]
+    lines += ["## Form, bank and training", "", *_table(training)]
     if len(summaries) > len(shown):
         lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
     if newest is not None:
@@ -65,53 +72,22 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _success_rows(shown: Sequence[RoundSummary], random: Rate) -> list[dict[str, str]]:
-    rows = [
-        {
-            "round": each.label,
-            "guided": _counts(each.guided),
-            "free": _counts(each.free),
-            "held out, with bank": _rate(each.with_bank),
-            "without": _rate(each.without_bank),
-        }
-        for each in shown
-    ]
-    if random.episodes:
-        rows.append(dict(zip(rows[0], ("random policy", "–", "–", "–", _rate(random)), strict=True)))
-    return rows
-
-
-def _training_row(each: RoundSummary) -> dict[str, str]:
-    return {
-        "round": each.label,
-        "valid turns": _percent(each.health.get("turns_valid")),
-        "cut off": _percent(each.health.get("turns_cut")),
-        "bank": _known(each.bank),
-        "operations": ", ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
-        "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else "–",
-        "buffer": _known(each.buffer),
-        "updates": f"{_known(each.actor_updates)} / {_known(each.extractor_updates)}",
-        "seconds": f"{sum(each.seconds.values()):.1f}" if each.seconds else "–",
-        "alarms": str(len(each.alarms) or "–"),
-    }
-
-
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     """The learning curve: its pictures inside the text, and the newest figures in words."""
     lines = [f"# Learning curve of {plain(name)}", ""]
-    for title, picture in learning_curve(summaries):
-        encoded = base64.b64encode(picture.encode()).decode()
-        lines.append(f"![{title}](data:image/svg+xml;base64,{encoded})")
+    for chart in success_charts(summaries):
+        encoded = base64.b64encode(chart.picture().encode()).decode()
+        lines.append(f"![{chart.title}](data:image/svg+xml;base64,{encoded})")
     lines.append("")
     newest = summaries[-1] if summaries else None
     if newest is not None:
         rows = [
-            {"": "in training", "with experience": _rate(newest.guided), "without": _rate(newest.free)},
-            {"": "held out", "with experience": _rate(newest.with_bank), "without": _rate(newest.without_bank)},
+            {"": "in training", "with experience": newest.guided.told, "without": newest.free.told},
+            {"": "held out", "with experience": newest.with_bank.told, "without": newest.without_bank.told},
         ]
         random = random_policy(summaries)
         if random.episodes:
-            rows.append({"": "held out, random policy", "with experience": "–", "without": _rate(random)})
+            rows.append({"": "held out, random policy", "with experience": "–", "without": random.told})
         lines += _table(rows)
         lines.append(f"Round {newest.label}. Brackets and bands are 95 % intervals of the rate (Wilson), in per cent.")
     return "\n".join(lines) + "\n"
@@ -219,24 +195,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
         return []
     names = list(rows[0])
     head = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    return [*head, *(f"| {' | '.join(str(row[name]) for name in names)} |" for row in rows), ""]
-
-
-def _rate(rate: Rate) -> str:
-    """Counts, share, and the 95 % interval in per cent; in a cell that does not break."""
-    return rate.told.replace(" ", "\u00a0")
-
-
-def _counts(rate: Rate) -> str:
-    return f"{rate} {rate.percent}".replace(" ", "\u00a0") if rate.episodes else "–"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.3g}\u00a0%"
-
-
-def _known(value: int | None) -> str:
-    return "–" if value is None else str(value)
+    # A number stays on one line with its unit and its interval.
+    cells = [[re.sub(r"(?<=[\d%]) (?=[\d%[])", "\u00a0", str(row[name])) for name in names] for row in rows]
+    return [*head, *(f"| {' | '.join(row)} |" for row in cells), ""]
 
 
 def _words(name: str) -> str:

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from crl.config import Method
-from crl.engine.approvals import awaited
 from crl.errors import CrlError, RunDirectoryUnusable
 from crl.recipes import recipe_of
+from crl.recipes.approvals import awaited
 from crl.report.checks import StageChecks, rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
+from crl.report.durations import seconds_text
 from crl.report.episodes import EPISODES, replays
 from crl.report.history import History
 from crl.report.play_charts import play_charts
@@ -106,7 +107,8 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
         environment()
         .get_template("report.html")
         .render(
-            **{name: Inline(file) for name, file in (("style", "style.css"), ("script", "episodes.js"))},
+            style=Inline("chart.css", "style.css"),
+            script=Inline("episodes.js"),
             replays=replays(run_path, played, episodes),
             useful=_usefulness(history),
             malformed_by=_reasons(trained),
@@ -136,10 +138,10 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
 class Inline:
     """A style sheet or a script of our own inside the page. The page's policy allows it by its digest, and no other."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, *files: str) -> None:
         loader = environment().loader
         assert loader is not None
-        self.text = loader.get_source(environment(), file)[0]
+        self.text = "".join(loader.get_source(environment(), file)[0] for file in files)
         self.allowed = f"'sha256-{base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}'"
 
 
@@ -236,19 +238,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "words": _words, "duration": _duration, "percent": _percent, "cut": _cut, "signed": _signed,
+        "words": _words, "duration": seconds_text, "percent": _percent, "cut": _cut, "signed": _signed,
     }  # fmt: skip
     return made
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _duration(seconds: float) -> str:
-    from crl.cli.screen import seconds_text
-
-    return seconds_text(seconds)
 
 
 def _percent(value: float | None) -> str:

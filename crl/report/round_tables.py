@@ -1,65 +1,77 @@
-"""The rounds of a run as tables for a terminal (success, training, seconds by stage), and the notes below."""
+"""The rounds of a run as rows of words (success, form and training, seconds by stage), and the notes below them.
+
+The terminal shows them as the tables that are made here, Prefect's UI as Markdown (`markdown.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from crl.report.rates import NOTHING, Rate
 from crl.report.summary import RoundSummary, random_policy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-RANDOM = "random"
-"""Label of the row of the random policy."""
+Rows = list[dict[str, str]]
+"""Cells by column."""
+
+
+def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
+    """Games won out of those played; the random policy in the last row, where it was measured."""
+    rows = [
+        {
+            "round": each.label,
+            "guided": f"{each.guided} {each.guided.percent}" if each.guided.episodes else NOTHING,
+            "free": f"{each.free} {each.free.percent}" if each.free.episodes else NOTHING,
+            "held out, with bank": each.with_bank.told,
+            "without bank": each.without_bank.told,
+        }
+        for each in summaries
+    ]
+    if rows and random.episodes:
+        rows.append(dict(zip(rows[0], ("random", *3 * [NOTHING], random.told), strict=True)))
+    return rows
+
+
+def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
+    """Form of the turns, size of the bank, what the extractor asked for, the training buffer, updates so far."""
+    return [
+        {
+            "round": each.label,
+            "valid turns": _percent(each.health.get("turns_valid")),
+            "cut off": _percent(each.health.get("turns_cut")),
+            "bank": _known(each.bank),
+            "operations": " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or NOTHING,
+            "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else NOTHING,
+            "buffer": _known(each.buffer),
+            "updates a/e": f"{_known(each.actor_updates)}/{_known(each.extractor_updates)}",
+        }
+        for each in summaries
+        if each.label == str(each.round)
+    ]
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     """Success; form, bank and training; seconds by stage. All but the last fit 80 columns. None for an empty run."""
-    if not summaries:
-        return []
-    return [_success(summaries), _training(summaries), *_seconds(summaries)]
-
-
-def _success(summaries: Sequence[RoundSummary]) -> Table:
-    table = _table("success: won/played, share [95 % interval]")
-    for name in ("round", "guided", "free", "held out, with bank", "without bank"):
-        table.add_column(name, justify="left" if name == "round" else "right")
-    random = random_policy(summaries)
-    if random.episodes:
-        table.add_row(RANDOM, "–", "–", "–", random.told)
-    for each in summaries:
-        table.add_row(each.label, str(each.guided), str(each.free), each.with_bank.told, each.without_bank.told)
-    return table
-
-
-def _training(summaries: Sequence[RoundSummary]) -> Table:
-    table = _table("form, bank and training")
-    for name in ("round", "valid turns", "cut off", "bank", "operations", "malformed", "buffer", "updates a/e"):
-        table.add_column(name, justify="left" if name in ("round", "operations") else "right")
-    for each in (each for each in summaries if each.label == str(each.round)):
-        table.add_row(
-            each.label, *(_percent(each.health.get(name)) for name in ("turns_valid", "turns_cut")), _shown(each.bank),
-            " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or "–",
-            f"{each.malformed}/{each.outputs}" if each.outputs else "–", _shown(each.buffer),
-            f"{_shown(each.actor_updates)}/{_shown(each.extractor_updates)}",
-        )  # fmt: skip
-    return table
-
-
-def _seconds(summaries: Sequence[RoundSummary]) -> list[Table]:
     # Preparation has stages of its own; its seconds are a line of `notes`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
-    if not stages:
-        return []
-    table = _table("seconds per stage")
-    for stage in ("round", *stages, "total"):
-        table.add_column(stage.replace("_", " "), justify="left" if stage == "round" else "right")
-    for each in trained:
-        cells = [f"{each.seconds[stage]:.1f}" if stage in each.seconds else "–" for stage in stages]
-        table.add_row(each.label, *cells, f"{sum(each.seconds.values()):.1f}")
-    return [table]
+    seconds = [
+        {
+            "round": each.label,
+            **{name.replace("_", " "): f"{each.seconds[name]:.1f}" if name in each.seconds else "–" for name in stages},
+            "total": f"{sum(each.seconds.values()):.1f}",
+        }
+        for each in trained
+    ]
+    tables = {
+        "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
+        "form, bank and training": training_rows(summaries),
+        "seconds per stage": seconds,
+    }
+    return [_table(title, rows, ("round", "operations")) for title, rows in tables.items() if rows]
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:
@@ -75,15 +87,20 @@ def notes(summaries: Sequence[RoundSummary]) -> list[str]:
     return lines
 
 
-def _table(title: str) -> Table:
+def _table(title: str, rows: Rows, left: Collection[str]) -> Table:
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in left else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.3g} %"
+    return NOTHING if value is None else f"{100 * value:.3g} %"
 
 
-def _shown(value: int | None) -> str:
-    return "–" if value is None else str(value)
+def _known(value: int | None) -> str:
+    return NOTHING if value is None else str(value)

@@ -1,7 +1,7 @@
-"""The story of one experience: every text it ever had, who wrote it from what, where it was used, how it ended.
+"""The story of one experience: everything that happened to it, with every text, its writer, its sources and its uses.
 
-Plain values, gathered by `why.py`. What an entry was before it was merged into another one is a story inside the story
-of that other one; what it was in another experiment, before it was imported, likewise.
+One list of events, gathered by `why.py`; `story_view.py` shows it. What an entry was before it was merged into another
+one is a story inside the story of that other one; what it was in another experiment, before it was imported, likewise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+MADE = ("import", "add", "update", "merge")
+"""Kinds of events that made a version; all but `update` brought the entry into the bank."""
+LEFT = ("merged", "drop", "evict")
+"""Kinds of events with which the entry left the bank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +26,10 @@ class SourceEpisode:
     """A game that an experience was distilled from."""
 
     episode_id: str
-    success: bool | None
+    success: bool | None = None
     """None where the record does not hold the game: it was played in another experiment."""
-    goal: str | None
-    guided_by: str | None
+    goal: str | None = None
+    guided_by: str | None = None
     """Entry that guided it."""
 
 
@@ -85,38 +94,39 @@ class Import:
     """:meth:`Story.plain` of it there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A merge that looked at a version and kept it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened to an entry: a version was made, kept or refused, or the entry left the bank."""
 
     round: int
     event_id: str
-    operation_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One text of an entry."""
-
-    version: int
-    """1 when it came into the bank, +1 with each update, as `bank.version`."""
     kind: str
-    """add, update, merge or import."""
-    round: int
-    event_id: str
-    text: str
-    content_digest: str
-    embedder_cut: bool
+    """One of :data:`MADE` or :data:`LEFT`, `keep` (a merge looked at it and kept it), or `rejected`."""
+    version: int | None
+    """The version it made, 1 when it came into the bank; else the one that was there; None outside of the bank."""
+    operation_id: str | None
+    before: str | None = None
+    """Text of the entry until then; None where it had none."""
+    text: str | None = None
+    """The text it made or kept; of a rejected one, the text that was wanted; None where the entry left."""
+    asked: str | None = None
+    """Of a rejected one, the kind of the operation."""
+    reason: str | None = None
+    """Why it was rejected, dropped or evicted."""
+    other: str | None = None
+    """The entry that it was merged into, or that holds the text of a rejected one already."""
+    writing: Writing | None = None
+    """The output behind a version or a rejected one; None for an import."""
+    content_digest: str | None = None
+    embedder_cut: bool = False
     """Whether the embedder reads only the beginning of the text."""
-    parents: tuple[Story, ...]
+    parents: tuple[Story, ...] = ()
     """Of a merge: the entries it replaced, up to that moment."""
-    episodes: tuple[SourceEpisode, ...]
-    writing: Writing | None
-    """None for an import."""
-    imported: Import | None
-    uses: tuple[Use, ...]
-    evaluations: tuple[EvaluationUse, ...]
-    kept: tuple[Kept, ...]
+    episodes: tuple[SourceEpisode, ...] = ()
+    imported: Import | None = None
+    uses: tuple[Use, ...] = ()
+    """Games that the version guided, the oldest first."""
+    evaluations: tuple[EvaluationUse, ...] = ()
 
     @property
     def mean_outcome(self) -> float | None:
@@ -128,50 +138,22 @@ class Version:
         """Mean difference to the free games of the same groups; None without any."""
         return mean(use.guided_minus_free for use in self.uses)
 
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A change of the entry that was asked for and not made."""
-
-    round: int
-    event_id: str
-    asked: str
-    """Kind of the operation."""
-    text: str | None
-    """What it would have said."""
-    reason: str
-    repeats: str | None
-    """The entry that holds the text already, where that is the reason."""
-    writing: Writing | None
+    @property
+    def note(self) -> str | None:
+        """Where it came from, where it went, or why, as a phrase."""
+        if self.kind == "rejected":
+            return f"{self.asked}: {told_reason(self.reason or '', self.other)}"
+        if self.kind == "merged":
+            return f"into {self.other}"
+        if self.imported is not None:
+            return f"from {self.imported.experiment}, round {self.imported.round}"
+        return f"of {', '.join(parent.entry_id for parent in self.parents)}" if self.parents else self.reason
 
     @property
-    def told(self) -> str:
-        """What was asked for and why it was refused, as a phrase."""
-        return f"{self.asked}: {told_reason(self.reason, self.repeats)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an entry left the bank."""
-
-    round: int
-    event_id: str
-    kind: str
-    """merge, drop or evict."""
-    into: str | None
-    """Entry it was merged into."""
-    reason: str | None
-    operation_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One stay of an entry in the bank. There are several only where an id came back after it had left."""
-
-    versions: tuple[Version, ...]
-    refused: tuple[Refused, ...]
-    ending: Ending | None
-    """None while it is in the bank."""
+    def departure(self) -> str:
+        """Of one with which the entry left, how: as a phrase."""
+        how = {"merged": f"merged into {self.other}", "drop": "dropped", "evict": "evicted"}[self.kind]
+        return f"left the bank in round {self.round}: {how}{f' ({self.reason})' if self.reason else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +162,26 @@ class Story:
 
     entry_id: str
     family: str
-    lives: tuple[Life, ...]
-    refused: tuple[Refused, ...]
-    """What was asked of it while it was not in the bank."""
+    events: tuple[Event, ...]
+    """The oldest first."""
     known_until: int
     """Newest round whose bank is published."""
 
     @property
-    def versions(self) -> tuple[Version, ...]:
-        """Every version, the oldest first."""
-        return tuple(version for life in self.lives for version in life.versions)
+    def versions(self) -> tuple[Event, ...]:
+        """The events that made a version, the oldest first."""
+        return tuple(event for event in self.events if event.kind in MADE)
+
+    @property
+    def refused(self) -> tuple[Event, ...]:
+        """Changes that were asked for and not made."""
+        return tuple(event for event in self.events if event.kind == "rejected")
+
+    @property
+    def ending(self) -> Event | None:
+        """How it left the bank; None while it is there, and for an entry that never came."""
+        moves = [event for event in self.events if event.kind in MADE + LEFT]
+        return moves[-1] if moves and moves[-1].kind in LEFT else None
 
     @property
     def uses(self) -> tuple[Use, ...]:
@@ -199,15 +191,23 @@ class Story:
     @property
     def fate(self) -> str:
         """What became of it, as a phrase."""
-        ending = self.lives[-1].ending if self.lives else None
-        if not self.lives:
+        if not self.versions:
             return "it never came into the bank"
-        return f"in the bank after round {self.known_until}" if ending is None else told_ending(ending)
+        return self.ending.departure if self.ending else f"in the bank after round {self.known_until}"
 
     def plain(self) -> dict[str, Any]:
         """As plain data for JSON; with the sums that people ask for."""
         plain: dict[str, Any] = _plain(self)
         return plain
+
+    def history(self) -> list[dict[str, Any]]:
+        """The events in short as plain data for JSON: what was asked, what the text was and became, how it did."""
+        names = ("round", "event_id", "kind", "version", "operation_id", "before", "note", "mean_outcome")
+        return [
+            {name: getattr(event, name) for name in names}
+            | {"after": event.text, "output": event.writing and event.writing.output, "uses": len(event.uses)}
+            for event in self.events
+        ]
 
 
 def told_reason(reason: str, repeats: str | None) -> str:
@@ -215,18 +215,22 @@ def told_reason(reason: str, repeats: str | None) -> str:
     return reason if repeats is None or reason == "unchanged" else f"{reason} of {repeats}"
 
 
-def told_ending(ending: Ending) -> str:
-    """How an entry left, as a phrase."""
-    if ending.kind == "merge":
-        return f"left the bank in round {ending.round}: merged into {ending.into}"
-    how = {"drop": "dropped", "evict": "evicted"}.get(ending.kind, ending.kind)
-    return f"left the bank in round {ending.round}: {how}" + (f" ({ending.reason})" if ending.reason else "")
-
-
 def mean(values: Iterable[float | None]) -> float | None:
     """Mean of what is there; None where nothing is."""
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
+
+
+def story_of(plain: dict[str, Any]) -> Story:
+    """The inverse of :meth:`Story.plain`: the story of an imported entry comes out of another experiment's JSON."""
+    return _adapter().validate_python(plain)
+
+
+@cache
+def _adapter() -> TypeAdapter[Story]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Story)
 
 
 def _plain(value: Any) -> Any:
@@ -237,43 +241,6 @@ def _plain(value: Any) -> Any:
     fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Story):
         fields |= {"fate": value.fate, "uses": len(value.uses), "mean_outcome": mean(u.outcome for u in value.uses)}
-    if isinstance(value, Version):
+    if isinstance(value, Event):
         fields |= {"mean_outcome": value.mean_outcome, "guided_minus_free": value.guided_minus_free}
     return fields
-
-
-def story_of(plain: dict[str, Any]) -> Story:
-    """The inverse of :meth:`Story.plain`: the story of an imported entry comes out of another experiment's JSON."""
-    lives = tuple(
-        Life(
-            versions=tuple(_version_of(each) for each in life["versions"]),
-            refused=tuple(_refused_of(each) for each in life["refused"]),
-            ending=None if life["ending"] is None else Ending(**life["ending"]),
-        )
-        for life in plain["lives"]
-    )
-    refused = tuple(_refused_of(each) for each in plain["refused"])
-    return Story(plain["entry_id"], plain["family"], lives, refused, plain["known_until"])
-
-
-def _version_of(plain: dict[str, Any]) -> Version:
-    own = {field.name: plain[field.name] for field in dataclasses.fields(Version)}
-    own |= {
-        "parents": tuple(story_of(each) for each in plain["parents"]),
-        "episodes": tuple(SourceEpisode(**each) for each in plain["episodes"]),
-        "writing": _writing_of(plain["writing"]),
-        "imported": None if plain["imported"] is None else Import(**plain["imported"]),
-        "uses": tuple(Use(**each) for each in plain["uses"]),
-        "evaluations": tuple(EvaluationUse(**each) for each in plain["evaluations"]),
-        "kept": tuple(Kept(**each) for each in plain["kept"]),
-    }
-    return Version(**own)
-
-
-def _refused_of(plain: dict[str, Any]) -> Refused:
-    return Refused(**{**plain, "writing": _writing_of(plain["writing"])})
-
-
-def _writing_of(plain: dict[str, Any] | None) -> Writing | None:
-    # An experiment of an earlier version did not say what was pruned.
-    return None if plain is None else Writing(**{"pruned": False, **plain})

@@ -6,10 +6,10 @@ for a terminal: `round_tables.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from crl.report.rates import NONE, Rate
 from crl.report.views import reading
@@ -17,6 +17,7 @@ from crl.report.views import reading
 if TYPE_CHECKING:
     import duckdb
 
+R = TypeVar("R")
 
 # No bank is put together here: where a file of one is gone, its round has no figures of it.
 _VIEWS = frozenset(
@@ -122,6 +123,13 @@ class _Figures:
         def fetch(sql: str) -> list[tuple[Any, ...]]:
             return connection.execute(sql).fetchall()
 
+        def nested(sql: str, value: Callable[[Any], R]) -> dict[Any, dict[str, R]]:
+            """What a query gives for a round and a name, by both."""
+            found: dict[Any, dict[str, R]] = {}
+            for number, name, each in fetch(sql):
+                found.setdefault(number, {})[str(name)] = value(each)
+            return found
+
         self._success: dict[tuple[Any, Any, Any], Rate] = {}
         self._costs: dict[Any, dict[str, Cost]] = {}
         for number, stage, arm, won, games, *took in fetch(
@@ -159,11 +167,11 @@ class _Figures:
                 "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
             )
         }
-        self._operations: dict[Any, dict[str, int]] = {}
-        for number, kind, count in fetch(
-            "SELECT round, kind, count(*) FROM operations WHERE stage IN ('distill', 'merge') GROUP BY ALL ORDER BY ALL"
-        ):
-            self._operations.setdefault(number, {})[str(kind)] = _whole(count)
+        self._operations = nested(
+            "SELECT round, kind, count(*) FROM operations WHERE stage IN ('distill', 'merge') "
+            "GROUP BY ALL ORDER BY ALL",
+            _whole,
+        )
         self._outputs = {
             row[0]: (_whole(row[1]), _whole(row[2]))
             for row in fetch(
@@ -171,34 +179,22 @@ class _Figures:
                 "WHERE stage IN ('distill', 'merge') GROUP BY round"
             )
         }
-        self._reasons: dict[Any, dict[str, int]] = {}
-        for number, reason, count in fetch(
-            "SELECT round, reason_code, count(*) AS count FROM distillations "
-            "WHERE stage IN ('distill', 'merge') AND verdict = 'malformed' "
-            "GROUP BY ALL ORDER BY count DESC, reason_code"
-        ):
-            self._reasons.setdefault(number, {})[str(reason)] = _whole(count)
-        self._updates = {
-            (number, role): _whole(updates)
-            for number, role, updates in fetch("SELECT round, role, max(updates) FROM weights GROUP BY ALL")
-        }
-        self._changes: dict[Any, dict[str, int]] = {}
-        for number, kind, count in fetch("SELECT round, kind, count(*) FROM bank_events GROUP BY ALL ORDER BY ALL"):
-            self._changes.setdefault(number, {})[str(kind)] = _whole(count)
-        self._clipped: dict[Any, dict[str, float]] = {}
-        for number, stage, share in fetch(
-            "SELECT round, stage, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
-            "AND stage LIKE 'update\\_%' ESCAPE '\\' GROUP BY ALL ORDER BY ALL"
-        ):
-            self._clipped.setdefault(number, {})[str(stage).removeprefix("update_")] = float(share)
-        self._health: dict[Any, dict[str, float]] = {}
-        for number, name, value in fetch("SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL"):
-            self._health.setdefault(number, {})[str(name)] = float(value)
-        self._seconds: dict[Any, dict[str, float]] = {}
-        for number, stage, seconds in fetch(
-            "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage"
-        ):
-            self._seconds.setdefault(number, {})[str(stage)] = float(seconds)
+        self._reasons = nested(
+            "SELECT round, reason_code, count(*) AS count FROM distillations WHERE stage IN ('distill', 'merge') "
+            "AND verdict = 'malformed' GROUP BY ALL ORDER BY count DESC, reason_code",
+            _whole,
+        )
+        self._updates = nested("SELECT round, role, max(updates) FROM weights GROUP BY ALL", _whole)
+        self._changes = nested("SELECT round, kind, count(*) FROM bank_events GROUP BY ALL ORDER BY ALL", _whole)
+        self._clipped = nested(
+            "SELECT round, stage[8:] AS role, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
+            "AND starts_with(stage, 'update_') GROUP BY ALL ORDER BY ALL",
+            float,
+        )
+        self._health = nested("SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL", float)
+        self._seconds = nested(
+            "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage", float
+        )
         self._alarms: dict[Any, list[str]] = {}
         for number, stage, name, value, alarm in fetch(
             "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
@@ -227,8 +223,8 @@ class _Figures:
             left=moved.get("left", {}),
             rewritten=sum(moved.get("rewritten", {}).values()),
             malformed_by=self._reasons.get(number, {}),
-            extractor_updates=self._updates.get((number, "extractor")),
-            actor_updates=self._updates.get((number, "actor")),
+            extractor_updates=self._updates.get(number, {}).get("extractor"),
+            actor_updates=self._updates.get(number, {}).get("actor"),
             changes=self._changes.get(number, {}),
             costs=self._costs.get(number, {}),
             timings=self._timings.get(number, {}),

@@ -81,7 +81,9 @@ class Tables:
             else:
                 conditions.append(f'"{name}" IN (SELECT value FROM among_{name})')
         selected = ", ".join(f'"{name}"' for name in columns)
-        sql = f"SELECT {selected} FROM read_parquet($files) WHERE {' AND '.join(conditions)}"
+        # Read by several threads: without an order, rows of a later file may come first.
+        order = "ORDER BY file_index, file_row_number"
+        sql = f"SELECT {selected} FROM read_parquet($files) WHERE {' AND '.join(conditions)} {order}"
         try:
             rows = self._connection.execute(sql, {"files": [_literally(file) for file in files]}).fetchall()
         except duckdb.Error as error:

@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +33,13 @@ from crl.records import (
     Weights,
 )
 from crl.report.bank import banked_round
-from crl.report.story import (
-    Ending,
-    EvaluationUse,
-    Import,
-    Kept,
-    Life,
-    Refused,
-    SourceEpisode,
-    Story,
-    Use,
-    Version,
-    Writing,
-)
+from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpisode, Story, Use, Writing
 from crl.report.tables import Tables
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 from crl.run.prunelog import pruned
 
-BEGINS = ("add", "merge", "import")
-"""Events that bring an entry into the bank."""
+_CHANGES_NOTHING = ("rejected", "keep")
 _INDEX = re.compile(r"(\d+)$")
 Moment = tuple[int, int]
 """Round, and position among the events of the round."""
@@ -69,7 +56,7 @@ def why(run_path: Path, entry_id: str, *, until: int | None = None) -> Story:
         run = RunDirectory.open(run_path)
         banked_round(run, recipe_of(run.method), until)
     story = stories(run_path, [entry_id], until=until)[entry_id]
-    if not story.lives and not story.refused:
+    if not story.events:
         raise _unknown(run_path, entry_id, until)
     return story
 
@@ -97,77 +84,76 @@ class _Facts:
 
     def story(self, entry_id: str, until: Moment | None = None) -> Story:
         """What became of an entry, up to and including a moment (None: up to now)."""
-        lives: list[Life] = []
-        versions: list[Version] = []
-        refused: list[Refused] = []
-        outside: list[Refused] = []
-        alive, family = False, ""
         listed = [event for event in self._events.get(entry_id, []) if until is None or event["moment"] <= until]
-        for event in listed:
-            family = family or event["family"] or ""
-            ending = _ending(event, entry_id)
-            if event["kind"] == "rejected":
-                (refused if alive else outside).append(self._refused(event))
-            elif ending is not None:
-                lives.append(Life(tuple(versions), tuple(refused), ending))
-                versions, refused, alive = [], [], False
-            elif event["kind"] in (*BEGINS, "update"):
-                alive = True
-                versions.append(self._version(event, 1 + len(versions), _next_moment(listed, event), until))
-        if alive:
-            lives.append(Life(tuple(versions), tuple(refused), None))
-        return Story(entry_id, family, tuple(lives), tuple(outside), self._known_until)
+        events: list[Event] = []
+        version: int | None = None
+        text: str | None = None
+        for place, row in enumerate(listed):
+            kind = row["kind"] if row["entry_id"] == entry_id else "merged"
+            if kind in MADE:
+                version = 1 + (version or 0) if kind == "update" else 1
+                before = text if kind == "update" else None
+                end = next(
+                    (each["moment"] for each in listed[place + 1 :] if each["kind"] not in _CHANGES_NOTHING), None
+                )
+                events.append(self._made(row, version, before, end))
+                text = events[-1].text
+                continue
+            operation = self._operations.get(row["operation_id"] or "") if kind == "rejected" else None
+            events.append(
+                Event(
+                    round=row["round"],
+                    event_id=row["event_id"],
+                    kind=kind,
+                    version=version,
+                    operation_id=operation["operation_id"] if operation else row["operation_id"],
+                    before=text,
+                    text=text if kind == "keep" else operation["text"] if operation else None,
+                    asked=operation["kind"] if operation else "operation" if kind == "rejected" else None,
+                    reason=row.get("reason"),
+                    other=row["entry_id"] if kind == "merged" else row.get("repeats"),
+                    writing=self._writing(operation),
+                )
+            )
+            if kind in LEFT:
+                version = text = None
+        family = next((row["family"] for row in listed if row["family"]), "")
+        return Story(entry_id, family, tuple(events), self._known_until)
 
-    def _version(self, event: dict[str, Any], number: int, next_moment: Moment | None, until: Moment | None) -> Version:
-        entry_id, operation = event["entry_id"], self._operations.get(event["operation_id"] or "")
-        moment, digest = event["moment"], event["after_digest"]
+    def _made(self, row: dict[str, Any], version: int, before: str | None, end: Moment | None) -> Event:
+        """The event that made a version, which was in the bank until the moment `end`; None: it is."""
+        entry_id, operation = row["entry_id"], self._operations.get(row["operation_id"] or "")
+        moment, digest = row["moment"], row["after_digest"]
         # A bank holds this version from its round on, up to the round before the one that wrote the next.
-        first, last = moment[0], self._known_until + 1 if next_moment is None else next_moment[0] - 1
-        imported = self._imports.get(entry_id) if event["kind"] == "import" else None
+        first, last = moment[0], self._known_until + 1 if end is None else end[0] - 1
+        imported = self._imports.get(entry_id) if row["kind"] == "import" else None
         text = operation["text"] if operation is not None else self._texts.get(digest)
-        if text is None or (imported is None and event["kind"] == "import"):
+        if text is None or (imported is None and row["kind"] == "import"):
             raise RecordDamaged(
-                f"nothing in the record holds the text or the origin of {event['event_id']} ({event['kind']})",
+                f"nothing in the record holds the text or the origin of {row['event_id']} ({row['kind']})",
                 expected="the operation or the import behind every text",
                 where=f"round {moment[0]}, table bank_events",
                 next_step="run `crl verify` on the run",
             )
-        parents = event["parents"] if event["kind"] == "merge" else []
+        parents = row["parents"] if row["kind"] == "merge" else []
         episodes = operation["episode_ids"] if operation is not None else []
-        return Version(
-            version=number,
-            kind=event["kind"],
+        uses = self._uses.get(entry_id, [])
+        return Event(
             round=moment[0],
-            event_id=event["event_id"],
+            event_id=row["event_id"],
+            kind=row["kind"],
+            version=version,
+            operation_id=operation["operation_id"] if operation else None,
+            before=before,
             text=text,
+            writing=self._writing(operation),
             content_digest=digest,
             embedder_cut=bool(operation["embedder_cut"] if operation is not None else self._cuts.get(digest)),
             parents=tuple(self.story(parent, moment) for parent in parents if parent != entry_id),
-            episodes=tuple(self._sources.get(each, SourceEpisode(each, None, None, None)) for each in episodes),
-            writing=self._writing(operation),
+            episodes=tuple(self._sources.get(each, SourceEpisode(each)) for each in episodes),
             imported=imported,
-            uses=tuple(
-                use for bank, shown, use in self._uses.get(entry_id, []) if first <= bank <= last and shown == digest
-            ),
+            uses=tuple(use for bank, shown, use in uses if first <= bank <= last and shown == digest),
             evaluations=tuple(use for use in self._evaluations.get(entry_id, []) if first <= use.round <= last),
-            kept=tuple(
-                Kept(each["round"], each["event_id"], each["operation_id"])
-                for each in self._events[entry_id]
-                if each["kind"] == "keep" and moment < each["moment"] and (until is None or each["moment"] <= until)
-                if next_moment is None or each["moment"] < next_moment
-            ),
-        )
-
-    def _refused(self, event: dict[str, Any]) -> Refused:
-        operation = self._operations.get(event["operation_id"] or "")
-        return Refused(
-            round=event["round"],
-            event_id=event["event_id"],
-            asked=operation["kind"] if operation else "operation",
-            text=operation["text"] if operation else None,
-            reason=event["reason"] or "",
-            repeats=event["repeats"],
-            writing=self._writing(operation),
         )
 
     def _writing(self, operation: dict[str, Any] | None) -> Writing | None:
@@ -189,20 +175,10 @@ class _Facts:
 
     def _events_of(self, tables: Tables, family: set[str], merges: Rows) -> dict[str, Rows]:
         """Events by the entry they concern, in order; a merge concerns its parents too."""
-        columns = [
-            "event_id",
-            "round",
-            "kind",
-            "entry_id",
-            "family",
-            "operation_id",
-            "after_digest",
-            "parents",
-            "reason",
-            "repeats",
-        ]
+        names = "event_id round kind entry_id family operation_id after_digest parents reason repeats"
+        kinds = ", ".join(f"'{kind}'" for kind in (*MADE, *LEFT, *_CHANGES_NOTHING))
         found: dict[str, Rows] = defaultdict(list)
-        for event in tables.select(BankEvent, columns, among={"entry_id": family}):
+        for event in tables.select(BankEvent, names.split(), among={"entry_id": family}, where=f"kind IN ({kinds})"):
             found[event["entry_id"]].append({**event, "moment": _moment(event)})
         for merge in merges:
             for parent in merge["parents"]:
@@ -305,34 +281,6 @@ def _with_ancestors(entry_ids: Iterable[str], merges: Rows) -> set[str]:
             found.add(entry_id)
             waiting += parents[entry_id]
     return found
-
-
-def _ending(event: Mapping[str, Any], entry_id: str) -> Ending | None:
-    """How the event ends the entry's stay in the bank; None where it does not."""
-    merged_away = event["kind"] == "merge" and event["entry_id"] != entry_id
-    if not merged_away and event["kind"] not in ("drop", "evict"):
-        return None
-    return Ending(
-        round=event["round"],
-        event_id=event["event_id"],
-        kind=event["kind"],
-        into=event["entry_id"] if merged_away else None,
-        reason=event.get("reason"),
-        operation_id=event["operation_id"],
-    )
-
-
-def _next_moment(listed: Rows, event: Mapping[str, Any]) -> Moment | None:
-    """When the text of an event was replaced, or its entry left; None while it stands."""
-    for later in _after(listed, event):
-        if later["kind"] not in ("rejected", "keep"):
-            moment: Moment = later["moment"]
-            return moment
-    return None
-
-
-def _after(listed: Rows, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    return (later for later in listed if later["moment"] > event["moment"])
 
 
 def _moment(event: Mapping[str, Any]) -> Moment:

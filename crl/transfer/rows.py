@@ -14,7 +14,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from crl.records.base import Row, schema_of
-from crl.report.story import Story, Version
+from crl.report.story import Event, Story
 from crl.run.imports import EMBEDDING
 
 
@@ -107,6 +107,7 @@ def lineage_of(stories: Iterable[Story], seen: set[str]) -> tuple[list[LineageRo
     """The stories as rows: every version of every entry and of its ancestors, each once: `seen` keeps what was told."""
     versions, uses = [], []
     for story, version in _versions(stories, seen):
+        assert version.version is not None
         versions.append(_lineage_row(story, version))
         uses += [
             UseRow(
@@ -130,7 +131,7 @@ def story_json(story: Story) -> str:
     return json.dumps(story.plain(), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-def _versions(stories: Iterable[Story], seen: set[str]) -> Iterator[tuple[Story, Version]]:
+def _versions(stories: Iterable[Story], seen: set[str]) -> Iterator[tuple[Story, Event]]:
     for story in stories:
         for version in story.versions:
             if version.event_id + story.entry_id in seen:
@@ -140,8 +141,9 @@ def _versions(stories: Iterable[Story], seen: set[str]) -> Iterator[tuple[Story,
             yield story, version
 
 
-def _lineage_row(story: Story, version: Version) -> LineageRow:
+def _lineage_row(story: Story, version: Event) -> LineageRow:
     writing = version.writing
+    assert version.version is not None and version.text is not None and version.content_digest is not None
     return LineageRow(
         entry_id=story.entry_id,
         family=story.family,

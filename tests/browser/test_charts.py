@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, picture
+from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart
 from tests.browser.opened import Opened
 
 LONG = "self-distillation of guided wins that beat the mean of the free games of their group"
 """As long as the title of an arm may well be."""
 
 FAULTS = """() => [...document.querySelectorAll('svg')].flatMap((svg) => {
-  const box = svg.viewBox.baseVal, found = [];
+  const box = svg.getBoundingClientRect(), found = [];
   const texts = [...svg.querySelectorAll('text')].filter((each) => each.textContent.trim());
-  const boxes = texts.map((each) => each.getBBox());
+  const boxes = texts.map((each) => each.getBoundingClientRect());
   boxes.forEach((one, place) => {
     const name = texts[place].textContent;
     if (one.x < box.x - 0.5 || one.y < box.y - 0.5 || one.x + one.width > box.x + box.width + 0.5
@@ -50,7 +53,7 @@ def awkward() -> list[Chart]:
         line_chart("success on held-out seeds", many, share=True, top=1.0),
         line_chart(f"a title that says a lot: {LONG}", [Line("one", 0, points(1, 2))]),
         line_chart("tokens", [Line("read", 0, points(1_234_567, 9_876_543))]),
-        line_chart("entries", [Line("entries", 0, points(3, 1_000_000))], count=True),
+        line_chart("entries", [Line("entries", 0, points(3, 1_000_000))]),
         line_chart("small", [Line("loss", 0, points(0.000012, 0.000034))]),
         line_chart("late", [Line("success", 0, late)], share=True),
         bar_chart("what became of operations", kinds, [Bar(1, [1_000_000.0] * 8, "1")]),
@@ -76,18 +79,19 @@ def test_no_word_of_an_awkward_chart_is_cut_off_or_covered(browser: Any, place: 
 def test_no_word_of_a_picture_that_stands_alone_is_cut_off(browser: Any) -> None:
     page = browser.new_page()
     lines = [Line(LONG, 0, points(0.1, 0.2)), Line("free", 1, points(0.1, 0.2)), Line("random policy", 4, points(0, 0))]
-    page.set_content(picture("success in training", lines, top=1.0, share=True))
+    page.set_content(line_chart("success in training", lines, top=1.0, share=True).picture())
     assert page.evaluate(FAULTS) == []
     page.close()
 
 
 def test_a_line_is_seen_where_another_lies_on_it(browser: Any) -> None:
-    """Two lines with the same values: each has pixels of its own colour."""
+    """Two lines with the same values: each has pixels of its own color."""
     page = browser.new_page()
     same = points(0.5, 0.5, 0.5, 0.5)
-    page.set_content(picture("success", [Line("guided", 0, same), Line("free", 1, same)], top=1.0, share=True))
+    chart = line_chart("success", [Line("guided", 0, same), Line("free", 1, same)], top=1.0, share=True)
+    page.set_content(chart.picture())
     drawn = page.evaluate(
-        """() => [...document.querySelectorAll('polyline')].map((line) => {
+        """() => [...document.querySelectorAll('.line > path')].map((line) => {
           const style = getComputedStyle(line);
           return [style.strokeDasharray, style.stroke];
         })"""
@@ -95,3 +99,40 @@ def test_a_line_is_seen_where_another_lies_on_it(browser: Any) -> None:
     assert len({dash for dash, _ in drawn}) == 2 and len({stroke for _, stroke in drawn}) == 2
     assert drawn[0][0] == "none", "the lower one is whole, the upper one has gaps"
     page.close()
+
+
+def test_a_chart_is_seen_in_the_light_and_in_the_dark(browser: Any) -> None:
+    """The picture that stands alone, as others embed it: bright words on a dark ground, and the other way round."""
+    picture = line_chart("success", [Line("guided", 0, points(0.5, 0.5))], top=1.0, share=True).picture()
+    encoded = base64.b64encode(picture.encode()).decode()
+    found = {}
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        page.set_content(f'<body style="margin: 0"><img alt="" src="data:image/svg+xml;base64,{encoded}">')
+        pixels = Image.open(io.BytesIO(page.screenshot(clip={"x": 0, "y": 0, "width": 400, "height": 240}))).convert(
+            "L"
+        )
+        found[scheme] = (pixels.getpixel((2, 2)), pixels.getextrema())
+        page.close()
+    assert found["light"][0] > 200 and found["light"][1][0] < 80
+    assert found["dark"][0] < 60 and found["dark"][1][1] > 200
+
+
+def test_each_mark_says_its_value_and_words_stay_words(browser: Any) -> None:
+    hostile = '_<script>alert(1)</script> $x^2$ </svg> & "quoted"'
+    lines = line_chart(hostile, [Line(hostile, 0, points(1, 2)), Line("_two", 1, points(3, 4))])
+    bars = bar_chart(hostile, [("add", 0), (hostile, 1)], [Bar(1, [2, 0], "1"), Bar(2, [1, 3], "2")])
+    page = browser.new_page()
+    page.set_content(f"<div id=lines>{lines.svg}</div><div id=bars>{bars.svg}</div>")
+    said = "(place) => [...document.querySelectorAll(place + ' title')].map((each) => each.textContent)"
+    assert page.evaluate(said, "#lines") == [f"0: {hostile} 1", f"1: {hostile} 2", "0: _two 3", "1: _two 4"]
+    assert page.evaluate(said, "#bars") == ["1: add 2", "2: add 1", f"2: {hostile} 3"]
+    assert page.locator("script").count() == 0 and page.locator("svg").count() == 2
+    text = " ".join(page.locator("#lines text").all_text_contents())
+    assert text.count("alert(1)") == 2 and "$x^2$" in text and "_two 4" in text
+    assert page.locator("#bars svg").get_attribute("aria-label") == f"{hostile}: add, {hostile}"
+    page.close()
+
+
+def test_equal_figures_give_equal_bytes() -> None:
+    assert [chart.svg for chart in awkward()] == [chart.svg for chart in awkward()]

@@ -23,10 +23,10 @@ from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL
 from prefect.states import AwaitingRetry, Crashed, Running
 
-from crl.engine.approvals import awaited, decide
 from crl.engine.driver import Driver
 from crl.engine.targets import last_runtime
 from crl.errors import ApprovalPending
+from crl.recipes.approvals import awaited, decide
 from crl.report.views import query
 from crl.run.directory import RunDirectory
 from flows.approval import WAITING_NAME

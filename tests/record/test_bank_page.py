@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from crl.cli import main
-from crl.report.bank import Sort, snapshot
+from crl.report.bank import snapshot
+from crl.report.sorting import Sort
 from tests.tiny_run import CONFIG, ROOT, ROUNDS
 
 PAGE = (ROOT / "docs/bank.md").read_text(encoding="utf-8")

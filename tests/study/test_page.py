@@ -58,7 +58,7 @@ def test_numbers_of_tables_and_curves_are_those_of_study_json(show: Callable[...
         ("success without bank", "baseline", baseline.without_bank),
     ):
         assert page.column(chart, heading) == told(success.curve), (chart, heading)
-    assert page.page.locator("svg polyline").count() == 4 and page.page.locator("svg polygon.band").count() == 4
+    assert page.page.locator("svg .line").count() == 4 and page.page.locator("svg .band").count() == 4
 
 
 def test_it_says_which_seeds_were_tuned_on_and_links_to_every_run(

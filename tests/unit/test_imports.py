@@ -95,7 +95,7 @@ def loaded_after(statement: str) -> set[str]:
         HELP.format(["--help"]),
         HELP.format(["train", "--help"]),
         "import crl.report.views, crl.report.summary, crl.report.bank, crl.run.directory",
-        "import crl.report.diff, crl.engine.approvals, crl.recipes.complementary.round",
+        "import crl.report.diff, crl.recipes.approvals, crl.recipes.complementary.round",
     ],
 )
 def test_start_up_is_light(statement: str) -> None:

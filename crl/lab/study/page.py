@@ -17,7 +17,7 @@ from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import ArmResult, StudyResult
 from crl.lab.study.statistics import Interval
 from crl.lab.study.table import interval_text, notes, seed_words, tables
-from crl.report.charts import Chart, Line, Point, line_chart, nice_top
+from crl.report.charts import Chart, Line, Point, line_chart
 from crl.report.page import REPORT, Inline, environment
 from crl.run.files import write_atomically
 
@@ -58,7 +58,7 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
         environment()
         .get_template("study.html")
         .render(
-            style=Inline("style.css"),
+            style=Inline("chart.css", "style.css"),
             result=result,
             seed_words=seed_words(result),
             groups=chart_groups(result),
@@ -93,7 +93,7 @@ def _charts(arms: Sequence[ArmResult]) -> list[Chart]:
         if success is not None
         for each in success.curve.values()
     )
-    top = min(1.0, nice_top(highest))
+    top = min(1.0, 1.05 * highest) or 1.0
     charts = []
     for title, bank in (("success with bank", True), ("success without bank", False)):
         lines = []

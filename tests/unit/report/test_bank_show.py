@@ -10,9 +10,10 @@ import pytest
 
 from crl.errors import BadInput
 from crl.policies.embedders import LexicalEmbedder
-from crl.report.bank import BankAfter, Sort, snapshot
-from crl.report.net_diff import net_diff
+from crl.report.bank import BankAfter, snapshot
+from crl.report.diff import net_diff
 from crl.report.search import search, search_words
+from crl.report.sorting import Sort
 from crl.report.views import query
 from crl.run.directory import RunDirectory
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
@@ -119,14 +120,14 @@ def test_words_are_whole_and_rare_ones_weigh_more(told: Told) -> None:
 def test_the_difference_of_two_rounds_is_net_and_gives_reasons(told: Told) -> None:
     diff = net_diff(told.path, 1, 5)
     assert (diff.size_before, diff.size_after) == (4, 2)
-    assert [(each.entry_id, each.after, each.how) for each in diff.of("added")] == [
+    assert [(each.entry_id, each.after, each.reason) for each in diff.of("added")] == [
         (told.merged, "left, or wait", f"merge of {told.c}, {told.d} in round 4"),
     ]
     assert [(each.entry_id, each.before, each.after, each.version_after) for each in diff.of("updated")] == [
         (told.b, "go right", "go right twice", 2)
     ]
     # `d` came and went in between: it is in neither bank.
-    assert [(each.entry_id, each.before, each.how) for each in diff.of("removed")] == [
+    assert [(each.entry_id, each.before, each.reason) for each in diff.of("removed")] == [
         (told.a, "go left at the lake", "evicted in round 3 (capacity_fifo)"),
         (told.c, "wait for the ice", f"merged into {told.merged} in round 4"),
         (told.pond, "swim", "dropped in round 5"),
@@ -147,4 +148,4 @@ def _agrees_with_snapshots(path: Path, first: int, last: int) -> None:
     assert {each.entry_id: (each.before, each.after) for each in diff.of("updated")} == {
         name: (old[name], new[name]) for name in old if name in new and old[name] != new[name]
     }
-    assert all(each.how for each in diff.changes)
+    assert all(each.reason for each in diff.changes)

@@ -12,11 +12,10 @@ from rich.console import Console
 
 from crl.errors import BadInput
 from crl.report.bank import snapshot
-from crl.report.entry_history import history, history_listing, word_diff
-from crl.report.story import Story, story_of
+from crl.report.story import LEFT, Story, story_of
+from crl.report.story_view import history_listing, story_tree, word_diff
 from crl.report.views import query
 from crl.report.why import stories, why
-from crl.report.why_tree import why_tree
 from crl.run.prunelog import PRUNED, Pruned, note_pruned
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
@@ -64,7 +63,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 def printed(story: Story, *, full: bool = False) -> str:
     out = Console(file=io.StringIO(), width=240)
-    out.print(why_tree(story, full=full))
+    out.print(story_tree(story, full=full))
     return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -97,12 +96,12 @@ def test_an_entry_merged_twice_and_updated_three_times_tells_the_whole_story(tol
     assert [[(use.round, use.success) for use in v.evaluations] for v in story.versions] == [
         [], [], [], [(10, True), (10, False), (11, True)],
     ]  # fmt: skip
-    assert [[kept.round for kept in v.kept] for v in story.versions] == [[], [], [], [10]]
+    assert [(kept.round, kept.version) for kept in story.events if kept.kind == "keep"] == [(10, 4)]
     inner, waiting = story.versions[0].parents
     assert (inner.entry_id, waiting.entry_id) == (told.inner, told.c)
     assert inner.fate == f"left the bank in round 6: merged into {told.merged}"
     assert [v.text for v in inner.versions] == ["left or right", "left, then right", "right, then left"]
-    assert [(r.round, r.asked, r.text, r.reason, r.repeats) for r in inner.lives[0].refused] == [
+    assert [(r.round, r.asked, r.text, r.reason, r.other) for r in inner.refused] == [
         (5, "update", "wait", "duplicate", told.c),
         (5, "update", "left, then right", "unchanged", told.inner),
     ]
@@ -138,7 +137,7 @@ def test_the_tree_says_all_of_it(told: Told) -> None:
                 assert f"{source.episode_id} ({'won' if source.success else 'lost'})" in text
             for use in version.uses:
                 assert f"{use.episode_id}: {'won' if use.success else 'lost'}, similarity 0.50" in text
-        for refused in each.lives[0].refused:
+        for refused in each.refused:
             assert f"refused in round {refused.round}: {refused.asked}: {refused.reason}" in text
             assert f"wanted: {refused.text}" in text
     assert "used in 3 episodes, credit +0.33, guided minus free +0.33" in text
@@ -183,19 +182,21 @@ def test_as_it_stood_after_an_earlier_round(told: Told) -> None:
 
 
 def test_history_tells_one_line_an_event(told: Told) -> None:
-    happenings = history(why(told.path, told.inner))
-    assert [(each.round, each.kind, each.version) for each in happenings] == [
+    story = why(told.path, told.inner)
+    happenings = story.history()
+    assert [(each["round"], each["kind"], each["version"]) for each in happenings] == [
         (3, "merge", 1), (4, "update", 2), (5, "rejected", 2), (5, "rejected", 2), (5, "update", 3), (6, "merged", 3),
     ]  # fmt: skip
-    assert happenings[1].before == "left or right" and happenings[1].after == "left, then right"
-    assert happenings[1].output == "UPDATE: left, then right" and happenings[1].operation_id == "d-r0004-0-o0"
-    assert (happenings[0].uses, happenings[0].mean_outcome) == (1, 1.0)
-    assert happenings[2].note == f"update: duplicate of {told.c}" and happenings[2].after == "wait"
-    assert happenings[-1].note == f"into {told.merged}"
-    kinds = [each.kind for each in history(why(told.path, told.merged))]
+    made, rewritten, refused, *_, left = happenings
+    assert rewritten["before"] == "left or right" and rewritten["after"] == "left, then right"
+    assert rewritten["output"] == "UPDATE: left, then right" and rewritten["operation_id"] == "d-r0004-0-o0"
+    assert (made["uses"], made["mean_outcome"]) == (1, 1.0)
+    assert refused["note"] == f"update: duplicate of {told.c}" and refused["after"] == "wait"
+    assert left["note"] == f"into {told.merged}" and (left["before"], left["after"]) == ("right, then left", None)
+    kinds = [each["kind"] for each in why(told.path, told.merged).history()]
     assert kinds == ["merge", "update", "update", "update", "keep"]
     out = Console(file=io.StringIO(), width=240)
-    out.print(history_listing(happenings).rendered(None))
+    out.print(history_listing(story).rendered(None))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "[-left-] {+left,+}" not in text and "[-left,-] {+right,+} then [-right-] {+left+}" in text
 
@@ -219,9 +220,6 @@ def test_it_says_which_checkpoints_were_pruned(told: Told) -> None:
     finally:
         (told.path / first).rmdir()
         (told.path / PRUNED).unlink()
-    plain = why(told.path, told.inner).plain()
-    del plain["lives"][0]["versions"][0]["writing"]["pruned"]
-    assert story_of(plain).versions[0].writing is not None, "an export of an earlier version is read"
 
 
 def test_a_word_diff_gives_both_texts_back() -> None:
@@ -246,17 +244,16 @@ def test_an_id_that_came_back_has_two_lives(tmp_path: Path) -> None:
         run.play(guided=[(first, True)])
         path = run.path
     story = why(path, first)
-    assert [[(v.version, v.kind, v.round, v.text) for v in life.versions] for life in story.lives] == [
-        [(1, "add", 1, "one"), (2, "update", 2, "one more")],
-        [(1, "add", 6, "one")],
-    ]
+    assert [(v.version, v.kind, v.round, v.text) for v in story.versions] == [
+        (1, "add", 1, "one"), (2, "update", 2, "one more"), (1, "add", 6, "one"),
+    ]  # fmt: skip
     assert [[use.round for use in v.uses] for v in story.versions] == [[2], [3], [7]]
-    assert story.lives[0].ending is not None and story.lives[0].ending.reason == "capacity_fifo"
-    assert [(each.round, each.reason) for each in story.refused] == [(4, "unknown_entry")]
+    assert [event.reason for event in story.events if event.kind in LEFT] == ["capacity_fifo"]
+    assert [(each.round, each.reason, each.version) for each in story.refused] == [(4, "unknown_entry", None)]
     text = printed(story)
     assert "left the bank in round 3: evicted (capacity_fifo)" in text and "came back in round 6" in text
     assert why(path, second).fate == "left the bank in round 5: dropped"
-    kinds = [each.kind for each in history(story)]
+    kinds = [each.kind for each in story.events]
     assert kinds == ["add", "update", "evict", "rejected", "add"]
     versions = query(path, f"SELECT version, written_round, used_round FROM lineage WHERE entry_id = '{first}'")[1]
     assert versions == [(1, 1, 2), (2, 2, 3), (1, 6, 7)]
@@ -269,7 +266,7 @@ def test_what_never_came_in_says_why_and_an_unknown_id_names_close_ones(tmp_path
         path = run.path
     story = why(path, refused)
     assert story.fate == "it never came into the bank"
-    assert story.refused[0].repeats == first
+    assert story.refused[0].other == first
     assert f"refused in round 1: add: duplicate of {first}" in printed(story)
     with pytest.raises(BadInput) as caught:
         why(path, f"{first}x")

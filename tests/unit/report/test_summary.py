@@ -51,7 +51,7 @@ def printed(summaries: list[RoundSummary], width: int) -> list[str]:
 def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -> None:
     summaries = summarise(build_run(tmp_path / "run"))
     lines = printed(summaries, 80)
-    assert "2 1/2 0/2 2/2 100 % [34–100] 0/2 0 % [0–66]" in lines, "one line a round, in 80 columns"
+    assert "2 1/2 50 % 0/2 0 % 2/2 100 % [34–100] 0/2 0 % [0–66]" in lines, "one line a round, in 80 columns"
     assert "0 base – – – 0/2 0 % [0–66]" in lines and "2 – – 1 update 1 0/1 1 –/1" in lines
     assert any("preparation" in line for line in notes(summaries))
     assert any("share_malformed" in line for line in notes(summaries))

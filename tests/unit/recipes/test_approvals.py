@@ -13,9 +13,9 @@ import pytest
 
 from crl.cli import main
 from crl.config import Runtime
-from crl.engine.approvals import PendingApproval, awaited, decide
 from crl.engine.driver import Driver
 from crl.errors import ApprovalPending, BadInput
+from crl.recipes.approvals import PendingApproval, awaited, decide
 from crl.report.views import query
 from crl.run.decisions import decision_path, load_decision, write_decision
 from crl.run.directory import RunDirectory
