@@ -43,7 +43,6 @@ from crl.engine.spread import Figures, PartOrder, PartOutcome, PartRunner, Sprea
 from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, StageFailed
-from crl.recipes.due import stages_due
 from crl.recipes.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
@@ -131,7 +130,7 @@ class Driver:
 
     def stages(self, round_number: int) -> tuple[str, ...]:
         """Names of the stages due in a round, in order."""
-        return tuple(stage.name for stage in stages_due(self.run, self.recipe, round_number))
+        return tuple(stage.name for stage in self.recipe.stages_of(self.run.method, round_number))
 
     def round_complete(self, round_number: int) -> bool:
         """Whether every stage due in the round is complete."""

@@ -58,9 +58,6 @@ def _problems(run: RunDirectory, recipe: Recipe) -> Iterator[Problem]:
         except RecordDamaged:
             bank = None
             continue
-        if not summaries:  # from before rounds stored changes
-            bank = None
-            continue
         if bank is not None:
             digest = _apply(bank, changes, digest)
         if summaries[0].base_round == number:

@@ -59,7 +59,7 @@ from crl.records import (
 
 BANK = Read("consolidate", -1)
 BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
-"""What publishes a bank; the whole of it (`BankEntry`) not in every round."""
+"""What publishes a bank; the whole of it (`BankEntry`) only where a base is due."""
 ACTOR = Read("update_actor", -1)
 EXTRACTOR = Read("update_extractor", -1)
 
@@ -133,7 +133,6 @@ HEALTH = Stage(
         Read("update_actor"), Read("update_extractor"), Read("health", -1),
     ),
     writes=(Metric,),
-    observes=True,
 )  # fmt: skip
 EVALUATE = Stage(
     name="evaluate",

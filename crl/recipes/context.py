@@ -86,7 +86,7 @@ class StageContext:
     def table(self, row_type: type[Row], stage: str, offset: int = 0) -> pa.Table:
         """As :meth:`rows`, as an Arrow table: for a few columns of many rows."""
         resolved = self._resolve(stage, offset)
-        if resolved is None or self._made_before(*resolved):
+        if resolved is None:
             return schema_of(row_type).empty_table()
         self.inputs.add(resolved)
         return self._reader.read(*resolved, row_type)
@@ -122,11 +122,6 @@ class StageContext:
         if not any(read.stage == stage and read.offset == offset for read in self.stage.reads):
             raise AssertionError(f"stage {self.stage.name} reads {stage} at {offset} without declaring it")
         return self.recipe.resolve(self.method, self.round, stage, offset)
-
-    def _made_before(self, round_number: int, stage: str) -> bool:
-        """Whether a stage that only observes is lacking because its round was made before the stage existed."""
-        observes = any(each.name == stage and each.observes for each in self.recipe.stages)
-        return observes and not (self.run_path / "rounds" / key_of(round_number, stage)).is_dir()
 
     def digests(self) -> dict[str, str]:
         """Digest of every stage that was read so far, by `0007/distill`."""

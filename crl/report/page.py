@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from crl.engine.approvals import awaited
 from crl.errors import CrlError, RunDirectoryUnusable
-from crl.report.checks import StageChecks, rules_of
+from crl.report.checks import rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
@@ -214,12 +214,8 @@ def _stages(listed: Sequence[RoundSummary]) -> list[str]:
 
 
 def _rules(stages: Any) -> Mapping[str, list[str]]:
-    suites = (suite.table for checks in stages for suite in _suites(checks))
+    suites = (suite.table for checks in stages for suite in checks.suites)
     return {table: rules_of(table) for table in dict.fromkeys(suites)}
-
-
-def _suites(checks: StageChecks) -> Sequence[Any]:
-    return checks.suites or ()
 
 
 @cache

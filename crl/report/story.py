@@ -275,5 +275,4 @@ def _refused_of(plain: dict[str, Any]) -> Refused:
 
 
 def _writing_of(plain: dict[str, Any] | None) -> Writing | None:
-    # An experiment of an earlier version did not say what was pruned.
-    return None if plain is None else Writing(**{"pruned": False, **plain})
+    return None if plain is None else Writing(**plain)

@@ -18,14 +18,16 @@ import pyarrow as pa
 from crl.errors import RecordDamaged
 from crl.records import Row, schema_of
 from crl.run.directory import round_numbers
+from crl.run.experiment_file import check_format
 
 
 class Tables:
     """The committed tables of a run, as they are when this is made. A context manager; nothing is written."""
 
     def __init__(self, run_path: Path, until: int | None = None) -> None:
-        """Of the rounds up to `until` only, where that is given."""
+        """Of the rounds up to `until` only, where that is given. Raises OtherFormat."""
         self.run_path = Path(run_path)
+        check_format(self.run_path)
         self._connection = duckdb.connect()
         self._files: dict[str, list[tuple[int, str]]] = {}
         for round_number in round_numbers(self.run_path):

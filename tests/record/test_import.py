@@ -18,8 +18,8 @@ from crl.bank.segments import load_embeddings
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
-from crl.recipes.banks import recorded_bank
 from crl.recipes.mend import mend
+from crl.recipes.reading import recorded_bank
 from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
 from crl.report.bank import snapshot
 from crl.report.story import story_of

@@ -11,9 +11,9 @@ from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
-from crl.recipes.banks import recorded_bank
 from crl.recipes.context import StageContext
 from crl.recipes.proposal import proposal_of
+from crl.recipes.reading import recorded_bank
 from crl.recipes.resembling import Resembling, with_resemblances
 from crl.recipes.stage import Read
 from crl.records import (
