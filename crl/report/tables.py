@@ -19,6 +19,7 @@ from crl.errors import RecordDamaged
 from crl.records import Row, schema_of
 from crl.run.directory import round_numbers
 from crl.run.experiment_file import check_format
+from crl.run.files import mending
 
 
 class Tables:
@@ -91,7 +92,7 @@ class Tables:
                 f"table {row_type.table} cannot be read: {str(error).splitlines()[0]}",
                 expected="Parquet files as their manifests say",
                 where=str(self.run_path),
-                next_step=f"`crl verify {self.run_path}` names the file and the command that mends it",
+                next_step=mending(self.run_path),
             ) from error
         return [dict(zip(columns, row, strict=True)) for row in rows]
 

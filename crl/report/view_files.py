@@ -177,6 +177,8 @@ class Patterns:
     patterns = True
 
     def __init__(self, run_path: Path) -> None:
+        """Raises OtherFormat."""
+        check_format(run_path)
         self.root = absolute(run_path)
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:

@@ -311,7 +311,7 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
     file.write_bytes(whole[:-1])
     problems = verify(tmp_path / "second")
     assert [problem.file for problem in problems] == [f"{IMPORTS}/{file.name}"]
-    with ScriptedRun(tmp_path, experiment("second")) as run, pytest.raises(RecordDamaged, match="imported bank"):
+    with ScriptedRun(tmp_path, experiment("second")) as run, pytest.raises(RecordDamaged, match=IMPORTS):
         run.initialise()
     taken(tmp_path, source.bank())  # puts it back
     with run:

@@ -219,9 +219,6 @@ def test_it_says_which_checkpoints_were_pruned(told: Told) -> None:
     finally:
         (told.path / first).rmdir()
         (told.path / PRUNED).unlink()
-    plain = why(told.path, told.inner).plain()
-    del plain["lives"][0]["versions"][0]["writing"]["pruned"]
-    assert story_of(plain).versions[0].writing is not None, "an export of an earlier version is read"
 
 
 def test_a_word_diff_gives_both_texts_back() -> None:
