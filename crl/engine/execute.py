@@ -297,7 +297,7 @@ def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
 @cache
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in ("crl", *_PACKAGES):
+    for package in ("complementary-rl", *_PACKAGES):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
