@@ -21,8 +21,8 @@ from crl.run.files import disk_full_as_error, fsync, sha256_bytes, temporary, wr
 
 EXPERIMENT = "experiment.yaml"
 OTHER_VERSION = (
-    "read the run with the version of crl that made it (`complementary-rl` in `provenance.versions` of any manifest), or train the "
-    "experiment again under another name"
+    "read the run with the version of crl that made it (`complementary-rl` in `provenance.versions` of any manifest), "
+    "or train the experiment again under another name"
 )
 _HEADER = "# sha256 of what follows: "
 _NOTE = "# The frozen method of this run. Another method is another experiment: give it another name.\n"
