@@ -39,12 +39,12 @@ class Mending:
 def mend(run: RunDirectory, recipe: Recipe, services: Services, *, token: int) -> Mending:
     """Put back what can be made again, the oldest first. Raises StaleAttempt, DiskFull."""
 
-    def place(problem: Problem) -> tuple[int, int, bool]:
-        """Round, stage in the order of the round, and whether the stage made it: not what it began with."""
-        assert problem.round is not None
+    def place(problem: Problem) -> tuple[int, int, str, bool]:
+        """Round, stage in the order of the round, and whether the stage made it: what it began with comes first."""
+        assert problem.round is not None and problem.stage is not None
         names = [stage.name for stage in recipe.stages_of(run.method, problem.round)]
         order = names.index(problem.stage) if problem.stage in names else len(names)
-        return problem.round, order, not problem.file.startswith(f"{IMPORTS}/")
+        return problem.round, order, problem.stage, not problem.file.startswith(f"{IMPORTS}/")
 
     done = Mending()
     problems = [problem for problem in verify(run.path) if problem.severity is Severity.damaged]
