@@ -54,7 +54,7 @@ __all__ = [
     "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry", "BankEvent",
     "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore", "EntryUsefulness", "Episode",
     "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric", "Operation", "Question", "Resemblance",
-    "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate", "Task", "Turn", "UseReward", "Weights",
-    "rows_of", "rows_with",
+    "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate", "Task", "Turn",
+    "UseReward", "Weights", "rows_of", "rows_with",
     "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip
