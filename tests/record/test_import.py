@@ -326,5 +326,5 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
         assert file.read_bytes() == whole and verify(run.path) == []
     (file.parent / f"{sha('other')}.parquet").write_bytes(b"other")
     assert [problem.expected for problem in verify(run.path)] == ["no such file: no stage wrote it"]
-    with pytest.raises(CrlError, match="2 files"):
+    with pytest.raises(CrlError, match="2 imported banks"):
         load_import(run.path)
