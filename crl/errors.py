@@ -62,6 +62,10 @@ class RunDirectoryUnusable(BadInput):
     """The run directory cannot be created, read or written."""
 
 
+class OtherFormat(BadInput):
+    """A run directory or an exported bank whose rows have another form than those of this version."""
+
+
 class NotEnoughDisk(BadInput):
     """The estimate of what a run will write is larger than what is free."""
 

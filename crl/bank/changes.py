@@ -4,8 +4,6 @@ A round stores one `bank_changes` row for every entry that it added, changed or 
 **base** (`bank`, every entry) is stored when the changes since the last one come to outnumber the entries, and after
 :data:`LONGEST_CHAIN` rounds: disk grows with what changed, and opening a round reads at most about twice what it
 holds. Both rules look at rows only, so a round made again stores the same.
-
-A run from before changes were stored has the whole bank in every round: each is a base.
 """
 
 from __future__ import annotations
@@ -92,15 +90,9 @@ def change_rows(changes: Iterable[Change]) -> pa.Table:
 
 
 def summary_of(round_number: int, table_of: TableOf) -> BankSnapshot:
-    """The summary of the bank after a round; computed from the whole bank where the round stored none."""
-    found = rows_of(BankSnapshot, table_of(BankSnapshot, round_number))
-    if found:
-        return found[0]
-    whole = Snapshot(round_number, table_of(BankEntry, round_number))
-    return BankSnapshot(
-        round=round_number, entries=len(whole), changed=0, removed=0, base_round=round_number, changes_since_base=0,
-        digest=whole.digest(),
-    )  # fmt: skip
+    """The summary of the bank after a round."""
+    (summary,) = rows_of(BankSnapshot, table_of(BankSnapshot, round_number))
+    return summary
 
 
 def open_snapshot(round_number: int, table_of: TableOf) -> Snapshot:
@@ -108,16 +100,15 @@ def open_snapshot(round_number: int, table_of: TableOf) -> Snapshot:
 
     Raises RecordDamaged where they do not come to what the round recorded; `table_of` raises for what it cannot read.
     """
-    found = rows_of(BankSnapshot, table_of(BankSnapshot, round_number))
-    base_round = found[0].base_round if found else round_number
-    base = table_of(BankEntry, base_round)
-    changes = [table_of(BankChange, each) for each in range(base_round + 1, round_number + 1)]
+    summary = summary_of(round_number, table_of)
+    base = table_of(BankEntry, summary.base_round)
+    changes = [table_of(BankChange, each) for each in range(summary.base_round + 1, round_number + 1)]
     snapshot = Snapshot(round_number, applied(base, changes))
-    if found and len(snapshot) != found[0].entries:
+    if len(snapshot) != summary.entries:
         raise RecordDamaged(
             f"the bank after round {round_number} comes to {len(snapshot)} entries",
-            expected=f"{found[0].entries}, as the round recorded",
-            where=f"round {round_number}, tables bank (round {base_round}) and bank_changes",
+            expected=f"{summary.entries}, as the round recorded",
+            where=f"round {round_number}, tables bank (round {summary.base_round}) and bank_changes",
             next_step="run `crl verify` on the run",
         )
     return snapshot

@@ -2,10 +2,8 @@
 
 Consolidation decides, and leaves an event for every decision; replay decides nothing. It takes the events of a round in
 their order, the rows of the operations, and the bank before, and makes the rows the round must have come to. So the
-record says each thing twice, and either saying can be checked against, or made again from, the other:
-
-- digests that agree with those in `bank_snapshots` show that no change of the bank lacks its event;
-- the changes that come out are those the round stored: a damaged `bank_changes` is written again from them.
+record says each thing twice, and one checks the other: digests that agree with those in `bank_snapshots` show that no
+change of the bank lacks its event.
 
 Entries that a bank started with (event kind `import`) have no operation: their rows are the changes of that round.
 Where a text lies is no part of an event: a row has empty file names where the bank before did not hold its text.
@@ -15,16 +13,15 @@ Where a text lies is no part of an event: a row has empty file names where the b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from crl.bank.changes import Change, TableOf, applied, change_rows, digest_after
+import pyarrow as pa
+
+from crl.bank.changes import Change, applied, change_rows, digest_after
 from crl.bank.overlay import Overlay, named_in, new_row, updated_row
 from crl.bank.snapshot import Snapshot
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankEvent, Operation, rows_of
-
-OperationsOf = Callable[[int], Iterable[Operation]]
-"""The operations that the bank of a round was made with: those of its `distill` and of its `merge`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,31 +36,23 @@ class Replayed:
     """To be compared with the `digest` of the round's `bank_snapshots` row."""
 
 
-def replayed_banks(rounds: Iterable[int], table_of: TableOf, operations_of: OperationsOf) -> Iterator[Replayed]:
-    """The banks of a run, one round after the other; `rounds` begins with the one that started from nothing.
+def replayed_bank(
+    before: Replayed | None,
+    number: int,
+    events: Sequence[BankEvent],
+    operations: Iterable[Operation],
+    changes: pa.Table,
+) -> Replayed:
+    """The bank of round `number` from the replayed one before it; None: the run begins with this one.
 
-    `table_of` gives a publishing stage's events, and its changes where events speak of an import; nothing else of the
-    bank is read. Raises RecordDamaged where an event does not fit the bank before it or the operation it names.
+    `operations` are those of the round's `distill` and `merge`. Of `changes`, the round's stored `BankChange` rows,
+    only those are taken that events speak of as imported. Raises RecordDamaged as :func:`replay`.
     """
-    before, digest = Snapshot.of(0, []), "0"
-    for number in rounds:
-        events = rows_of(BankEvent, table_of(BankEvent, number))
-        imported = {}
-        if any(event.kind == "import" for event in events):
-            imported = _entries(rows_of(BankChange, table_of(BankChange, number)))
-        operations = {operation.operation_id: operation for operation in operations_of(number)}
-        changes = replay(before, events, operations, imported)
-        digest = digest_after(digest, changes)
-        before = Snapshot(number, applied(before.table, [change_rows(changes)]))
-        yield Replayed(number, changes, before, digest)
-
-
-def replayed_digests(
-    rounds: Iterable[int], table_of: TableOf, operations_of: OperationsOf
-) -> Iterator[tuple[int, str]]:
-    """(round, digest) of every bank that :func:`replayed_banks` makes."""
-    for bank in replayed_banks(rounds, table_of, operations_of):
-        yield bank.round, bank.digest
+    earlier, digest = (Snapshot.of(0, []), "0") if before is None else (before.snapshot, before.digest)
+    imported = _entries(rows_of(BankChange, changes)) if any(event.kind == "import" for event in events) else {}
+    made = replay(earlier, events, {operation.operation_id: operation for operation in operations}, imported)
+    snapshot = Snapshot(number, applied(earlier.table, [change_rows(made)]))
+    return Replayed(number, made, snapshot, digest_after(digest, made))
 
 
 def replay(

@@ -8,8 +8,7 @@ are read, and each is checked against its name. This file makes bytes and reads 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,12 @@ from crl.bank.changes import Change
 from crl.errors import RecordDamaged
 from crl.protocols import TextVectors
 from crl.records import BankText, table_of, vectors_of
+from crl.run.files import mending, read_checked, sha256_bytes
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
 _BLOCK = 65_536
 """Vectors put in place at a time."""
-
-Recover = Callable[[str, RecordDamaged], bytes]
-"""Content of a damaged file by its run-relative path, proven against its name; raises the damage it is given where it
-cannot be had."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class Segments:
 
 def text_digest(text: str) -> str:
     """SHA-256 of the text in UTF-8: the name of a version."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_bytes(text.encode())
 
 
 def new_segments(texts: Iterable[str], embedder: TextVectors) -> Segments:
@@ -92,26 +88,25 @@ def place(changes: Sequence[Change], segments: Segments, earlier: Mapping[str, t
     return placed
 
 
-def load_texts(run_path: Path, entries: pa.Table, recover: Recover | None = None) -> dict[str, str]:
+def load_texts(run_path: Path, entries: pa.Table) -> dict[str, str]:
     """Texts of rows of `BankEntry` by content digest, from exactly the segments they name.
 
-    `recover` may give the content of a damaged file. Raises RecordDamaged, naming the file, where one is missing,
-    differs from its name, or a text from its digest.
+    Raises RecordDamaged, naming the file, where one is missing, differs from its name, or a text from its digest.
     """
     texts: dict[str, str] = {}
-    for path, table, rows in _read(run_path, entries, "segment", recover):
+    for path, table, rows in _read(run_path, entries, "segment"):
         found = table.take(rows)
         for digest, text in zip(found["content_digest"].to_pylist(), found["text"].to_pylist(), strict=True):
             if text_digest(text) != digest:
-                raise _damaged(path, f"a text has digest {text_digest(text)}", f"digest {digest}")
+                raise _damaged(run_path, path, f"a text has digest {text_digest(text)}", f"digest {digest}")
             texts[digest] = text
     return texts
 
 
-def load_embeddings(run_path: Path, entries: pa.Table, recover: Recover | None = None) -> NDArray[np.float32]:
+def load_embeddings(run_path: Path, entries: pa.Table) -> NDArray[np.float32]:
     """Embeddings [N, D] of rows of `BankEntry` in their order, from exactly the files they name; [0, 0] without rows.
 
-    `recover` and RecordDamaged as for :func:`load_texts`.
+    RecordDamaged as for :func:`load_texts`.
     """
     if not entries.num_rows:
         return np.empty((0, 0), dtype=np.float32)
@@ -119,7 +114,7 @@ def load_embeddings(run_path: Path, entries: pa.Table, recover: Recover | None =
     files = entries["embedding_file"].combine_chunks().dictionary_encode()
     codes = {run_path / relative: code for code, relative in enumerate(files.dictionary.to_pylist())}
     codes_N = files.indices.to_numpy()
-    for path, table, rows in _read(run_path, entries, "embedding_file", recover):
+    for path, table, rows in _read(run_path, entries, "embedding_file"):
         values = vectors_of(table["embedding"])
         if vectors_ND is None:
             vectors_ND = np.empty((entries.num_rows, values.shape[1]), dtype=np.float32)
@@ -149,12 +144,10 @@ def _parquet(table: pa.Table, **encoding: Any) -> bytes:
 
 
 def _name(folder: str, content: bytes) -> str:
-    return f"{folder}/{hashlib.sha256(content).hexdigest()}.parquet"
+    return f"{folder}/{sha256_bytes(content)}.parquet"
 
 
-def _read(
-    run_path: Path, entries: pa.Table, column: str, recover: Recover | None
-) -> Iterator[tuple[Path, pa.Table, pa.Array]]:
+def _read(run_path: Path, entries: pa.Table, column: str) -> Iterator[tuple[Path, pa.Table, pa.Array]]:
     """Every file that `column` names, checked: its path, its table, and the row of each entry's text in it."""
     names = entries[column].combine_chunks().dictionary_encode()
     codes_N, digests = names.indices.to_numpy(), entries["content_digest"].combine_chunks()
@@ -162,12 +155,7 @@ def _read(
     ends = np.cumsum(np.bincount(codes_N, minlength=len(names.dictionary)))
     for code, relative in sorted(enumerate(names.dictionary.to_pylist()), key=lambda pair: pair[1]):
         path = run_path / relative
-        try:
-            content = _checked(path)
-        except RecordDamaged as damage:
-            if recover is None:
-                raise
-            content = recover(relative, damage)
+        content = read_checked(run_path, relative, path.stem)
         table = pq.ParquetFile(pa.BufferReader(content)).read()
         del content
         start = 0 if code == 0 else ends[code - 1]
@@ -175,25 +163,14 @@ def _read(
         rows = pc.index_in(wanted, value_set=table["content_digest"].combine_chunks())
         if rows.null_count:
             missing = min(wanted.filter(rows.is_null()).to_pylist())
-            raise _damaged(path, f"it lacks the text with digest {missing}", "every text the snapshot names")
+            raise _damaged(run_path, path, f"it lacks the text with digest {missing}", "every text the snapshot names")
         yield path, table, rows
 
 
-def _checked(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise _damaged(path, f"the file cannot be read ({error.strerror})", "the file") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != path.stem:
-        raise _damaged(path, f"its content has digest {found}", f"digest {path.stem}")
-    return content
-
-
-def _damaged(path: Path, found: str, expected: str) -> RecordDamaged:
+def _damaged(run_path: Path, path: Path, found: str, expected: str) -> RecordDamaged:
     return RecordDamaged(
         f"bank file {path.name}: {found}",
         expected=expected,
         where=str(path),
-        next_step="run `crl verify` on the run: it names the command that mends it",
+        next_step=mending(run_path),
     )

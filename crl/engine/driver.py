@@ -44,7 +44,6 @@ from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, StageFailed
 from crl.recipes import recipe_of
 from crl.recipes.approvals import PendingApproval, pending_approval
-from crl.recipes.due import stages_due
 from crl.recipes.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
@@ -129,7 +128,7 @@ class Driver:
 
     def stages(self, round_number: int) -> tuple[str, ...]:
         """Names of the stages due in a round, in order."""
-        return tuple(stage.name for stage in stages_due(self.run, self.recipe, round_number))
+        return tuple(stage.name for stage in self.recipe.stages_of(self.run.method, round_number))
 
     def round_complete(self, round_number: int) -> bool:
         """Whether every stage due in the round is complete."""

@@ -24,7 +24,6 @@ from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
 from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
-from crl.recipes.due import STAGES_OF_ROUND
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import joined
 from crl.records import Row
@@ -91,7 +90,6 @@ def execute_stage(
             seed=stage_seed_words(run.method.seed, round_number, stage_name),
             provenance={
                 **_provenance(attempt, seconds),
-                STAGES_OF_ROUND: [each.name for each in recipe.stages_of(run.method, round_number)],
                 "checks": checked,
                 **context.notes,
             },
@@ -299,7 +297,7 @@ def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
 @cache
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in ("crl", *_PACKAGES):
+    for package in ("complementary-rl", *_PACKAGES):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -6,7 +6,6 @@ is kept up by differences, so the audit of many rounds costs what changed in the
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from functools import partial
 from typing import TypeVar
@@ -16,11 +15,10 @@ import pyarrow as pa
 from crl.bank.snapshot import add_digests, row_digest
 from crl.errors import RecordDamaged
 from crl.recipes.banks import publishing_stage
-from crl.recipes.replay_audit import replay_problems
+from crl.recipes.replay_audit import bank_problem, replay_problems
 from crl.recipes.stage import Recipe
 from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of
 from crl.run.directory import RunDirectory
-from crl.run.manifest import key_of
 from crl.run.verify import Problem, verify
 
 R = TypeVar("R", bound=Row)
@@ -58,20 +56,17 @@ def _problems(run: RunDirectory, recipe: Recipe) -> Iterator[Problem]:
         except RecordDamaged:
             bank = None
             continue
-        if not summaries:  # from before rounds stored changes
-            bank = None
-            continue
         if bank is not None:
             digest = _apply(bank, changes, digest)
         if summaries[0].base_round == number:
             stored = {row.entry_id: row_digest(row) for row in _rows(BankEntry, whole)}
             if bank is not None and bank != stored:
                 expected, found = f"the {len(bank)} entries that the changes come to", f"{len(stored)} others"
-                yield _problem(run, place, BankEntry, expected, found)
+                yield bank_problem(run, place, BankEntry, expected, found)
             bank, digest = stored, add_digests("0", added=stored.values())
         if bank is not None and (digest, len(bank)) != (summaries[0].digest, summaries[0].entries):
             expected = f"{summaries[0].entries} entries of digest {summaries[0].digest}, as the round recorded"
-            yield _problem(run, place, BankSnapshot, expected, f"{len(bank)} of digest {digest}")
+            yield bank_problem(run, place, BankSnapshot, expected, f"{len(bank)} of digest {digest}")
             bank = None  # the rounds that stand on this one would all be named as well
 
 
@@ -89,9 +84,3 @@ def _apply(bank: dict[str, int], changes: pa.Table, digest: str) -> str:
 def _rows(row_type: type[R], table: pa.Table) -> Iterator[R]:
     for first in range(0, table.num_rows, _SLICE):
         yield from rows_of(row_type, table.slice(first, _SLICE))
-
-
-def _problem(run: RunDirectory, place: tuple[int, str], row_type: type[Row], expected: str, found: str) -> Problem:
-    key = key_of(*place)
-    file = f"rounds/{key}/{row_type.table}.parquet"
-    return Problem(file, place[1], place[0], expected, found, f"crl redo {shlex.quote(str(run.path))} --from {key}")

@@ -89,7 +89,7 @@ class StageContext:
     def table(self, row_type: type[Row], name: str) -> pa.Table:
         """As :meth:`rows`, as an Arrow table: for a few columns of many rows."""
         resolved = self._resolve(name)
-        if resolved is None or self._made_before(*resolved):
+        if resolved is None:
             return schema_of(row_type).empty_table()
         self.inputs.add(resolved)
         return self._reader.read(*resolved, row_type)
@@ -128,11 +128,6 @@ class StageContext:
     def _resolve(self, name: str) -> tuple[int, str] | None:
         read = self.stage.read(name)
         return self.recipe.resolve(self.method, self.round, read.stage, read.offset)
-
-    def _made_before(self, round_number: int, stage: str) -> bool:
-        """Whether a stage that only observes is lacking because its round was made before the stage existed."""
-        observes = any(each.name == stage and each.observes for each in self.recipe.stages)
-        return observes and not (self.run_path / "rounds" / key_of(round_number, stage)).is_dir()
 
     def digests(self) -> dict[str, str]:
         """Digest of every stage that was read so far, by `0007/distill`."""

@@ -1,22 +1,26 @@
 """Mending a damaged record: every file, or whole stage, that follows from the rest is put back, byte for byte.
 
-What cannot be made again this way (what a model wrote, checkpoints, what lies behind a loss) is left, with the reason:
-`crl redo` takes the stage back. A manifest is made again but for its provenance: times and host are lost.
+Stages are mended in the order they were made, so that each finds what it was made from. What cannot be made again (what
+a model wrote, checkpoints, what comes after a loss) is left, with the reason: `crl redo` takes the stage back. A
+manifest is made again but for its provenance: times and host are lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import groupby
 
 from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Services
-from crl.recipes.recovery import Recovery, Remade
+from crl.recipes.imported import import_again
+from crl.recipes.recovery import remake
 from crl.recipes.stage import Recipe
-from crl.run.directory import RunDirectory, complete_stages
-from crl.run.files import sha256_file
+from crl.run.directory import RunDirectory
+from crl.run.files import sha256_bytes, sha256_file
+from crl.run.imports import IMPORTS
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.putback import put_back, put_back_stage
+from crl.run.putback import put_back
 from crl.run.verify import Problem, Severity, verify
 
 
@@ -29,61 +33,68 @@ class Mending:
     left: list[tuple[Problem, CrlError]] = field(default_factory=list)
     """What could not be made again, and why."""
     kept: list[str] = field(default_factory=list)
-    """Directories where the damaged files lie now."""
+    """Directories that hold the damaged files now."""
 
 
 def mend(run: RunDirectory, recipe: Recipe, services: Services, *, token: int) -> Mending:
     """Put back what can be made again, the oldest first. Raises StaleAttempt, DiskFull."""
-    recovery, done = Recovery(run, recipe, services), Mending()
+
+    def place(problem: Problem) -> tuple[int, int, str, bool]:
+        """Round, stage in the order of the round, and whether the stage made it: what it began with comes first."""
+        assert problem.round is not None and problem.stage is not None
+        names = [stage.name for stage in recipe.stages_of(run.method, problem.round)]
+        order = names.index(problem.stage) if problem.stage in names else len(names)
+        return problem.round, order, problem.stage, not problem.file.startswith(f"{IMPORTS}/")
+
+    done = Mending()
     problems = [problem for problem in verify(run.path) if problem.severity is Severity.damaged]
-    for problem in sorted(problems, key=lambda each: (each.round is None, each.round or 0, each.file)):
+    of_stages = [problem for problem in problems if problem.round is not None and problem.stage is not None]
+    for _, listed in groupby(sorted(of_stages, key=lambda each: (place(each), each.file)), key=place):
+        together = list(listed)
         try:
-            contents = _contents(recovery, problem)
+            contents = _contents(run, recipe, services, together)
         except CrlError as error:
-            done.left.append((problem, error))
+            done.left += [(problem, error) for problem in together]
             continue
-        stage = f"{problem.file}/"
-        inside = {name.removeprefix(stage): content for name, content in contents.items() if name.startswith(stage)}
-        beside = {name: content for name, content in contents.items() if not name.startswith(stage)}
-        kept = put_back(run.path, beside, token=token) if beside else None
-        if inside:  # last, when the files that its rows name lie there
-            assert problem.round is not None and problem.stage is not None
-            put_back_stage(run.path, problem.round, problem.stage, inside, token=token)
-        done.mended.append(problem.file)
+        kept = put_back(run.path, contents, token=token) if contents else None
         done.kept += [] if kept is None else [kept.relative_to(run.path).as_posix()]
+        for problem in together:
+            if problem.file in contents or f"{problem.file}/{MANIFEST}" in contents:
+                done.mended.append(problem.file)
+            else:
+                done.left.append((problem, _differs(problem)))
+    for problem in problems:
+        if problem not in of_stages:
+            done.left.append((problem, RecordDamaged(f"{problem.file} belongs to no stage", next_step=problem.mend)))
     return done
 
 
-def _contents(recovery: Recovery, problem: Problem) -> dict[str, bytes]:
-    """What is to be put back, by run-relative path: one file, or all of a stage that is gone. Raises RecordDamaged."""
-    number, stage = problem.round, problem.stage
-    if number is None or stage is None:
-        raise RecordDamaged(f"{problem.file} belongs to no stage", next_step=problem.mend)
+def _contents(run: RunDirectory, recipe: Recipe, services: Services, problems: Sequence[Problem]) -> dict[str, bytes]:
+    """What is to be put back for the problems of one stage, by run-relative path. Raises RecordDamaged."""
+    number, stage = problems[0].round, problems[0].stage
+    assert number is not None and stage is not None
+    if problems[0].file.startswith(f"{IMPORTS}/"):
+        # No stage wrote the bank that the experiment began with, but round 0 holds all of it.
+        made_again = import_again(run)
+        return {made_again.relative: made_again.content}
+    made = remake(run, recipe, number, stage, services)
+    contents = {
+        name: content
+        for name, content in made.files.items()
+        if not (run.path / name).is_file() or sha256_file(run.path / name) != sha256_bytes(content)
+    }
     directory = f"rounds/{key_of(number, stage)}"
-    manifest = f"{directory}/{MANIFEST}"
-    if problem.file not in (directory, manifest):
-        return {problem.file: recovery.content(problem.file)}
-    made = recovery.remade(number, stage)
-    provenance = {"sequence": _sequence(recovery.run, number, stage), "mended": True}
-    rendered = {manifest: Manifest.seal(made.digested, provenance).render()}
-    if problem.file == manifest:
-        return rendered
-    lost = {name: content for name, content in made.files.items() if not _holds(recovery.path / name, made, name)}
-    return lost | rendered
+    if {problem.file for problem in problems} & {directory, f"{directory}/{MANIFEST}"}:
+        # Its place in the order of commits is that in the recipe: stages of a round are made in that order.
+        names = [each.name for each in recipe.stages_of(run.method, number)]
+        provenance = {"sequence": names.index(stage) + 1, "mended": True}
+        contents[f"{directory}/{MANIFEST}"] = Manifest.seal(made.digested, provenance).render()
+    return contents
 
 
-def _holds(path: Path, made: Remade, name: str) -> bool:
-    """Whether a shared file lies where it belongs, as it was."""
-    return path.is_file() and sha256_file(path) == made.digested.shared.get(name)
-
-
-def _sequence(run: RunDirectory, round_number: int, stage: str) -> int:
-    """The place of a stage among those of its round: the number that the others leave."""
-    taken = set()
-    for other in complete_stages(run.path, round_number):
-        if other != stage:
-            try:
-                taken.add(run.manifest(round_number, other).provenance.get("sequence"))
-            except RecordDamaged:
-                continue
-    return next(number for number in range(1, len(taken) + 2) if number not in taken)
+def _differs(problem: Problem) -> RecordDamaged:
+    return RecordDamaged(
+        f"{problem.file}, made again, has other bytes than it had",
+        expected="the versions of crl, pyarrow and numpy that its manifest names",
+        next_step=problem.redo or problem.mend,
+    )

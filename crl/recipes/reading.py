@@ -1,16 +1,37 @@
-"""Reading the record as a stage would, from outside: the rows it reads and the digests of the stages behind it."""
+"""Reading the record from outside a stage: the bank after a round, the rows a stage reads, the digests behind it.
+
+Every file is checked against what was recorded and nothing is repaired: RecordDamaged names the file and the command
+that mends it. Stages read through `context.py`.
+"""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
+from crl.bank.changes import open_snapshot
+from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
+from crl.recipes.banks import publishing_stage, tables_of
 from crl.recipes.stage import Recipe, RowsOf, Stage
 from crl.records import Row, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 
 R = TypeVar("R", bound=Row)
+
+
+def recorded_bank(run: RunDirectory, recipe: Recipe, round_number: int) -> Snapshot:
+    """The bank after a round. Raises BadInput where the round has not published one, RecordDamaged."""
+    place = publishing_stage(recipe, run.method, round_number)
+    newest = max(run.rounds(), default=-1)
+    # Of a round with later ones the stage was there: that it is gone is damage.
+    if place is None or (not run.is_complete(*place) and place[0] >= newest):
+        raise BadInput(
+            f"round {round_number} of {run.path} has published no bank",
+            expected="a round whose `consolidate` is complete",
+            next_step=f"`crl status {run.path}` says what is complete",
+        )
+    return open_snapshot(place[0], tables_of(recipe, run.method, run.read))
 
 
 def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> RowsOf:

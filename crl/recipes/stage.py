@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from crl.config import Method
 from crl.errors import BadInput
@@ -20,8 +20,9 @@ from crl.records import ROW_TYPES, BankSnapshot, Row, Weights
 
 R = TypeVar("R", bound=Row)
 
-if TYPE_CHECKING:
-    from crl.recipes.context import StageContext
+Run = Callable[[Any], None]
+"""What a stage does. It is called with the `StageContext` of its round (`context.py`), which knows its stage: hence
+`Any` here, and the true type in every function that is one."""
 
 
 class RowsOf(Protocol):
@@ -58,7 +59,7 @@ class Stage:
     """One retryable, resumable step of a round."""
 
     name: str
-    run: Callable[[StageContext], None] | None = None
+    run: Run | None = None
     """Runs the stage in one piece; None where it consists of its parts and nothing remains once they are joined."""
     reads: tuple[Read, ...] = ()
     writes: tuple[type[Row], ...] = ()
@@ -67,16 +68,13 @@ class Stage:
     update: bool = False
     """Whether it trains: it then runs on every rank of the role's engine."""
     due: Callable[[Method, int], bool] = always
-    parts: Callable[[StageContext], int] | None = None
+    parts: Callable[[Any], int] | None = None
     """How many independent parts the stage has; None: one piece. Parts may run in any engine, in any order."""
-    run_part: Callable[[StageContext, int], None] | None = None
+    run_part: Callable[[Any, int], None] | None = None
     """Writes the rows of one part; the stage is their concatenation in order."""
     waits_for: Callable[[Method, int, RowsOf], list[str]] | None = None
     """Set where a person decides before the stage runs: gives, from the rows it reads, the ids of what they may refuse.
     The decision lies in `decisions/` of the run directory."""
-    observes: bool = False
-    """Whether it only looks at a round: no other stage reads it, so a round that was made before the stage existed is
-    whole without it (`crl/recipes/due.py`)."""
 
     def __post_init__(self) -> None:
         if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):

@@ -17,7 +17,7 @@ from crl.records.bank import (
     Operation,
     Resemblance,
 )
-from crl.records.base import Row, rows_of, rows_with, schema_of, table_of, vectors_of
+from crl.records.base import RECORD_FORMAT, Row, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.judging import Judgement, SuccessRate
 from crl.records.learning import (
     BufferItem,
@@ -53,8 +53,8 @@ ROW_TYPES: tuple[type[Row], ...] = (
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
-    "FREE", "GUIDED", "QUESTION", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange", "BankEntry",
-    "BankEvent", "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore",
+    "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange",
+    "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore",
     "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric", "Operation",
     "Question", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate",
     "Task", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",

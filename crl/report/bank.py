@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
 from crl.recipes import recipe_of
-from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_embeddings, recorded_texts
+from crl.recipes.banks import PUBLISHES, publishing_stage
+from crl.recipes.reading import recorded_bank
 from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
 from crl.report.sorting import Sort
@@ -100,12 +102,12 @@ class BankAfter:
     def texts(self, rows: NDArray[np.int64]) -> list[str]:
         """Texts of the rows. Raises RecordDamaged."""
         table = self.table(rows)
-        by_digest = recorded_texts(self.run, self.recipe, table)
+        by_digest = load_texts(self.run.path, table)
         return [by_digest[digest] for digest in table["content_digest"].to_pylist()]
 
     def embeddings(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Embeddings [N, D] of the rows. Raises RecordDamaged."""
-        return recorded_embeddings(self.run, self.recipe, self.table(rows))
+        return load_embeddings(self.run.path, self.table(rows))
 
     def entries(self, rows: NDArray[np.int64]) -> list[ShownEntry]:
         """The rows as people read them."""

@@ -30,33 +30,33 @@ class TableCheck:
 
 @dataclass(frozen=True, slots=True)
 class StageChecks:
-    """The suites of one stage; `suites` is None where an older version did not keep them."""
+    """The suites of one stage."""
 
     stage: str
-    suites: tuple[TableCheck, ...] | None
+    suites: tuple[TableCheck, ...]
 
     @property
     def rules(self) -> int:
         """Rules checked, over all tables."""
-        return sum(each.rules for each in self.suites or ())
+        return sum(each.rules for each in self.suites)
 
     @property
     def rows(self) -> int:
         """Rows checked; those that rules between tables looked at again are not counted twice."""
-        return sum(each.rows for each in self.suites or () if each.table != BETWEEN)
+        return sum(each.rows for each in self.suites if each.table != BETWEEN)
 
     @property
     def passed(self) -> bool:
         """Whether every rule held."""
-        return all(each.passed for each in self.suites or ())
+        return all(each.passed for each in self.suites)
 
 
 def checks_of(run_path: Path, round_number: int) -> list[StageChecks]:
     """The checks of every committed stage of a round, in the order the stages ran. Raises RecordDamaged."""
     found = []
     for stage in complete_stages(run_path, round_number):
-        kept = Manifest.load(run_path / "rounds" / key_of(round_number, stage)).provenance.get("checks")
-        found.append(StageChecks(stage, None if kept is None else tuple(TableCheck(**each) for each in kept)))
+        kept = Manifest.load(run_path / "rounds" / key_of(round_number, stage)).provenance.get("checks", ())
+        found.append(StageChecks(stage, tuple(TableCheck(**each) for each in kept)))
     return found
 
 

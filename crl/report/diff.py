@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.bank.changes import summary_of
-from crl.bank.segments import text_digest
+from crl.bank.segments import load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes import recipe_of
-from crl.recipes.banks import PUBLISHES, publishing_stage, recorded_bank, recorded_texts, tables_of
+from crl.recipes.banks import PUBLISHES, publishing_stage, tables_of
 from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.recipes.context import BANK
-from crl.recipes.reading import recorded_rows
+from crl.recipes.reading import recorded_bank, recorded_rows
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_round, banked_rounds
 from crl.report.listing import Listing
@@ -132,7 +132,7 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     events = rows_of(BankEvent, run.read(*place, BankEvent))
     size = summary_of(round_number, tables_of(recipe, run.method, run.read)).entries
     # No operation holds the texts that an experiment began with: its first bank does.
-    first = {} if round_number else recorded_texts(run, recipe, recorded_bank(run, recipe, 0).table)
+    first = {} if round_number else load_texts(run.path, recorded_bank(run, recipe, 0).table)
     return _diff(run, proposal, events, size_after=size, proposed=False, known=first)
 
 
@@ -318,9 +318,8 @@ def _texts(run: RunDirectory, proposal: Proposal, events: Iterable[BankEvent]) -
     named = {name for event in events for name in (event.entry_id, *event.parents) if name is not None}
     named |= {parent for operation in proposal.operations for parent in operation.parents}
     previous = proposal.previous.table
-    recipe = recipe_of(run.method)
     spoken_of = rows_with(previous, "entry_id", named)
-    texts = recorded_texts(run, recipe, spoken_of)
+    texts = load_texts(run.path, spoken_of)
     for operation in proposal.operations:
         if operation.text:
             try:

@@ -138,7 +138,7 @@ def _change(change: Change, proposed: bool) -> list[str]:
 
 def checks_markdown(round_number: int, checks: Sequence[StageChecks]) -> str:
     """What the data checks of a round looked at: stages, tables, rows, rules, and whether they held."""
-    suites = [suite for each in checks for suite in each.suites or ()]
+    suites = [suite for each in checks for suite in each.suites]
     good = all(each.passed for each in checks)
     lines = [f"# Data checks of round {round_number}: {'passed' if good else 'broken'}", ""]
     rules, rows = sum(each.rules for each in checks), sum(each.rows for each in checks)
@@ -175,8 +175,6 @@ def report_markdown(name: str, path: Path, url: str | None) -> str:
 
 
 def _suite_rows(checks: StageChecks) -> list[dict[str, Any]]:
-    if checks.suites is None:
-        return [{"stage": _words(checks.stage), "table": "not kept", "rows": "–", "rules": "–", "result": "passed"}]
     return [
         {
             "stage": _words(checks.stage),

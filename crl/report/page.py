@@ -24,7 +24,7 @@ from crl.config import Method
 from crl.errors import CrlError, RunDirectoryUnusable
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
-from crl.report.checks import StageChecks, rules_of
+from crl.report.checks import rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
 from crl.report.durations import seconds_text
@@ -217,12 +217,8 @@ def _stages(listed: Sequence[RoundSummary]) -> list[str]:
 
 
 def _rules(stages: Any) -> Mapping[str, list[str]]:
-    suites = (suite.table for checks in stages for suite in _suites(checks))
+    suites = (suite.table for checks in stages for suite in checks.suites)
     return {table: rules_of(table) for table in dict.fromkeys(suites)}
-
-
-def _suites(checks: StageChecks) -> Sequence[Any]:
-    return checks.suites or ()
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crl.records import ROW_TYPES, BankEntry, BankSnapshot
+from crl.records import ROW_TYPES, BankEntry, Row
 from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
 from crl.report.view_sql import STAGE_COLUMNS, columns_of
 
@@ -35,15 +35,12 @@ and there are macros:
 | `wilson_low(won, games)`, `wilson_high(won, games)` | the ends of the 95 % interval of a success rate (Wilson) |
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
 """  # noqa: E501 - a row of a table
-_NOTES = {
+_NOTES: dict[type[Row], str] = {
     BankEntry: """
 This view is put together: a round stores the entries it changed (`bank_changes`), now and then the whole bank (the
 file `bank.parquet` of its stage: a *base*). A row here is an entry as it stood after `round`: its row in the newest
 base up to that round, or its last row of `bank_changes` since. So there is one row per entry and round, and
-`WHERE round = …` gives one bank. Rounds from before changes were stored hold the whole bank each, and are here too.
-""",
-    BankSnapshot: """
-A round from before changes were stored has a row with its size and `NULL` for what nobody recorded.
+`WHERE round = …` gives one bank.
 """,
 }
 _TIMINGS = """

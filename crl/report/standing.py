@@ -16,7 +16,6 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
     Rounds before `since` are taken to be complete.
     """
     from crl.recipes import recipe_of
-    from crl.recipes.due import stages_due
     from crl.run.directory import RunDirectory
 
     run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)
@@ -24,7 +23,7 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
     asked = [int(event["last"]) for event in events if event.get("event") == "target"]
     last = max([since, *asked] if since else [*run.rounds(), *asked], default=0)
     for number in range(since, last + 1):
-        for stage in stages_due(run, recipe, number):
+        for stage in recipe.stages_of(run.method, number):
             if not run.is_complete(number, stage.name):
                 return f"round {number}, {stage.name}, of {last} rounds asked for"
     return None

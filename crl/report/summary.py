@@ -35,9 +35,9 @@ class Cost:
     games: int
     actions: int
     """Turns."""
-    tokens_read: int | None
-    """Tokens the actor read; None in a run of a version that did not count them."""
-    tokens_sampled: int | None
+    tokens_read: int
+    """Tokens the actor read."""
+    tokens_sampled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class RoundSummary:
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     health: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the stage `health` (`crl/learn/health.py`); none in a round from before it."""
+    """Figures of the stage `health` (`crl/learn/health.py`); none in round 0."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
@@ -138,9 +138,7 @@ class _Figures:
         ):
             self._success[number, stage, arm] = Rate(_whole(won), _whole(games))
             if stage != "evaluate_base" and arm != "random":
-                actions, *tokens = took
-                cost = Cost(_whole(games), _whole(actions), *map(_optional, tokens))
-                self._costs.setdefault(number, {})[str(arm)] = cost
+                self._costs.setdefault(number, {})[str(arm)] = Cost(_whole(games), *map(_whole, took))
         self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
         for number, stage, work, batches, items, seconds in fetch(
             "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"

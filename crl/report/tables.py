@@ -18,14 +18,17 @@ import pyarrow as pa
 from crl.errors import RecordDamaged
 from crl.records import Row, schema_of
 from crl.run.directory import round_numbers
+from crl.run.experiment_file import check_format
+from crl.run.files import mending
 
 
 class Tables:
     """The committed tables of a run, as they are when this is made. A context manager; nothing is written."""
 
     def __init__(self, run_path: Path, until: int | None = None) -> None:
-        """Of the rounds up to `until` only, where that is given."""
+        """Of the rounds up to `until` only, where that is given. Raises OtherFormat."""
         self.run_path = Path(run_path)
+        check_format(self.run_path)
         self._connection = duckdb.connect()
         self._files: dict[str, list[tuple[int, str]]] = {}
         for round_number in round_numbers(self.run_path):
@@ -91,7 +94,7 @@ class Tables:
                 f"table {row_type.table} cannot be read: {str(error).splitlines()[0]}",
                 expected="Parquet files as their manifests say",
                 where=str(self.run_path),
-                next_step=f"`crl verify {self.run_path}` names the file and the command that mends it",
+                next_step=mending(self.run_path),
             ) from error
         return [dict(zip(columns, row, strict=True)) for row in rows]
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, BankText
+from crl.run.experiment_file import check_format
 
 MANIFEST = "manifest.json"
 _SEGMENTS = "bank/segments"
@@ -49,10 +50,6 @@ class Source(Protocol):
         """The SQL list of the bank's texts."""
         ...
 
-    def whole_banks(self, *, every_round: bool = False) -> list[tuple[int, str]]:
-        """(round, SQL path) of banks from before changes were stored: whole, and without a row of `bank_snapshots`."""
-        ...
-
 
 class Pinned:
     """The files of a run as they are when this is made."""
@@ -60,7 +57,9 @@ class Pinned:
     patterns = False
 
     def __init__(self, run_path: Path, rounds: Sequence[int] | None = None, until: int | None = None) -> None:
-        """`rounds` shows these only, `until` no later one. Raises RecordDamaged for a link out of the run."""
+        """`rounds` shows these only, `until` no later one. Raises RecordDamaged for a link out of the run,
+        OtherFormat."""
+        check_format(run_path)
         self.root = absolute(run_path)
         last = max(rounds, default=-1) if rounds is not None else until
         shown = None if rounds is None else frozenset(rounds)
@@ -79,9 +78,7 @@ class Pinned:
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self.lost = self._list_lost(shown)
         """Run-relative paths of files of the bank that should be there."""
-        self.latest = max(
-            (_round_of(path) for name in (_SNAPSHOTS, _BANK) for path in self._shown.get(name, [])), default=None
-        )
+        self.latest = max((_round_of(path) for path in self._shown.get(_SNAPSHOTS, [])), default=None)
         """The newest round whose bank is published; None before the first."""
 
     def keep(self, views: Collection[str], *, without_lost: bool = False) -> None:
@@ -103,13 +100,6 @@ class Pinned:
     def segments(self) -> str | None:
         """See :class:`Source`."""
         return self._listed(self._texts)
-
-    def whole_banks(self, *, every_round: bool = False) -> list[tuple[int, str]]:
-        """See :class:`Source`."""
-        listed = self._every if every_round else self._shown
-        summed_up = {path.removesuffix(_SNAPSHOTS) for path in listed.get(_SNAPSHOTS, [])}
-        banks = [path for path in listed.get(_BANK, []) if path.removesuffix(_BANK) not in summed_up]
-        return sorted((_round_of(path), quoted(f"{self.root}/{path}")) for path in banks)
 
     def paths(self) -> list[str]:
         """Every file: each as it is opened and as it is named in SQL."""
@@ -187,8 +177,9 @@ class Patterns:
     patterns = True
 
     def __init__(self, run_path: Path) -> None:
+        """Raises OtherFormat."""
+        check_format(run_path)
         self.root = absolute(run_path)
-        self._whole_banks = Pinned(run_path).whole_banks()
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """See :class:`Source`."""
@@ -197,10 +188,6 @@ class Patterns:
     def segments(self) -> str | None:
         """See :class:`Source`."""
         return f"[{self._pattern(f'{_SEGMENTS}/*.parquet')}]"
-
-    def whole_banks(self, *, every_round: bool = False) -> list[tuple[int, str]]:
-        """See :class:`Source`; they are of the past, so they are named one by one."""
-        return self._whole_banks
 
     def _pattern(self, relative: str) -> str:
         return f"{quoted(str(self.root))[:-1]}/{relative}'"

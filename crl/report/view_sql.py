@@ -39,7 +39,7 @@ _BANK = """
 WITH summed_up AS ({summed_up}),
 versions AS (
     SELECT base.round AS base_round, base.round AS since, {columns}, false AS removed
-    FROM ({bases}) AS base {where_base}
+    FROM ({bases}) AS base
     UNION ALL
     SELECT summed_up.base_round, change.round AS since, {columns}, change.removed
     FROM ({changes}) AS change JOIN summed_up ON summed_up.round = change.round
@@ -150,7 +150,6 @@ without a bank both are an error (`has_bank`): an empty answer would be a wrong 
 _STORED_BANK = "bank bank_changes bank_snapshots"
 _MADE_OF = {
     "bank": _STORED_BANK,
-    "bank_snapshots": _STORED_BANK,
     "bank_texts": _STORED_BANK,
     "bank_text": _BANK_TEXT,
     "rounds": _ROUNDS,
@@ -195,9 +194,8 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies = {
         row_type.table: _stored(source, row_type)
         for row_type in ROW_TYPES
-        if row_type not in _NOTED and row_type not in (BankEntry, BankSnapshot, BankText)
+        if row_type not in _NOTED and row_type not in (BankEntry, BankText)
     }
-    bodies[BankSnapshot.table] = _snapshots(source)
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
     bodies["stages"] = _stages(source)
@@ -239,12 +237,11 @@ def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
-    """Rows of files. A column that they lack, because an earlier version wrote them, is NULL."""
+    """Rows of files, with the name of each."""
     read = f"read_parquet({files}, filename = true"
     if source.patterns:
         return _perhaps_none(source, f"{read}, allow_empty = true)", columns)
-    none = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns)
-    return f"(SELECT {none} WHERE false UNION ALL BY NAME SELECT * FROM {read}))"
+    return f"{read})"
 
 
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
@@ -271,40 +268,15 @@ def place_of(source: Source) -> str:
     return "'" + f"{source.root.resolve()}/catalog.duckdb".replace("'", "''") + "'"
 
 
-def _snapshots(source: Source) -> str:
-    recorded = _stored(source, BankSnapshot)
-    whole = ", ".join(path for _, path in source.whole_banks())
-    if not whole:
-        return recorded
-    # A bank from before changes were stored says how large it is, and no more.
-    return f"""{recorded}
-UNION ALL BY NAME
-SELECT
-    {", ".join(f"{expression} AS {name}" for name, _, expression in _PLACE)},
-    num_rows AS entries, round AS base_round, 0 AS changes_since_base
-FROM (SELECT file_name AS filename, num_rows FROM parquet_file_metadata([{whole}]))
-"""
-
-
 def _bank(source: Source) -> str:
-    names = schema_of(BankEntry).names
-    whole = source.whole_banks(every_round=True)
-    # The changes of a later round may stand on the last whole bank; those before it are no one's base.
-    no_base = ", ".join(str(number) for number, _ in whole[:-1])
     shown = _stored(source, BankSnapshot)
-    body = _BANK.format(
+    return _BANK.format(
         summed_up=_stored(source, BankSnapshot, every_round=True),
         bases=_stored(source, BankEntry, every_round=True),
-        where_base=f"WHERE base.round NOT IN ({no_base})" if no_base else "",
         changes=_stored(source, BankChange, every_round=True),
         shown=_CHECKED.format(shown=shown) if source.patterns else shown,
-        columns=", ".join(f'"{name}"' for name in names),
+        columns=", ".join(f'"{name}"' for name in schema_of(BankEntry).names),
     )
-    alone = ", ".join(path for _, path in source.whole_banks())
-    if not alone:
-        return body
-    listed = [(name, kind) for name, kind, _ in columns_of(BankEntry)]
-    return f"{body}UNION ALL\nSELECT {_selected(BankEntry, listed)} FROM read_parquet([{alone}], filename = true)\n"
 
 
 def _texts(source: Source, earlier: bool) -> str:

@@ -37,7 +37,7 @@ from crl.report.view_files import Patterns, Pinned, Source
 from crl.report.view_sql import MACROS, MARKED, columns_of, place_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
-from crl.run.files import temporary
+from crl.run.files import mending, temporary
 
 __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "write_catalog"]
 
@@ -179,5 +179,5 @@ def _damaged(run_path: Path, error: duckdb.Error) -> RecordDamaged:
         f"a file of the run cannot be read: {str(error).splitlines()[0]}",
         expected="Parquet files as their manifests say",
         where=str(run_path),
-        next_step=f"`crl verify {run_path}` names the file and the command that mends it",
+        next_step=mending(run_path),
     )

@@ -1,6 +1,6 @@
 """The run directory: what is complete, what it holds, and where the next stage is written. The record itself.
 
-    <run>/experiment.yaml                     the frozen method
+    <run>/experiment.yaml                     the format of the record, the frozen method
     <run>/rounds/0007/<stage>/                Parquet files, manifest.json, perhaps checkpoint/
     <run>/rounds/0007/.parts-<stage>/0003/    finished parts of a stage that is not complete yet
     <run>/bank/…                              content-addressed, written once
@@ -46,7 +46,8 @@ class RunDirectory:
     def create_or_open(cls, experiment: Experiment, root: Path) -> RunDirectory:
         """The run `root/<name>`, made if it is not there.
 
-        Raises FrozenMethodChanged if it was made with another method, RunDirectoryUnusable if it cannot be written.
+        Raises FrozenMethodChanged if it was made with another method, OtherFormat if its record has another format,
+        RunDirectoryUnusable if it cannot be written.
         """
         path = Path(root) / experiment.name
         with _usable(path):
@@ -66,7 +67,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run. Raises RunDirectoryUnusable if there is none, RecordDamaged if its method was changed."""
+        """An existing run. Raises RunDirectoryUnusable if there is none, OtherFormat if its record has another format,
+        RecordDamaged if its method was changed."""
         path = Path(path)
         name, method = experiment_file.load(path)
         return cls(path, name, method)
@@ -93,7 +95,7 @@ class RunDirectory:
 
         Raises RecordDamaged if the stage is missing or the file is not the one that was committed.
         """
-        return _read(self.stage_path(round_number, stage), row_type)
+        return self._read(self.stage_path(round_number, stage), row_type)
 
     def rounds(self) -> list[int]:
         """Rounds of which at least one stage is complete, in order."""
@@ -137,7 +139,7 @@ class RunDirectory:
 
     def read_part(self, round_number: int, stage: str, part: int, row_type: type[Row]) -> pa.Table:
         """Rows of a complete part. Raises RecordDamaged."""
-        return _read(self._parts(round_number, stage) / f"{part:04d}", row_type)
+        return self._read(self._parts(round_number, stage) / f"{part:04d}", row_type)
 
     def part_inputs(self, round_number: int, stage: str, part: int) -> set[tuple[int, str]]:
         """Stages that a complete part read, as (round, stage)."""
@@ -151,6 +153,16 @@ class RunDirectory:
     def sweep(self, token: int) -> list[Path]:
         """Remove what attempts before `token` left unfinished; taking a lease does this."""
         return files_.sweep(self.path, token)
+
+    def _read(self, directory: Path, row_type: type[Row]) -> pa.Table:
+        name = f"{row_type.table}.parquet"
+        recorded = Manifest.load(directory).digested.files.get(name)
+        if recorded is None:
+            return schema_of(row_type).empty_table()
+        relative = (directory / name).relative_to(self.path).as_posix()
+        content = files_.read_checked(self.path, relative, recorded.sha256)
+        # Not `read_table`: it would import pyarrow.dataset and with it pandas, half a second of every command.
+        return pq.ParquetFile(pa.BufferReader(content)).read()
 
     def _parts(self, round_number: int, stage: str) -> Path:
         path = self.stage_path(round_number, stage)
@@ -189,27 +201,6 @@ def complete_stages(run_path: Path, round_number: int) -> list[str]:
             sequence = float("inf")
         order.append((sequence, entry.name))
     return [name for _, name in sorted(order)]
-
-
-def _read(directory: Path, row_type: type[Row]) -> pa.Table:
-    name = f"{row_type.table}.parquet"
-    recorded = Manifest.load(directory).digested.files.get(name)
-    if recorded is None:
-        return schema_of(row_type).empty_table()
-    try:
-        content = (directory / name).read_bytes()
-        found = files_.sha256_bytes(content)
-    except OSError as error:
-        content, found = b"", f"no readable file ({error.strerror})"
-    if found != recorded.sha256:
-        raise RecordDamaged(
-            f"{name} is not the file that was committed: {found}",
-            expected=recorded.sha256,
-            where=str(directory / name),
-            next_step="`crl verify RUN` names the command that mends it",
-        )
-    # Not `read_table`: it would import pyarrow.dataset and with it pandas, half a second of every command.
-    return pq.ParquetFile(pa.BufferReader(content)).read()
 
 
 def _shared(parts: Path) -> dict[str, str]:

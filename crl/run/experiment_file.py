@@ -1,4 +1,4 @@
-"""`experiment.yaml` of a run directory: name and frozen method, as they were when the run was made.
+"""`experiment.yaml` of a run directory: format of the record, name and frozen method, as when the run was made.
 
 Its first line holds the SHA-256 of the rest, so that a change by hand is told from the method it was written with.
 """
@@ -6,6 +6,7 @@ Its first line holds the SHA-256 of the rest, so that a change by hand is told f
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,36 +15,59 @@ import yaml
 from pydantic import ValidationError
 
 from crl.config import Experiment, Method
-from crl.errors import FrozenMethodChanged, RecordDamaged, RunDirectoryUnusable
+from crl.errors import FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
+from crl.records import RECORD_FORMAT
 from crl.run.files import disk_full_as_error, fsync, sha256_bytes, temporary, write_atomically
 
 EXPERIMENT = "experiment.yaml"
+OTHER_VERSION = (
+    "read the run with the version of crl that made it (`complementary-rl` in `provenance.versions` of any manifest), "
+    "or train the experiment again under another name"
+)
 _HEADER = "# sha256 of what follows: "
 _NOTE = "# The frozen method of this run. Another method is another experiment: give it another name.\n"
+_FORMAT = re.compile(rb"^format: (\d+)$", re.MULTILINE)
 _LONGEST_VALUE = 60
 _MOST_DIFFERENCES = 20
 
 
 def render(name: str, method: Method) -> bytes:
     """The bytes of the file."""
-    content = {"name": name, "method_digest": method.digest(), "method": method.model_dump(mode="json")}
+    content = {
+        "format": RECORD_FORMAT,
+        "name": name,
+        "method_digest": method.digest(),
+        "method": method.model_dump(mode="json"),
+    }
     body: str = _NOTE + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
     return f"{_HEADER}{sha256_bytes(body.encode())}\n".encode() + body.encode()
 
 
 def load(run_path: Path) -> tuple[str, Method]:
-    """(name, method). Raises RunDirectoryUnusable where there is no such file, RecordDamaged where it was changed."""
+    """(name, method). Raises RunDirectoryUnusable where there is no such file, OtherFormat where the record has another
+    format than this version's, RecordDamaged where the file was changed."""
     name, content = _parse(run_path)
     try:
         method = Method.model_validate(content)
     except ValidationError as error:
         raise RecordDamaged(
-            f"{EXPERIMENT} does not hold a method this version can read: {error.error_count()} errors, first "
+            f"{EXPERIMENT} does not hold a method that this version can read: {error.error_count()} errors, first "
             f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}",
             where=str(run_path / EXPERIMENT),
-            next_step="read the run with the version of crl that made it",
+            next_step=OTHER_VERSION,
         ) from error
     return name, method
+
+
+def check_format(run_path: Path) -> None:
+    """Raise OtherFormat where the record of a run has another format than this version reads and writes.
+
+    An experiment file that is missing or damaged says nothing about it: `crl verify` names it.
+    """
+    try:
+        _body(run_path)
+    except (RecordDamaged, RunDirectoryUnusable):
+        return
 
 
 def check_same(run_path: Path, experiment: Experiment) -> None:
@@ -109,6 +133,12 @@ _ABSENT = _Absent()
 
 
 def _parse(run_path: Path) -> tuple[str, dict[str, Any]]:
+    parsed = yaml.safe_load(_body(run_path))
+    return str(parsed["name"]), parsed["method"]
+
+
+def _body(run_path: Path) -> bytes:
+    """The file after its first line: undamaged, and of this version's format."""
     path = run_path / EXPERIMENT
     try:
         content = path.read_bytes()
@@ -129,8 +159,16 @@ def _parse(run_path: Path) -> tuple[str, dict[str, Any]]:
             where=str(path),
             next_step="`crl train CONFIG` with the unchanged config writes it again",
         )
-    parsed = yaml.safe_load(body)
-    return str(parsed["name"]), parsed["method"]
+    written = _FORMAT.search(body)
+    number = "no format number" if written is None else f"format {int(written[1])}"
+    if written is None or int(written[1]) != RECORD_FORMAT:
+        raise OtherFormat(
+            f"the record of {run_path} has {number}",
+            expected=f"format {RECORD_FORMAT}, which this version reads and writes",
+            where=str(path),
+            next_step=OTHER_VERSION,
+        )
+    return body
 
 
 def _short(value: Any) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from crl.errors import CrlError, DiskFull
+from crl.errors import CrlError, DiskFull, RecordDamaged
 
 _TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<pid>\d+))?-(?P<token>\d+)$")
 _PARTS = ".parts-"
@@ -41,6 +42,32 @@ def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content, as hexadecimal text."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def mending(run_path: Path) -> str:
+    """What to do about damage that a reader came upon."""
+    return (
+        f"`crl mend {shlex.quote(str(run_path))}` makes it again, or names the stage that `crl redo` takes back; "
+        "`crl verify` lists everything that is damaged"
+    )
+
+
+def read_checked(run_path: Path, relative: str, sha256: str) -> bytes:
+    """Content of a file of the record. Raises RecordDamaged, with what mends it, where it is not the recorded one."""
+    path = run_path / relative
+    try:
+        content = path.read_bytes()
+        found = sha256_bytes(content)
+    except OSError as error:
+        content, found = b"", f"no readable file ({error.strerror})"
+    if found != sha256:
+        raise RecordDamaged(
+            f"{relative} is not the file that was committed: {found}",
+            expected=sha256,
+            where=str(path),
+            next_step=mending(run_path),
+        )
+    return content
 
 
 def temporary(path: Path, token: int) -> Path:

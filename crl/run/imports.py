@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from crl.errors import RecordDamaged
 from crl.records import ImportedEntry, schema_of, vectors_of
-from crl.run.files import disk_full_as_error, fsync, sha256_bytes, write_atomically
+from crl.run.files import disk_full_as_error, fsync, mending, read_checked, sha256_bytes, write_atomically
 from crl.run.lease import commit_guard
 
 IMPORTS = "imports/bank"
@@ -107,14 +107,13 @@ def load_import(run_path: Path) -> BankImport | None:
     if not files:
         return None
     if len(files) > 1:
-        raise _damaged(files[1], f"{len(files)} files", "one import, which the bank of round 0 is made from")
-    try:
-        found = BankImport(files[0].read_bytes())
-    except OSError as error:
-        raise _damaged(files[0], f"it cannot be read ({error.strerror})", "the file that was imported") from error
-    if found.digest != files[0].stem:
-        raise _damaged(files[0], f"its content has digest {found.digest}", f"digest {files[0].stem}")
-    return found
+        raise RecordDamaged(
+            f"there are {len(files)} imported banks",
+            expected="one, which the bank of round 0 is made from",
+            where=str(files[1]),
+            next_step=mending(run_path),
+        )
+    return BankImport(read_checked(Path(run_path), f"{IMPORTS}/{files[0].name}", files[0].stem))
 
 
 def write_import(run_path: Path, content: BankImport, *, token: int) -> Path:
@@ -126,12 +125,3 @@ def write_import(run_path: Path, content: BankImport, *, token: int) -> Path:
         fsync(path.parent.parent)
         fsync(Path(run_path))
     return path
-
-
-def _damaged(path: Path, found: str, expected: str) -> RecordDamaged:
-    return RecordDamaged(
-        f"imported bank {path.name}: {found}",
-        expected=expected,
-        where=str(path),
-        next_step="`crl verify RUN` names the command that mends it",
-    )

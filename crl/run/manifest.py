@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import RecordDamaged
-from crl.run.files import canonical_json, sha256_bytes
+from crl.run.files import canonical_json, mending, sha256_bytes
 
 MANIFEST = "manifest.json"
 _PLAIN = ConfigDict(frozen=True, extra="forbid")
@@ -113,7 +113,7 @@ def _damaged(path: Path, found: str, expected: str | None) -> RecordDamaged:
         found,
         expected=expected or "the manifest that was committed with the stage",
         where=str(path),
-        next_step="`crl verify RUN` names what is damaged and the command that mends it",
+        next_step=mending(next((each.parent for each in path.parents if each.name == "rounds"), path)),
     )
 
 

@@ -20,16 +20,16 @@ from crl.run.lease import commit_guard
 from crl.run.manifest import Manifest, key_of, parse_key
 
 Place = tuple[int, str]
-Order = Callable[[int], Sequence[str]] | Sequence[str] | None
+Order = Callable[[int], Sequence[str]]
+"""The stages of a round, in order, as the recipe has them."""
 
 
-def set_aside(run_path: Path, round_number: int, stage: str, order: Order = None, *, token: int) -> list[Place]:
+def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, token: int) -> list[Place]:
     """Move a stage and what comes after it to `damaged/<n>/`; returns what was moved, oldest first.
 
-    After it come the stages behind it in `order` (the recipe's stages, for all rounds or by round; without it the
-    order of their commits), all later rounds, and whatever read one of them. Where making them again needs a
-    checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises BadInput if there
-    is no such stage or round, StaleAttempt if `token` does not hold the lease.
+    After it come the stages behind it in `order`, all later rounds, and whatever read one of them. Where making them
+    again needs a checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises
+    BadInput if there is no such stage or round, StaleAttempt if `token` does not hold the lease.
     """
     everything = _all_stages(run_path, order)
     # A stage that is gone altogether can be redone as well: what came after it was made from it.
@@ -74,7 +74,7 @@ def _affected(run_path: Path, start: Place, everything: list[Place], order: Orde
 
 
 def _from(first: Place, everything: list[Place], order: Order) -> set[Place]:
-    names = _names(order, first[0]) or [name for number, name in everything if number == first[0]]
+    names = list(order(first[0]))
     behind = set(names[names.index(first[1]) :]) if first[1] in names else {first[1]}
     return {
         (number, name)
@@ -122,15 +122,9 @@ def _all_stages(run_path: Path, order: Order) -> list[Place]:
     found: list[Place] = []
     for number in round_numbers(run_path):
         names = complete_stages(run_path, number)
-        known = list(_names(order, number))
+        known = list(order(number))
         found += [(number, name) for name in sorted(names, key=lambda name: known.index(name) if name in known else -1)]
     return found
-
-
-def _names(order: Order, round_number: int) -> list[str]:
-    if order is None:
-        return []
-    return list(order(round_number) if callable(order) else order)
 
 
 def _move_parts(run_path: Path, target: Path, number: int, stage: str) -> None:

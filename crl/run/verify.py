@@ -95,11 +95,12 @@ def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown)
 
     `deep` reads and hashes every file; without it only presence and size are compared. `from_rows` (of the recipe)
     tells which stages `crl mend` can make again; without it the command is `crl redo`. Raises RunDirectoryUnusable
-    where there is no run.
+    where there is no run, OtherFormat where its record has another format.
     """
     run_path = Path(run_path)
     if not run_path.is_dir():
         raise RunDirectoryUnusable(f"there is no run directory at {run_path}", next_step="name the directory of a run")
+    experiment_file.check_format(run_path)
     record = _Record(run_path, deep, pruned=pruned(run_path), from_rows=from_rows)
     for round_number in round_numbers(run_path):
         for stage in complete_stages(run_path, round_number):

@@ -20,13 +20,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crl.errors import BadInput, RecordDamaged
-from crl.records import schema_of
+from crl.errors import BadInput, OtherFormat, RecordDamaged
+from crl.records import RECORD_FORMAT, schema_of
 from crl.run.files import disk_full_as_error, fsync, fsync_tree, sha256_file, temporary
 from crl.run.imports import EMBEDDING
 from crl.transfer.card import dataset_card
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
-from crl.transfer.gather import FORMAT, FORMAT_VERSION, Gathered
+from crl.transfer.gather import FORMAT, Gathered
 from crl.transfer.rows import TABLES, entries_schema
 
 _NEEDED = frozenset({"embedder", "entries", "experiment", "families", "files", "round", "snapshot_digest"})
@@ -127,10 +127,10 @@ def _provenance(path: Path) -> dict[str, Any]:
         raise _no_export(path, f"{PROVENANCE} cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _no_export(path, f"{PROVENANCE} does not speak of a bank")
-    if content.get("format_version") != FORMAT_VERSION:
-        raise BadInput(
+    if content.get("format_version") != RECORD_FORMAT:
+        raise OtherFormat(
             f"{path} was exported in format {content.get('format_version')}",
-            expected=f"format {FORMAT_VERSION}",
+            expected=f"format {RECORD_FORMAT}",
             next_step="export it again with this version, or import it with the one that wrote it",
         )
     lacking = sorted(_NEEDED - content.keys())

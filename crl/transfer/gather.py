@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.banks import publishing_stage
-from crl.records import BankSnapshot, Row, Weights, rows_of, table_of
+from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, table_of
 from crl.report.bank import BankAfter
 from crl.report.why import stories
 from crl.run.directory import RunDirectory
@@ -26,7 +26,6 @@ from crl.run.manifest import key_of
 from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
 
 FORMAT = "complementary-rl bank"
-FORMAT_VERSION = 1
 _BATCH = 20_000
 """Entries whose stories are objects in memory at once; each batch reads the run's tables again."""
 
@@ -90,7 +89,7 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
     assert place is not None
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": RECORD_FORMAT,
         "experiment": run.experiment_name,
         "round": bank.round,
         "entries": len(bank.snapshot),
@@ -105,13 +104,13 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
 
 
 def _snapshot_digest(bank: BankAfter, place: tuple[int, str]) -> str:
-    """As the round recorded it; computed from the rows where it recorded none, and checked where it did."""
+    """As the round recorded it, checked against the rows."""
     digest = bank.snapshot.digest()
-    recorded = rows_of(BankSnapshot, bank.run.read(*place, BankSnapshot))
-    if recorded and recorded[0].digest != digest:
+    (recorded,) = rows_of(BankSnapshot, bank.run.read(*place, BankSnapshot))
+    if recorded.digest != digest:
         raise RecordDamaged(
             f"the bank after round {bank.round} has digest {digest}",
-            expected=f"{recorded[0].digest}, as the round recorded",
+            expected=f"{recorded.digest}, as the round recorded",
             where=str(bank.run.path),
             next_step="run `crl verify` on the run",
         )

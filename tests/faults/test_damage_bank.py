@@ -1,12 +1,12 @@
-"""Corrupt, truncate or delete any file of the bank's store: it is named, hides no bank, and is made again."""
+"""Corrupt, truncate or delete any file of the bank's store: every reader names it, and `crl mend` puts it back."""
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +15,11 @@ from crl.engine.services import EngineServices
 from crl.errors import RecordDamaged
 from crl.recipes import recipe_of
 from crl.recipes.audit import bank_problems, problems_of
-from crl.recipes.banks import recorded_bank, recorded_texts
 from crl.recipes.mend import Mending, mend
+from crl.recipes.reading import recorded_bank
 from crl.records import BankChange, BankEntry, schema_of
+from crl.report.bank import BankAfter
+from crl.report.diff import BankDiff, bank_diff
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.lease import Lease
@@ -25,7 +27,7 @@ from crl.run.manifest import MANIFEST, FileDigest, Manifest
 from crl.run.verify import Problem, Severity, require_intact
 from crl.run.writer import parquet_bytes
 from tests.tiny_run import ROUNDS, crl
-from tests.unit.report.scripted import Ask, ScriptedRun
+from tests.unit.report.scripted import Ask, ScriptedRun, Services
 
 Damage = Callable[[Path], None]
 
@@ -77,17 +79,43 @@ def _store(run: RunDirectory) -> list[str]:
     return sorted(path.relative_to(run.path).as_posix() for path in paths)
 
 
-def _banks(run: RunDirectory) -> dict[int, tuple[str, list[str]]]:
-    """Digest and texts of the bank after every round."""
-    recipe = recipe_of(run.method)
-    banks = {number: recorded_bank(run, recipe, number) for number in run.rounds()}
-    texts = {number: recorded_texts(run, recipe, bank.table) for number, bank in banks.items()}
-    return {number: (bank.digest(), sorted(texts[number].values())) for number, bank in banks.items()}
+def _bank(run: RunDirectory, number: int) -> str:
+    return recorded_bank(run, recipe_of(run.method), number).digest()
+
+
+def _texts(run: RunDirectory, number: int) -> list[str]:
+    return BankAfter(run, number).texts(BankAfter(run, number).rows())
+
+
+def _vectors(run: RunDirectory, number: int) -> list[list[float]]:
+    found: list[list[float]] = BankAfter(run, number).embeddings(BankAfter(run, number).rows()).tolist()
+    return found
+
+
+def _changes(run: RunDirectory, number: int) -> BankDiff:
+    return bank_diff(run.path, number)
+
+
+READERS: tuple[Callable[[RunDirectory, int], Any], ...] = (_bank, _texts, _vectors, _changes)
+Read = dict[tuple[str, int], Any]
+"""What each reader made of each round; the error where it could not read it."""
+
+
+def _read(run: RunDirectory) -> Read:
+    found: Read = {}
+    for reader in READERS:
+        for number in run.rounds():
+            try:
+                found[reader.__name__, number] = reader(run, number)
+            except RecordDamaged as error:
+                found[reader.__name__, number] = error
+    return found
 
 
 def _mended(run: RunDirectory) -> Mending:
+    services: Any = Services() if run.experiment_name == "scripted" else EngineServices(run)
     with Lease.acquire(run.path, seconds=60) as lease:
-        return mend(run, recipe_of(run.method), EngineServices(run), token=lease.token)
+        return mend(run, recipe_of(run.method), services, token=lease.token)
 
 
 def _damaged(run: RunDirectory) -> list[Problem]:
@@ -101,20 +129,27 @@ def _is_read(run: RunDirectory, stage: Path) -> bool:
     return any(key in Manifest.load(other).digested.inputs for other in others)
 
 
-def _try(run: RunDirectory, name: str, damage: Damage, truth: dict[int, tuple[str, list[str]]]) -> None:
-    path, last = run.path / name, max(run.rounds())
+def _try(run: RunDirectory, name: str, damage: Damage, truth: Read) -> None:
+    path = run.path / name
     before = path.read_bytes()
     damage(path)
     after = path.read_bytes() if path.exists() else None
     (problem,) = _damaged(run)
     assert (problem.file, problem.mend) == (name, f"crl mend {run.path}")
-    if path.name == MANIFEST and not _is_read(run, path.parent):  # nothing proves what would stand in its place
-        with pytest.raises(RecordDamaged, match="manifest"):
-            recorded_bank(run, recipe_of(run.method), last)
+    read = _read(run)
+    damaged = {place: error for place, error in read.items() if isinstance(error, RecordDamaged)}
+    spared = path.name == "bank_changes.parquet" and (path.parent / "bank.parquet").exists()
+    assert bool(damaged) is not spared, "no reader goes on without a word: the changes that a base holds no one reads"
+    for error in damaged.values():
+        assert name in f"{error.found} {error.where}" and f"`crl mend {run.path}`" in (error.next_step or "")
+    assert {place: truth[place] for place in read.keys() - damaged} == {
+        place: read[place] for place in read.keys() - damaged
+    }, "who does not need the file reads what was there"
+    assert (path.read_bytes() if path.exists() else None) == after, "reading repairs nothing"
+    if path.name == MANIFEST and not _is_read(run, path.parent):  # nothing proves what would take its place
         assert [(each.file, error.exit_code) for each, error in _mended(run).left] == [(name, 4)]
         path.write_bytes(before)
         return
-    assert _banks(run) == truth, "no round is hidden"
     done = _mended(run)
     assert (done.mended, done.left) == ([name], [])
     assert _damaged(run) == []
@@ -128,46 +163,26 @@ def _try(run: RunDirectory, name: str, damage: Damage, truth: dict[int, tuple[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES, ids=["corrupt", "truncate", "delete"])
-def test_any_file_of_the_store_is_named_worked_around_and_made_again(victim: RunDirectory, damage: Damage) -> None:
-    names, truth = _store(victim), _banks(victim)
+def test_any_file_of_the_store_is_named_by_its_readers_and_mended(victim: RunDirectory, damage: Damage) -> None:
+    names, truth = _store(victim), _read(victim)
     assert sum(name.endswith("/bank.parquet") for name in names) >= 2, "a base lies in the middle"
     assert len(names) >= 40
     for name in names:
         _try(victim, name, damage, truth)
 
 
-def test_any_file_of_a_trained_store_is_named_worked_around_and_made_again(copied: Path) -> None:
+def test_any_file_of_a_trained_store_is_named_by_its_readers_and_mended(copied: Path) -> None:
     run = RunDirectory.open(copied)
-    names, truth = _store(run), _banks(run)
-    assert set(truth) == set(range(ROUNDS + 1)) and len(truth[ROUNDS][1]) > len(truth[0][1])
+    names, truth = _store(run), _read(run)
+    assert run.rounds() == list(range(ROUNDS + 1)) and len(truth["_texts", ROUNDS]) > len(truth["_texts", 0])
     for number, name in enumerate(names):
         _try(run, name, DAMAGES[number % 3], truth)
 
 
-def test_the_warning_names_file_and_command(victim: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
-    name = "rounds/0002/consolidate/bank_changes.parquet"
-    _corrupt(victim.path / name)
-    with caplog.at_level(logging.WARNING):
-        recorded_bank(victim, recipe_of(victim.method), 2)
-    (record,) = caplog.records
-    assert name in record.getMessage() and f"crl mend {victim.path}" in record.getMessage()
-    caplog.clear()
-    recorded_bank(victim, recipe_of(victim.method), 1)
-    assert caplog.records == [], "an earlier round does not need the file"
-
-
-def test_a_warning_is_told_once(victim: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
-    _corrupt(victim.path / "rounds/0002/consolidate/bank_changes.parquet")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            recorded_bank(victim, recipe_of(victim.method), 2)
-    assert len(caplog.records) == 1
-
-
 @pytest.mark.parametrize("with_texts", [False, True])
 def test_a_whole_stage_that_is_gone_is_put_back(victim: RunDirectory, with_texts: bool) -> None:
-    stage, truth = victim.stage_path(3, "consolidate"), _banks(victim)
-    whole = victim.manifest(3, "consolidate")
+    stage, truth = victim.stage_path(2, "consolidate"), _read(victim)
+    whole = victim.manifest(2, "consolidate")
     before = {path.name: path.read_bytes() for path in stage.iterdir()}
     lost = [victim.path / name for name in whole.digested.shared]
     assert len(lost) == 2, "the round wrote texts and vectors"
@@ -176,15 +191,16 @@ def test_a_whole_stage_that_is_gone_is_put_back(victim: RunDirectory, with_texts
     for path in lost if with_texts else []:
         _delete(path)
     (problem,) = _damaged(victim)  # no later round is named for it
-    assert (problem.file, problem.mend) == ("rounds/0003/consolidate", f"crl mend {victim.path}")
-    assert len(recorded_bank(victim, recipe_of(victim.method), 4)) == len(truth[4][1])
+    assert (problem.file, problem.mend) == ("rounds/0002/consolidate", f"crl mend {victim.path}")
+    with pytest.raises(RecordDamaged, match="manifest"):
+        _bank(victim, 2)
     done = _mended(victim)
     assert (done.mended, done.left, done.kept) == ([problem.file], [], [])
-    assert _damaged(victim) == [] and _banks(victim) == truth
+    assert _damaged(victim) == [] and _read(victim) == truth
     assert [path.read_bytes() for path in lost] == vectors
     after = {path.name: path.read_bytes() for path in stage.iterdir()}
     assert after.pop(MANIFEST) != before.pop(MANIFEST) and after == before
-    again = victim.manifest(3, "consolidate")
+    again = victim.manifest(2, "consolidate")
     assert again.digest == whole.digest and again.provenance["sequence"] == whole.provenance["sequence"]
     assert not list(stage.parent.glob(".*")), "nothing half written is left"
 
@@ -194,7 +210,7 @@ def test_a_whole_stage_that_nothing_proves_is_left(victim: RunDirectory) -> None
     for stage in ("consolidate", "distill"):
         shutil.rmtree(victim.stage_path(3, stage))
     done = _mended(victim)
-    assert [problem.file for problem, _ in done.left] == ["rounds/0003/consolidate", "rounds/0003/distill"]
+    assert [problem.file for problem, _ in done.left] == ["rounds/0003/distill", "rounds/0003/consolidate"]
     assert not victim.stage_path(3, "consolidate").exists() and done.mended == []
 
 
@@ -209,14 +225,14 @@ def test_the_whole_store_is_made_again_at_once(victim: RunDirectory) -> None:
 
 
 def test_what_does_not_follow_is_left_with_the_command_that_takes_it_back(victim: RunDirectory) -> None:
-    lost = ["rounds/0002/consolidate/bank_changes.parquet", "rounds/0002/distill/operations.parquet"]
+    lost = ["rounds/0002/distill/operations.parquet", "rounds/0002/consolidate/bank_changes.parquet"]
     for name in lost:
         _corrupt(victim.path / name)
     held = {name: (victim.path / name).read_bytes() for name in lost}
     done = _mended(victim)
     assert [problem.file for problem, _ in done.left] == lost and done.mended == []
     redo = f"crl redo {victim.path} --from 0002"
-    assert [problem.redo for problem, _ in done.left] == [f"{redo}/consolidate", f"{redo}/distill"]
+    assert [problem.redo for problem, _ in done.left] == [f"{redo}/distill", f"{redo}/consolidate"]
     assert {name: (victim.path / name).read_bytes() for name in lost} == held
     with pytest.raises(RecordDamaged):
         recorded_bank(victim, recipe_of(victim.method), 2)
@@ -273,7 +289,13 @@ def test_the_commands_verify_and_mend(copied: Path, capsys: pytest.CaptureFixtur
         _delete(path)
     told = run("verify", str(copied), code=4)
     assert f"mend     crl mend {copied}" in told and all(path.name in told for path in lost)
-    assert run("bank", "show", str(copied), "--round", str(ROUNDS)).count("\n") > 2
+    newest, exported = str(ROUNDS), str(copied.parent / "exported")
+    for command in (
+        ["bank", "show", "tiny", "--round", newest], ["bank", "export", "tiny", "--to", exported],
+        ["bank", "diff", "tiny", newest], ["sql", "tiny", "SELECT count(*) FROM bank"],
+    ):  # fmt: skip
+        said = crl(copied.parent, *command, code=4).stderr
+        assert f"crl mend {copied}" in said and any(path.name in said for path in lost), said
     crl(copied.parent, "mend", "tiny")
     assert "is intact" in run("verify", str(copied))
     assert "nothing to mend" in run("mend", str(copied))

@@ -18,8 +18,8 @@ from crl.bank.segments import load_embeddings
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
-from crl.recipes.banks import recorded_bank
 from crl.recipes.mend import mend
+from crl.recipes.reading import recorded_bank
 from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
 from crl.report.bank import snapshot
 from crl.report.story import story_of
@@ -317,7 +317,7 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
     file.write_bytes(whole[:-1])
     problems = verify(tmp_path / "second")
     assert [problem.file for problem in problems] == [f"{IMPORTS}/{file.name}"]
-    with ScriptedRun(tmp_path, experiment("second")) as run, pytest.raises(RecordDamaged, match="imported bank"):
+    with ScriptedRun(tmp_path, experiment("second")) as run, pytest.raises(RecordDamaged, match=IMPORTS):
         run.initialise()
     taken(tmp_path, source.bank())  # puts it back
     with run:
@@ -332,5 +332,5 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
         assert file.read_bytes() == whole and verify(run.path) == []
     (file.parent / f"{sha('other')}.parquet").write_bytes(b"other")
     assert [problem.expected for problem in verify(run.path)] == ["no such file: no stage wrote it"]
-    with pytest.raises(CrlError, match="2 files"):
+    with pytest.raises(CrlError, match="2 imported banks"):
         load_import(run.path)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crl.bank.segments import load_texts
 from crl.config import Method, SamplingConfig
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
@@ -30,7 +31,7 @@ from crl.policies.miniature import write_miniature
 from crl.policies.sources import resolve_model, warm_directory
 from crl.protocols import Chat, Inquiry, Sampled, StopReason
 from crl.recipes import recipe_of
-from crl.recipes.banks import recorded_bank, recorded_texts
+from crl.recipes.reading import recorded_bank
 from crl.records import (
     Distillation,
     Episode,
@@ -233,7 +234,7 @@ def test_what_is_merged_is_the_rendering_of_recorded_entries(run: RunDirectory) 
         written = prompts_of(run, number, "merge", "merge")
         # Nothing is merged away: the bank after the round holds all that was shown.
         bank = recorded_bank(run, recipe, number)
-        texts = recorded_texts(run, recipe, bank.table)
+        texts = load_texts(run.path, bank.table)
         shown = {entry.entry_id: texts[entry.content_digest] for entry in bank.entries()}
         steps = rows(run, Distillation, "merge", [number])
         for step in steps:
@@ -249,7 +250,7 @@ def test_what_is_answered_is_the_rendering_of_recorded_rows(run: RunDirectory) -
     assert prompt is not None
     written = prompts_of(run, ROUNDS, "collect", "ask")
     bank = recorded_bank(run, recipe, ROUNDS - 1)
-    texts = recorded_texts(run, recipe, bank.table)
+    texts = load_texts(run.path, bank.table)
     turns = {(row.episode_id, row.turn): row for row in rows(run, Turn, "collect", [ROUNDS])}
     goals = {row.episode_id: row.goal for row in rows(run, Task, "plan", [ROUNDS])}
     asked = [row for row in rows(run, Question, "collect", [ROUNDS]) if row.generation_id is not None]
@@ -269,7 +270,7 @@ def test_what_is_judged_is_the_rendering_of_recorded_rows(run: RunDirectory) -> 
     assert prompt is not None
     written = prompts_of(run, ROUNDS, "judge", "critic")
     bank = recorded_bank(run, recipe, ROUNDS - 1)
-    texts = recorded_texts(run, recipe, bank.table)
+    texts = load_texts(run.path, bank.table)
     tasks = {row.episode_id: row for row in rows(run, Task, "plan", [ROUNDS])}
     chosen = {row.episode_id: row for row in rows(run, Retrieval, "plan", [ROUNDS]) if row.chosen}
     judged = rows(run, Judgement, "judge", [ROUNDS])

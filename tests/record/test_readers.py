@@ -21,7 +21,7 @@ from benchmarks.made_run import Size, writing
 from crl.bank.segments import load_texts
 from crl.bank.snapshot import Snapshot
 from crl.recipes import recipe_of
-from crl.recipes.banks import recorded_bank
+from crl.recipes.reading import recorded_bank
 from crl.records import BankEntry, BankSnapshot, Retrieval, rows_of, schema_of
 from crl.report.bank import banked_rounds
 from crl.report.views import CATALOG, connect, write_catalog

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from crl.recipes.banks import recorded_bank
 from crl.recipes.complementary.round import build
+from crl.recipes.reading import recorded_bank
 from crl.run.directory import RunDirectory
 from tests.tiny_run import NAME, ROOT, ROUNDS, crl
 

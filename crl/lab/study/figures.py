@@ -19,8 +19,6 @@ from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initialise"
 """Stages that tables are read of."""
-TOKENS = ("tokens_read", "tokens_sampled")
-"""Columns of an evaluation that runs of earlier versions lack."""
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
 
@@ -32,9 +30,9 @@ class GameCost(BaseModel):
 
     actions: float
     """Turns."""
-    tokens_read: float | None = None
-    """Tokens the actor read; None in a run of a version that did not count them."""
-    tokens_sampled: float | None = None
+    tokens_read: float
+    """Tokens the actor read."""
+    tokens_sampled: float
     seconds: float | None = None
     """Clock time, the games of a wave counted together; None where nobody took it."""
 
@@ -138,7 +136,8 @@ def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:
         timing = taken.get(f"play {arm}")
         found[arm] = GameCost(
             actions=pc.mean(mine["turns"]).as_py(),
-            **{name: pc.mean(mine[name]).as_py() for name in TOKENS if name in mine.column_names},
+            tokens_read=pc.mean(mine["tokens_read"]).as_py(),
+            tokens_sampled=pc.mean(mine["tokens_sampled"]).as_py(),
             seconds=None if timing is None else timing["seconds"] / timing["items"],
         )
     return found

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.lab.study.config import Study
-from crl.lab.study.figures import TOKENS, RunFigures
+from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import Figures, StudyResult, read_figures, summarise_study
 from crl.lab.study.table import study_markdown
@@ -84,4 +84,4 @@ def _cost(run: RunFigures, number: int, bank: bool) -> dict[str, float | None]:
     # Where the bank is still empty, success with it is that without it; so is what a game takes.
     costs = {**run.costs_without_bank, **(run.costs_with_bank if bank else {})}
     cost = costs.get(number)
-    return {} if cost is None else cost.model_dump(include={"actions", *TOKENS})
+    return {} if cost is None else cost.model_dump(exclude={"seconds"})

@@ -35,13 +35,12 @@ class PlannedRun:
     def rounds_done(self) -> int:
         """The last round of the study up to which every stage is complete; −1 before round 0."""
         from crl.recipes import recipe_of
-        from crl.recipes.due import stages_due
         from crl.run.directory import RunDirectory
 
         run = RunDirectory(self.path, self.name, self.experiment.method)
         recipe = recipe_of(run.method)
         for number in range(self.rounds + 1):
-            if not all(run.is_complete(number, stage.name) for stage in stages_due(run, recipe, number)):
+            if not all(run.is_complete(number, stage.name) for stage in recipe.stages_of(run.method, number)):
                 return number - 1
         return self.rounds
 

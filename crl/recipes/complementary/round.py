@@ -243,7 +243,6 @@ def build(method: Method) -> Recipe:
                 Read("health", -1, BEFORE),
             ),
             writes=(Metric,),
-            observes=True,
         ),
         evaluates,
     ]  # fmt: skip

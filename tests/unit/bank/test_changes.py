@@ -108,19 +108,6 @@ def test_a_base_comes_when_changes_outnumber_entries_and_after_a_long_chain() ->
     assert bases == [0, 2, 2 + LONGEST_CHAIN]
 
 
-def test_a_run_that_stored_whole_banks_is_read_and_gone_on_with() -> None:
-    recorder = Recorder()
-    bank = {"a": entry("a", 0, "one"), "b": entry("b", 1, "two")}
-    recorder.tables[BankEntry, 0] = table_of(BankEntry, [])
-    recorder.tables[BankEntry, 1] = table_of(BankEntry, bank.values())
-    recorder.truth = [{}, dict(bank)]
-    assert open_snapshot(1, recorder.table_of).entries() == by_age(bank)
-    assert summary_of(1, recorder.table_of).digest == digest_by_hand(bank)
-    del bank["a"]
-    assert recorder.publish(bank).base_round == 1
-    assert open_snapshot(2, recorder.table_of).entries() == by_age(bank)
-
-
 def test_tables_that_do_not_add_up_are_refused() -> None:
     recorder = Recorder()
     recorder.publish({})

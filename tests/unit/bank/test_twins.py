@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from crl.bank.retrieve import BankRetriever
-from crl.bank.segments import load_texts, text_digest
+from crl.bank.segments import load_embeddings, load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig, RetrievalConfig
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.audit import problems_of
-from crl.recipes.banks import recorded_bank, recorded_embeddings
+from crl.recipes.reading import recorded_bank
 from crl.records import Credit, EntryScore, rows_of
 from crl.report.bank import snapshot
 from crl.report.why import why
@@ -102,7 +102,7 @@ def test_a_run_with_twins_verifies_and_replays(told):
     assert before.table["content_digest"].to_pylist() == [text_digest(TEXT)] * 3
     assert len(set(before.table["segment"].to_pylist())) == 1, "one text, stored once"
     assert load_texts(scripted.path, before.table) == {text_digest(TEXT): TEXT}
-    vectors_ND = recorded_embeddings(scripted.run, scripted.recipe, before.table)
+    vectors_ND = load_embeddings(scripted.run.path, before.table)
     assert np.array_equal(vectors_ND, LexicalEmbedder().embed([TEXT] * 3))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from crl.bank.segments import load_texts
 from crl.config import Experiment, SamplingConfig
 from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_part, execute_stage
@@ -21,7 +22,7 @@ from crl.engine.services import EngineServices
 from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
-from crl.recipes.banks import recorded_bank, recorded_texts
+from crl.recipes.reading import recorded_bank
 from crl.records import (
     BufferItem,
     Credit,
@@ -204,7 +205,7 @@ def test_an_answer_is_made_from_an_entry_of_the_round_before_and_its_tokens_are_
     records = {each.generation_id: each for each in rows(run, Generation, "collect", [ROUNDS])}
     turns = {(each.episode_id, each.turn): each for each in rows(run, Turn, "collect", [ROUNDS])}
     bank = recorded_bank(run, recipe_of(run.method), ROUNDS - 1)
-    texts = recorded_texts(run, recipe_of(run.method), bank.table)
+    texts = load_texts(run.path, bank.table)
     families = dict(zip(bank.table["entry_id"].to_pylist(), bank.table["family"].to_pylist(), strict=True))
     (weights,) = rows(run, Weights, "update_extractor", [ROUNDS - 1])
     chat = services.policy("extractor", weights).chat

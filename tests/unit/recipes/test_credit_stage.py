@@ -10,7 +10,7 @@ import pytest
 
 from crl.config import Experiment
 from crl.learn import collapse
-from crl.recipes.banks import recorded_bank
+from crl.recipes.reading import recorded_bank
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
 from crl.report.summary import summarise

@@ -1,4 +1,4 @@
-"""Stage `health`: from rows alone, seen by nothing that trains, and no burden to runs from before it existed."""
+"""Stage `health`: from rows alone, seen by nothing that trains, and owed by a run that was ended before it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from crl.engine.driver import Driver
 from crl.envs import make_environment
 from crl.envs.realms import RealmsConfig, hidden_rule, note
 from crl.recipes import recipe_of
-from crl.recipes.context import StageContext
-from crl.recipes.due import STAGES_OF_ROUND
 from crl.records import Metric, rows_of
-from crl.report.standing import unfinished
 from crl.run.directory import RunDirectory
-from crl.run.journal import Journal
-from crl.run.manifest import MANIFEST, Manifest
-from tests.tiny_run import ROUNDS, crl, experiment
+from tests.tiny_run import ROUNDS, experiment
 from tests.unit.report.scripted import Ask, ScriptedRun, Services
 from tests.unit.report.scripted import experiment as scripted_experiment
 
@@ -44,17 +39,15 @@ def methods():
 # -- what may see it ------------------------------------------------------------------------------------------------
 
 
-def test_no_stage_of_any_recipe_reads_what_only_observes():
+def test_no_other_stage_of_any_recipe_reads_it():
     seen = 0
     for method in methods():
         recipe = recipe_of(method)
         stages = (*recipe.preparation, *recipe.stages)
-        observing = {stage.name for stage in stages if stage.observes}
-        assert observing == {"health"}, f"recipe {recipe.name}"
-        assert not observing & set(recipe.initial.values()) and not observing & set(recipe.initial)
+        assert "health" in {stage.name for stage in stages}, f"recipe {recipe.name}"
+        assert "health" not in {*recipe.initial, *recipe.initial.values()}
         for stage in stages:
-            read = {each.stage for each in stage.reads}
-            assert stage.observes or not read & observing, f"{recipe.name}: {stage.name} reads {read & observing}"
+            assert stage.name == "health" or "health" not in {each.stage for each in stage.reads}, stage.name
             seen += 1
     assert seen > 100
 
@@ -193,65 +186,7 @@ def test_the_figures_of_a_real_round_are_those_of_its_rows(finished):
         assert clipped == pytest.approx((found[2]["actor_clipped"],))
 
 
-# -- runs from before it --------------------------------------------------------------------------------------------
-
-
-def as_before(run_path: Path, *, rounds: range) -> RunDirectory:
-    """Take the stage out of these rounds of a copied run, and out of what their manifests name."""
-    import shutil
-
-    run = RunDirectory.open(run_path)
-    for number in rounds:
-        shutil.rmtree(run.stage_path(number, "health"))
-        for stage in run.complete_stages(number):
-            whole = run.manifest(number, stage)
-            told = {name: value for name, value in whole.provenance.items() if name != STAGES_OF_ROUND}
-            (run.stage_path(number, stage) / MANIFEST).write_bytes(Manifest.seal(whole.digested, told).render())
-    return run
-
-
-def test_a_run_from_before_the_stage_goes_on_where_it_is(copied):
-    run = as_before(copied, rounds=range(1, ROUNDS + 1))
-    with Driver(run, experiment().runtime) as driver:
-        assert driver.next_round() == ROUNDS + 1
-        assert "health" not in driver.stages(ROUNDS) and "health" in driver.stages(ROUNDS + 1)
-        assert driver.set_target(1) == (ROUNDS + 1, ROUNDS + 1)
-    assert unfinished(run, [event for event in Journal(copied).read() if event["event"] != "target"]) is None
-    crl(copied.parent, "verify", copied.name)
-
-
-def test_what_a_run_from_before_makes_now_has_the_stage(copied):
-    """Its first round with the stage begins to count: there is nothing before it."""
-    run = as_before(copied, rounds=range(1, 2))
-    recipe = recipe_of(run.method)
-    written: list[Any] = []
-
-    class Kept:
-        directory = copied
-
-        def write(self, row_type: Any, table: Any) -> None:
-            written.extend(rows_of(row_type, table))
-
-    context = StageContext(
-        method=run.method, recipe=recipe, stage=recipe.stage(run.method, 2, "health"), round_number=2, reader=run,
-        writer=Kept(), services=EnvironmentsOf(run), progress=lambda figures: None,
-    )  # fmt: skip
-    context.stage.run(context)
-    assert (1, "health") not in context.inputs and (2, "collect") in context.inputs
-    again = {row.name: row.value for row in written}
-    recorded = figures_of(run, 2)
-    assert again["share_malformed"] == recorded["share_malformed"]
-    assert again["best_success"] == again["success"] <= recorded["best_success"]
-
-
-class EnvironmentsOf:
-    """The environments of a run's method."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self._families = {family.name: family for family in run.method.families}
-
-    def environment(self, family: str) -> Any:
-        return make_environment(self._families[family])
+# -- a run that was ended before it -----------------------------------------------------------------------------------
 
 
 def test_a_run_that_was_ended_before_the_stage_still_owes_it(copied):
@@ -263,13 +198,3 @@ def test_a_run_that_was_ended_before_the_stage_still_owes_it(copied):
     with Driver(run, experiment().runtime) as driver:
         assert driver.next_round() == ROUNDS
         assert "health" in driver.stages(ROUNDS)
-
-
-@pytest.mark.slow
-def test_a_run_from_before_is_resumed_by_the_command_line(copied):
-    run = as_before(copied, rounds=range(1, ROUNDS + 1))
-    crl(copied.parent, "resume", copied.name, "--rounds", "1")
-    having = [number for number in run.rounds() if run.is_complete(number, "health")]
-    assert run.rounds() == list(range(ROUNDS + 2)) and having == [ROUNDS + 1]
-    assert f"{ROUNDS:04d}/health" not in run.manifest(ROUNDS + 1, "health").digested.inputs
-    crl(copied.parent, "verify", copied.name)

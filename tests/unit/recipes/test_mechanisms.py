@@ -10,7 +10,7 @@ import pytest
 
 from crl.bank.segments import load_texts
 from crl.recipes.audit import problems_of
-from crl.recipes.banks import recorded_bank
+from crl.recipes.reading import recorded_bank
 from crl.records import (
     BankSnapshot,
     BufferItem,

@@ -11,10 +11,11 @@ from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
-from crl.recipes.banks import recorded_bank
 from crl.recipes.complementary.proposal import proposal_of
-from crl.recipes.complementary.resembling import Resembling, with_resemblances
+from crl.recipes.complementary.resembling import Resembling
 from crl.recipes.context import StageContext
+from crl.recipes.reading import recorded_bank
+from crl.recipes.recovery import remake
 from crl.recipes.stage import Read
 from crl.records import (
     BankEvent,
@@ -163,10 +164,9 @@ def test_a_round_is_consolidated_from_its_rows_alone(run):
 def test_only_stages_of_such_a_method_read_and_write_it(run):
     stages = {stage.name: stage for stage in run.recipe.stages}
     assert all(Resemblance in stages[name].writes for name in ("distill", "merge"))
-    assert Read("consolidate", -1) in stages["distill"].reads
+    assert Read("consolidate", -1, "bank") in stages["distill"].reads
     plain = recipe_of(experiment().method)
     assert all(Resemblance not in stage.writes for stage in plain.stages)
-    assert with_resemblances(stages["merge"], Read("consolidate", -1)).reads == stages["merge"].reads
 
 
 def test_a_run_with_near_duplicates_verifies_and_its_bank_can_be_made_again(run):
@@ -175,12 +175,13 @@ def test_a_run_with_near_duplicates_verifies_and_its_bank_can_be_made_again(run)
     events = rows_of(BankEvent, run.run.read(2, "consolidate", BankEvent))
     assert [(event.entry_id, event.reason) for event in events] == [(first, "near_duplicate"), (second, None)]
     assert problems_of(run.run, run.recipe) == []
-    (run.path / "rounds/0002/consolidate/bank_changes.parquet").unlink()
-    held = recorded_bank(run.run, run.recipe, 2)
-    assert second in held.table["entry_id"].to_pylist() and first not in held.table["entry_id"].to_pylist()
+    name = "rounds/0002/consolidate/bank_changes.parquet"
+    before = (run.path / name).read_bytes()
+    (run.path / name).unlink()
+    assert remake(run.run, run.recipe, 2, "consolidate", run.services).files[name] == before
     (run.path / "rounds/0002/distill/resemblances.parquet").write_bytes(b"nothing")
-    with pytest.raises(RecordDamaged):
-        recorded_bank(run.run, run.recipe, 2)
+    with pytest.raises(RecordDamaged, match="resemblances"):
+        remake(run.run, run.recipe, 2, "consolidate", run.services)
 
 
 @pytest.mark.parametrize(("rewritten", "shares"), [("keep calm", False), (f"{HOLE} also", True), (None, True)])

@@ -17,8 +17,8 @@ from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
-from crl.recipes.banks import recorded_bank
 from crl.recipes.context import StageContext
+from crl.recipes.reading import recorded_bank
 from crl.records import (
     Distillation,
     Episode,

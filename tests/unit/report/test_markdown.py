@@ -128,12 +128,11 @@ def test_the_curve_is_a_picture_that_asks_for_nothing(tmp_path: Path) -> None:
 def test_checks_name_suites_rules_and_rows() -> None:
     checks = [
         StageChecks("collect", (TableCheck("episodes", 16, 10, True), TableCheck(BETWEEN, 32, 2, True))),
-        StageChecks("plan", None),
         StageChecks("update_actor", ()),
     ]
     text = checks_markdown(3, checks)
     assert text.startswith("# Data checks of round 3: passed") and "2 suites, 12 rules on 16 rows" in text
-    assert "| collect | episodes | 16 | 10 | passed |" in text and "| plan | not kept | – | – | passed |" in text
+    assert "| collect | episodes | 16 | 10 | passed |" in text
     for rule in rules_of("episodes"):
         assert plain(rule) in text
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from crl.bank.segments import SEGMENTS
-from crl.errors import BadInput, RunDirectoryUnusable
+from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.diff import BankDiff, Change
 from crl.report.history import History
 from crl.report.page import REPORT, SHOWN_CHANGES, page_url, render, write_report
@@ -289,13 +289,12 @@ def test_another_place_and_a_place_that_cannot_be_written(finished: Path, tmp_pa
     assert "--out FILE" in str(raised.value)
 
 
-def test_lost_texts_of_the_bank_hide_no_page(copied: Path) -> None:
-    whole = render(copied)
-    for number, segment in enumerate(sorted((copied / SEGMENTS).iterdir())):
-        segment.unlink()
-        if number % 2:
-            segment.write_bytes(b"nothing")
-    assert number > 0 and render(copied) == whole
+def test_a_page_of_a_damaged_bank_names_the_file_and_what_mends_it(copied: Path) -> None:
+    for segment in (copied / SEGMENTS).iterdir():
+        segment.write_bytes(b"nothing")
+    with pytest.raises(RecordDamaged) as raised:
+        render(copied)
+    assert SEGMENTS in raised.value.found and f"crl mend {copied}" in (raised.value.next_step or "")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

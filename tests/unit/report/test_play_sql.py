@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
-from crl.report.page import render
 from crl.report.play_charts import play_charts
 from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
 from crl.report.rates import wilson
@@ -85,14 +83,3 @@ def test_times_are_those_of_the_manifests(finished: Path) -> None:
     assert titles >= {"milliseconds per query of the bank", "seconds per game, held out", "actions per game, held out",
                       "thousand tokens per round"}  # fmt: skip
     assert "seconds per answer to a question" not in titles, "nobody asked any"
-
-
-def test_a_run_that_counted_no_tokens_is_read_all_the_same(tmp_path: Path) -> None:
-    run = build_run(tmp_path / "run")
-    for name in ("episodes", "evaluations"):
-        for path in run.glob(f"rounds/*/*/{name}.parquet"):
-            pq.write_table(pq.read_table(path).drop_columns(["tokens_read", "tokens_sampled"]), path)
-    summary = summarise(run)[-1]
-    assert summary.costs["guided"] == Cost(2, 6, None, None) and summary.guided.episodes == 2
-    assert query(run, "SELECT DISTINCT tokens_read FROM episodes")[1] == [(None,)]
-    assert "actions per game in training" in render(run) and "tokens read per game" not in render(run)

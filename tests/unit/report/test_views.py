@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from benchmarks.made_run import Size, make, writing
 from crl.bank.changes import applied
 from crl.errors import BadInput, RecordDamaged
-from crl.records import ROW_TYPES, BankChange, BankEntry, BankSnapshot, rows_of, schema_of, table_of
+from crl.records import ROW_TYPES, BankChange, BankEntry, schema_of
 from crl.report.summary import summarise
 from crl.report.views import CATALOG, columns_of, connect, query, reading, write_catalog
 from tests.unit.report.builder import NEW, OLD, build_run, stages
@@ -240,45 +239,6 @@ def test_a_damaged_file_is_not_blamed_on_the_query(made: Path, tmp_path: Path) -
         damaged.write_bytes(content)
         with pytest.raises(RecordDamaged, match="bank_events"):
             query(path, "FROM bank_events")
-
-
-def as_before(run: Path, last: int) -> None:
-    """Rounds up to `last` as they were written before changes were stored: the whole bank, and no summary."""
-    for number, rows in banks(run).items():
-        at = run / f"rounds/{number:04d}/{'initialise' if number == 0 else 'consolidate'}"
-        if number <= last:
-            (at / "manifest.json").unlink()
-            (at / "bank_changes.parquet").unlink()
-            (at / "bank_snapshots.parquet").unlink()
-            pq.write_table(table_of(BankEntry, [BankEntry(**row) for row in rows]), at / "bank.parquet")  # type: ignore[arg-type]
-            continue
-        summary = rows_of(BankSnapshot, pq.read_table(at / "bank_snapshots.parquet"))[0]
-        if summary.base_round <= last:
-            since = sum(
-                pq.read_metadata(run / f"rounds/{each:04d}/consolidate/bank_changes.parquet").num_rows
-                for each in range(last + 1, number + 1)
-            )
-            summary = dataclasses.replace(summary, base_round=last, changes_since_base=since)
-            pq.write_table(table_of(BankSnapshot, [summary]), at / "bank_snapshots.parquet")
-
-
-@pytest.mark.parametrize("last", [5, 1], ids=["all rounds", "the first rounds"])
-def test_runs_from_before_changes_were_stored_miss_nothing(made: Path, tmp_path: Path, last: int) -> None:
-    path = Path(shutil.copytree(made, tmp_path / "run"))
-    expected = banks(made)
-    as_before(path, last)
-    write_catalog(path)
-    with connect(path) as pinned, duckdb.connect(str(path / CATALOG), read_only=True) as catalog:
-        for connection in (pinned, catalog):
-            for number, rows in expected.items():
-                assert bank_view(connection, number) == rows
-            sizes = connection.execute("SELECT round, entries FROM bank_snapshots ORDER BY round").fetchall()
-            assert sizes == [(number, len(rows)) for number, rows in expected.items()]
-            missing = "SELECT count(*) FROM bank_text WHERE text IS NULL"
-            assert connection.execute(missing).fetchall() == [(0,)]
-    with connect(path, until=2) as then:
-        assert bank_view(then, 2) == expected[2] and bank_view(then, 3) == []
-        assert then.execute("SELECT latest_round()").fetchall() == [(2,)]
 
 
 def test_a_session_sees_one_state_whatever_is_published_meanwhile(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.redo import set_aside
 from crl.run.retention import prune
-from tests.unit.run.support import ORDER, experiment, resume
+from tests.unit.run.support import experiment, resume, stages_of
 
 
 def train(root: Path, rounds: int) -> None:
@@ -27,7 +27,7 @@ def prune_all_but_one(root: Path) -> None:
 def redo_first_collect(root: Path) -> None:
     path = root / "small"
     with Lease.acquire(path, seconds=30) as lease:
-        set_aside(path, 1, "collect", ORDER, token=lease.token)
+        set_aside(path, 1, "collect", stages_of, token=lease.token)
 
 
 def hold(path: Path, ready: Path) -> None:

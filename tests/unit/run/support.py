@@ -13,6 +13,13 @@ from crl.run.lease import Lease
 from crl.run.manifest import Manifest
 
 ORDER = ("plan", "collect", "update_actor")
+
+
+def stages_of(round_number: int) -> tuple[str, ...]:
+    """The stages of any round."""
+    return ORDER
+
+
 SHA = "0" * 64
 
 

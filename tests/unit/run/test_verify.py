@@ -17,7 +17,7 @@ from crl.run.manifest import Manifest
 from crl.run.redo import set_aside
 from crl.run.retention import prune
 from crl.run.verify import Problem, Severity, require_intact, verify
-from tests.unit.run.support import ORDER, digests, experiment, finished_run, inputs_of, resume, write_stage
+from tests.unit.run.support import digests, experiment, finished_run, inputs_of, resume, stages_of, write_stage
 
 
 def _whole_run(root: Path) -> RunDirectory:
@@ -212,7 +212,7 @@ def test_the_mending_command_mends(run: RunDirectory, name: str, damage: Callabl
     assert number is not None
     assert stage is not None
     with Lease.acquire(run.path, seconds=30) as lease:
-        moved = set_aside(run.path, number, stage, ORDER, token=lease.token)
+        moved = set_aside(run.path, number, stage, stages_of, token=lease.token)
         assert moved
         require_intact(run.path)
         made = resume(run, 3, lease.token)
@@ -231,7 +231,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_redone_stage_may_not_lack_a_checkpoint_that_was_pruned_before(run: RunDirectory) -> None:
     """The list of pruned checkpoints excuses the one it was written for, not a later one in its place."""
     with Lease.acquire(run.path, seconds=30) as lease:
-        set_aside(run.path, 1, "update_actor", ORDER, token=lease.token)
+        set_aside(run.path, 1, "update_actor", stages_of, token=lease.token)
         write_stage(run, 1, "update_actor", inputs_of(1, "update_actor"), lease.token)
     shutil.rmtree(run.stage_path(1, "update_actor") / "checkpoint")
     assert {problem.file.split("/")[2] for problem in _damaged(run)} == {"update_actor"}
