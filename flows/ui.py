@@ -24,11 +24,19 @@ from crl.engine.guardian import guard
 from crl.errors import CrlError, PortBusy, SetupFailed
 from flows.child import Child
 from flows.ending import end_flow_runs
-from flows.interface import interface_settings
 from flows.pages import HOST, Pages
 from flows.setup import POOL, ROOT, TIDY
 
 PORT = 4200
+
+ONLY_THIS_MACHINE = (
+    "Content-Security-Policy:default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    f"connect-src 'self' data: blob: http://{HOST}:* ws://{HOST}:*"
+)
+"""Header of every response: browsers then refuse to send a request to any other host.
+
+Without it, Prefect's second UI calls Amplitude, an analytics service, at every page load, even where
+PREFECT_SERVER_ANALYTICS_ENABLED is false."""
 
 _HEALTHY_SECONDS = 600.0
 """A server that ends is noticed at once: this is for machines on which much else runs."""
@@ -68,7 +76,7 @@ class Desk:
             "PREFECT_API_URL": f"{self.url}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
-            **interface_settings(prefect_home()),
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             # In memory, the default, a slot that was taken when the server ended would never be free again.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             # Few runs ahead: what is not scheduled yet cannot be missed while the server is away.
@@ -109,8 +117,8 @@ class Desk:
     def _start(self, logs: Path) -> None:
         say(f"starting Prefect's server on {self.url} (database: {database()})")
         python = [sys.executable, "-m"]
-        server = ["prefect", "server", "start", "--host", HOST, "--port", str(self.port)]
-        self._server = Child("server", [*python, *server], self.environment, logs / f"server-{self.port}.log", ROOT)
+        log = logs / f"server-{self.port}.log"
+        self._server = Child("server", [*python, *server_command(self.port)], self.environment, log, ROOT)
         self._server.start()
         self._until(self._healthy, f"the server did not answer within {_HEALTHY_SECONDS:.0f} s")
         self._set_up()
@@ -242,6 +250,12 @@ class Desk:
         for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
             if child is not None:
                 child.stop(patience)
+
+
+def server_command(port: int) -> list[str]:
+    """Arguments of `python -m` for Prefect's server: what `prefect server start` runs, with one header added."""
+    where = ["--host", HOST, "--port", str(port)]
+    return ["uvicorn", "--factory", "prefect.server.api.server:create_app", *where, "--header", ONLY_THIS_MACHINE]
 
 
 def require_free(port: int, variable: str) -> None:

@@ -74,7 +74,7 @@ class Ui:
         return [each for each in marked if which(each)]
 
     def part(self, word: str) -> list[psutil.Process]:
-        """The processes of `prefect server` or `prefect worker`, not what they started."""
+        """The processes of the server or the worker, not what they started."""
         return self.processes(lambda each: word in command_line(each) and FLOW_RUN not in environ(each))
 
     def interrupt(self) -> int:
@@ -131,7 +131,8 @@ def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
     ui.wait_ready()
     for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
         assert word in ui.screen()
-    assert httpx.get(ui.url, follow_redirects=True, timeout=PATIENCE_SECONDS).status_code == 200
+    page = httpx.get(ui.url, follow_redirects=True, timeout=PATIENCE_SECONDS)
+    assert page.status_code == 200 and page.headers["content-security-policy"].startswith("default-src 'self'")
     pool = ui.ask("POST", "/work_pools/crl/workers/filter", {})
     assert [worker["status"] for worker in pool] == ["ONLINE"]
     assert ui.interrupt() == 0
