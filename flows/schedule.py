@@ -5,14 +5,12 @@ The newest run that is due does the work; an older one has nothing to add, since
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from prefect import State, get_client
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
@@ -40,63 +38,24 @@ def superseded() -> State[Any] | None:
     return Cancelled(message=message)
 
 
-def supersede_missed(client: SyncPrefectClient, work_pool: str) -> list[FlowRun]:
-    """Cancel every late scheduled run of the pool's deployments but the newest of each; returns those cancelled."""
-    late = _read(
-        client,
-        work_pools={"name": {"any_": [work_pool]}},
-        flow_runs={
-            "state": {"type": {"any_": [StateType.SCHEDULED]}},
-            "expected_start_time": {"before_": datetime.now(UTC)},
-        },
-    )
-    by_deployment: dict[UUID, list[FlowRun]] = defaultdict(list)
-    for run in late:
-        # Paused, retried and hand-started runs are scheduled too; nobody but their owner may drop them.
-        if run.auto_scheduled and run.deployment_id is not None and run.run_count == 0:
-            by_deployment[run.deployment_id].append(run)
-    cancelled = []
-    for newest, *older in by_deployment.values():
-        for run in older:
-            client.set_flow_run_state(run.id, Cancelled(message=_message(run, newest)))
-            cancelled.append(run)
-    return cancelled
-
-
 def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
     """The newest scheduled run of the deployment that was due after `run` and that nobody called off."""
     assert run.expected_start_time is not None
-    due = _read(
-        client,
-        flow_runs={
+    due = FlowRunFilter.model_validate(
+        {
             "deployment_id": {"any_": [run.deployment_id]},
             "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
             "expected_start_time": {
                 "after_": run.expected_start_time + timedelta(milliseconds=1),
                 "before_": datetime.now(UTC),
             },
-        },
+        }
     )
-    return next((found for found in due if found.auto_scheduled and found.id != run.id), None)
-
-
-def _read(
-    client: SyncPrefectClient, *, flow_runs: dict[str, Any], work_pools: dict[str, Any] | None = None
-) -> Sequence[FlowRun]:
-    """All runs that match, the newest planned start first."""
-    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-
-    wanted = FlowRunFilter.model_validate(flow_runs)
-    pools = None if work_pools is None else WorkPoolFilter.model_validate(work_pools)
-    return all_pages(
-        lambda offset: client.read_flow_runs(
-            flow_run_filter=wanted,
-            work_pool_filter=pools,
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=PAGE,
-            offset=offset,
-        )
+    newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
+    found = all_pages(
+        lambda offset: client.read_flow_runs(flow_run_filter=due, sort=newest_first, limit=PAGE, offset=offset)
     )
+    return next((each for each in found if each.auto_scheduled), None)
 
 
 def _message(older: FlowRun, newer: FlowRun) -> str:

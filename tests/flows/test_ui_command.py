@@ -185,11 +185,11 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
                 answer = raw.makefile("rb").read()
             assert b" 404 " in answer.splitlines()[0] and b"secret" not in answer, path
         # A name that somebody else made resolve to this machine gets nothing.
-        assert httpx.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 404
+        assert httpx.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 400
         # What the example notification sends is said.
         message = {"subject": "train run x: Failed", "body": "why"}
         assert httpx.post(f"{pages.url}/notification", json=message).status_code == 200
-        assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 404
+        assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 415
         assert said == ["train run x: Failed\nwhy"]
 
 
