@@ -24,8 +24,8 @@ from pydantic import BaseModel, Field
 from crl.errors import CrlError, StageFailed
 from crl.records import Evaluation
 from crl.report.rates import Rate
-from flows.label import label
 from flows.parameters import RunPath, run_from
+from flows.present import label
 from flows.schedule import superseded
 from tasks.failures import failed, log_error, placed
 

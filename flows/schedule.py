@@ -10,14 +10,12 @@ from typing import Any
 
 from prefect import State, get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
-from flows.paging import PAGE, all_pages
+from flows.present import present_run
+from flows.queries import flow_runs
 
 
 def superseded() -> State[Any] | None:
@@ -25,8 +23,7 @@ def superseded() -> State[Any] | None:
 
     None where it has to work: it was started by a person or is retried, or nothing newer is due.
     """
-    context = FlowRunContext.get()
-    run = context.flow_run if context is not None else None
+    run = present_run()
     if run is None or run.deployment_id is None or not run.auto_scheduled or run.run_count > 1:
         return None
     with get_client(sync_client=True) as client:
@@ -40,22 +37,18 @@ def superseded() -> State[Any] | None:
 
 def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
     """The newest scheduled run of the deployment that was due after `run` and that nobody called off."""
-    assert run.expected_start_time is not None
-    due = FlowRunFilter.model_validate(
-        {
-            "deployment_id": {"any_": [run.deployment_id]},
-            "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
-            "expected_start_time": {
-                "after_": run.expected_start_time + timedelta(milliseconds=1),
-                "before_": datetime.now(UTC),
-            },
-        }
-    )
-    newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
-    found = all_pages(
-        lambda offset: client.read_flow_runs(flow_run_filter=due, sort=newest_first, limit=PAGE, offset=offset)
-    )
-    return next((each for each in found if each.auto_scheduled), None)
+    since = run.expected_start_time
+    assert since is not None
+    due = {
+        "deployment_id": {"any_": [run.deployment_id]},
+        "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
+        "expected_start_time": {
+            "after_": since + timedelta(milliseconds=1),
+            "before_": datetime.now(UTC),
+        },
+    }
+    later = (each for each in flow_runs(client, due) if each.auto_scheduled)
+    return max(later, key=lambda each: each.expected_start_time or since, default=None)
 
 
 def _message(older: FlowRun, newer: FlowRun) -> str:

@@ -15,9 +15,9 @@ from crl.config.load import runs_root
 from crl.errors import CrlError
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
-from flows.label import label, rounds_text
 from flows.limits import ensure_limit, exclusive
 from flows.parameters import NOTHING, ExperimentChoice, Overrides, Rounds, Settings, experiment_from
+from flows.present import label, rounds_text
 from flows.rounds import run_rounds
 from flows.schedule import superseded
 from tasks.failures import failed, log_error
