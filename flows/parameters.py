@@ -16,21 +16,25 @@ from pydantic import Field, WithJsonSchema
 from crl.cli.places import find_run
 from crl.config import Experiment
 from crl.config.keys import FIRST_KEYS, field_schema, inlined
-from crl.config.load import load_experiment, parse_experiment
+from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-_NO_EXPERIMENTS = ("prompts", "deepspeed", "study", "warm")
-"""Directories of `conf/` that hold other things."""
 
 
 def experiment_files() -> list[str]:
     """The experiments of `conf/`, as paths from the checkout: its own first, then those of its directories."""
-    found = [path.relative_to(ROOT) for path in CONF.rglob("*.yaml")]
-    kept = [path for path in found if path.parts[1] not in _NO_EXPERIMENTS]
-    return [path.as_posix() for path in sorted(kept, key=lambda path: (len(path.parts), path.as_posix()))]
+    found = [path for path in CONF.rglob("*.yaml") if _is_experiment(path)]
+    return [path.relative_to(ROOT).as_posix() for path in sorted(found, key=lambda path: (len(path.parts), str(path)))]
+
+
+def _is_experiment(path: Path) -> bool:
+    try:
+        return {"name", "method"} <= read_yaml(path).keys()
+    except BadInput:  # one broken file must not keep the others from being offered
+        return False
 
 
 def study_files() -> list[str]:

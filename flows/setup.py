@@ -87,17 +87,11 @@ def require_server() -> str:
 
 def experiments() -> list[str]:
     """Names of all experiments at hand: the files of `conf/` and the run directories."""
-    import yaml
-
     from crl.cli.places import is_run
-    from crl.config.load import runs_root
+    from crl.config.load import read_yaml, runs_root
+    from flows.parameters import experiment_files
 
-    found = set()
-    for path in sorted((ROOT / "conf").rglob("*.yaml")):
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        # Other files of conf/ (prompts) are no experiments.
-        if isinstance(data, dict) and isinstance(data.get("name"), str) and "method" in data:
-            found.add(data["name"])
+    found = {str(read_yaml(ROOT / path)["name"]) for path in experiment_files()}
     root = runs_root()
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if is_run(path)}
