@@ -75,7 +75,7 @@ class Ui:
 
     def part(self, word: str) -> list[psutil.Process]:
         """The processes of the server or the worker, not what they started."""
-        return self.processes(lambda each: word in command_line(each) and FLOW_RUN not in environ(each))
+        return self.processes(lambda each: word in " ".join(command_line(each)) and FLOW_RUN not in environ(each))
 
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""
