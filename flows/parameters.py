@@ -104,7 +104,8 @@ def _settings() -> dict[str, Any]:
             schema = {"type": "string", "enum": prompt_names()}
         elif not _is_leaf(schema):
             description += " An open group replaces that of the file."
-            members = schema.get("anyOf") or [{**schema, "title": key.rpartition(".")[2]}]
+            members = schema.get("anyOf", [{**schema, "title": key.rpartition(".")[2]}])
+            members = [member for member in members if member.get("type") != "null"]
             schema = {"anyOf": [*members, {"type": "null", "title": "as in the file"}], "default": None}
         fields[key] = {**schema, "title": key, "description": description, "position": position}
     return {"type": "object", "properties": fields, "additionalProperties": False}

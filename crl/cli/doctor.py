@@ -62,9 +62,10 @@ def doctor(
         out.print(f"{mark}  {finding.name:<{width}}  {finding.found}")
         if not finding.ok and finding.mend:
             out.print(f"{'':{width + 11}}{finding.mend}")
-    settings = [] if loaded is None else list(first_settings(loaded))
-    for key, value in settings:
-        out.print(f"{key:<{max(len(key) for key, _ in settings)}}  {value}", soft_wrap=True)
+    settings = {} if loaded is None else dict(first_settings(loaded))
+    width = max(map(len, settings), default=0)
+    for key, value in settings.items():
+        out.print(f"{key:<{width}}  {value}", soft_wrap=True)
     missing = [finding.name for finding in findings if not finding.ok and finding.required]
     if missing:
         raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")

@@ -70,7 +70,7 @@ def fill_in_and_start(screen: Screen) -> str:
     assert not [each for each in screen.asked if each.endswith("/create_flow_run")]
 
     screen.fill("rounds", str(ROUNDS))
-    screen.shoot("form", 1500)
+    screen.shoot("form", 2400)
     return screen.submit()
 
 
