@@ -35,7 +35,7 @@ from crl.report.diff import proposed_diff
 from crl.report.markdown import diff_markdown
 from crl.run.decisions import Decision, load_decision
 from crl.run.lease import check_token
-from flows.waiting import run_logger
+from flows.present import run_logger, show
 from tasks.artifacts import artifact_key
 
 POLL_SECONDS = 2.0
@@ -125,7 +125,7 @@ def _pause(driver: Driver, pending: PendingApproval, shown: str, deadline: float
         _take(pending, pause)
         return True
     run_logger().warning("nobody decided within runtime.approval_wait_seconds; a retry, or `crl resume`, goes on")
-    _show(str(pause.run_id), Running())
+    show(Running(), pause.run_id)
     return False
 
 
@@ -237,14 +237,7 @@ def _told_by_parent(pending: PendingApproval) -> Iterator[None]:
     """The training run shows in lists that one of its rounds waits, and where to answer."""
     parent = flow_run.parent_flow_run_id
     where = f"open the paused run {flow_run.name!r} and press Resume" if parent else ""
-    _show(parent, Running(name=WAITING_NAME, message=f"{pending.told()}; {where}, or {pending.command()} --show"))
+    message = f"{pending.told()}; {where}, or {pending.command()} --show"
+    show(Running(name=WAITING_NAME, message=message), parent)
     yield
-    _show(parent, Running())  # not where this ends with an error: the parent then ends too
-
-
-def _show(run_id: str | None, state: State[Any]) -> None:
-    """Propose a state of a run; it is a note for people and may fail."""
-    if run_id is None:
-        return
-    with contextlib.suppress(*_UNREACHABLE), get_client(sync_client=True) as client:
-        client.set_flow_run_state(UUID(run_id), state)
+    show(Running(), parent)  # not where this ends with an error: the parent then ends too

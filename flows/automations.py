@@ -17,6 +17,8 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
+from flows.queries import HEARTBEAT
+
 HEARTBEAT_SECONDS = 30
 """How often a flow run says that it lives."""
 SILENCE_SECONDS = 90
@@ -35,7 +37,6 @@ FLOWS = ("train", "resume", "evaluate", "compare")
 NOTIFICATION_BLOCK = "crl-failures"
 SILENT = "No sign of life for"
 """How the message of a run begins that was marked because it was silent."""
-HEARTBEAT = "prefect.flow-run.heartbeat"
 WATCHED = "prefect.flow-run.watched"
 """Our own event: from here on the run has to show a sign of life. See `flows/watch.py`."""
 _OURS = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}

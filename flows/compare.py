@@ -28,8 +28,8 @@ from crl.lab.study.results import StudyResult
 from crl.lab.study.runs import Children, check_all, default_jobs, incomplete, make_warm_starts, only_one, run_one
 from crl.lab.study.table import study_markdown
 from crl.report.markdown import code, plain
-from flows.label import label
 from flows.parameters import StudyChoice, study_from
+from flows.present import label
 from flows.schedule import superseded
 from tasks.artifacts import PAGES, artifact_key
 from tasks.failures import failed, log_error, placed

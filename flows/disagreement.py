@@ -7,25 +7,21 @@ from collections.abc import Iterator
 from uuid import UUID
 
 from prefect import get_client
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import TaskRun
-from prefect.context import FlowRunContext
 
 from crl.engine.driver import Driver
-from flows.paging import PAGE, all_pages
-from flows.waiting import run_logger
+from flows.present import present_run, run_logger
+from flows.queries import flow_runs, task_runs
 
 _ROUND = re.compile(r"^round (\d+)$")
 
 
 def report_disagreements(driver: Driver) -> None:
     """Write into the log what Prefect remembers of the present flow run's stages that the record knows otherwise."""
-    context = FlowRunContext.get()
-    run = context.flow_run if context is not None else None
-    if run is None or run.run_count <= 1:
-        return
-    for line in disagreements(driver, run.id):
-        run_logger().warning("%s", line)
+    run = present_run()
+    if run is not None and run.run_count > 1:
+        for line in disagreements(driver, run.id):
+            run_logger().warning("%s", line)
 
 
 def disagreements(driver: Driver, flow_run_id: UUID) -> Iterator[str]:
@@ -46,13 +42,11 @@ def disagreements(driver: Driver, flow_run_id: UUID) -> Iterator[str]:
 
 
 def _tasks(flow_run_id: UUID) -> Iterator[tuple[int, TaskRun]]:
-    below = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}})
     with get_client(sync_client=True) as client:
-        children = all_pages(lambda offset: client.read_flow_runs(flow_run_filter=below, limit=PAGE, offset=offset))
+        children = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run_id]}})
         rounds = {child.id: int(found[1]) for child in children if (found := _ROUND.match(child.name))}
         if not rounds:
             return
-        wanted = TaskRunFilter.model_validate({"flow_run_id": {"any_": list(rounds)}})
-        for task in all_pages(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=PAGE, offset=offset)):
+        for task in task_runs(client, {"flow_run_id": {"any_": list(rounds)}}):
             if task.flow_run_id is not None:
                 yield rounds[task.flow_run_id], task

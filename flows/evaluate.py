@@ -1,13 +1,10 @@
 """Flow `evaluate`: held-out seeds with the weights of a round, with and without its bank; the run is not changed.
 
-The work is done by `crl evaluate` in a process of its own: models are loaded there, it can be ended at any moment, and
-the numbers are those of the command line.
+The process of the flow run loads the models itself, as `crl evaluate` does.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,27 +12,27 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from crl.engine.process import ProcessGroup
-from crl.errors import CrlError, StageFailed
+from crl.config import SeedRange
+from crl.engine.evaluation import evaluate_round as rows_of_round
+from crl.errors import CrlError
 from crl.records import Evaluation
-from crl.report.rates import Rate
-from flows.label import label
+from crl.report.evaluation import results
+from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
+from flows.present import label
 from flows.schedule import superseded
 from tasks.failures import failed, log_error, placed
 
 ARTIFACT_KEY = "evaluation"
-_KEPT_LINES = 30
-_PATIENCE_SECONDS = 5.0
 
 
-class Seeds(BaseModel):
+class Seeds(SeedRange):
     """Other held-out seeds than those of the experiment."""
 
     start: int = Field(2_000_000, ge=0, description="First environment seed; none that was trained on.")
-    count: int = Field(32, ge=1, le=100_000, description="How many consecutive seeds a task family.")
+    count: int = Field(32, ge=1, le=100_000, description="How many consecutive seeds per task family.")
 
 
 Round = Annotated[int, Field(ge=0)]
@@ -43,7 +40,7 @@ Round = Annotated[int, Field(ge=0)]
 
 @flow(name="evaluate", persist_result=False)
 def evaluate(run_path: RunPath, round: Round | None = None, seeds: Seeds | None = None) -> Any:
-    """Evaluate a round of a run. Returns a row for each task family and arm; the table is among the artifacts.
+    """Evaluate a round of a run. Returns one row per task family and arm; the table is among the artifacts.
 
     Args:
         run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
@@ -65,94 +62,44 @@ def evaluate(run_path: RunPath, round: Round | None = None, seeds: Seeds | None 
 # The record may have grown since: never from Prefect's cache.
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
 def evaluate_round(run_path: str, number: int | None, seeds: Seeds | None) -> list[dict[str, Any]] | State[Any]:
-    """Run `crl evaluate` with its lines in the log; an error it ends with becomes a failed state that raises it."""
-    with tempfile.TemporaryDirectory(prefix="crl-evaluate-") as folder:
-        out = Path(folder) / "evaluation.parquet"
-        arguments = [run_path, "--out", str(out)]
-        arguments += [] if number is None else ["--round", str(number)]
-        arguments += [] if seeds is None else ["--seeds", f"{seeds.start}:{seeds.count}"]
-        try:
-            _run_command(["evaluate", *arguments])
-        except CrlError as error:
-            placed(error, "evaluate")
-            log_error(error)
-            return failed(error)
-        rows = summary(out)
+    """Evaluate and publish the table; an error becomes a failed state that raises it."""
+    try:
+        number, episodes = rows_of_round(RunDirectory.open(Path(run_path)), number, seeds=seeds)
+    except CrlError as error:
+        placed(error, "evaluate")
+        log_error(error)
+        return failed(error)
+    rows = summary(episodes)
+    for row in rows:
+        get_run_logger().info(", ".join(f"{name}: {value}" for name, value in row.items()))
     _publish(run_path, number, rows)
     return rows
 
 
-def summary(path: Path) -> list[dict[str, Any]]:
-    """A row for each task family and arm of a file that `crl evaluate --out` wrote."""
-    import pyarrow.parquet as pq
-
-    from crl.records import rows_of
-
-    episodes = rows_of(Evaluation, pq.read_table(path))
-    rows = []
-    for family, arm in sorted({(row.family, row.arm) for row in episodes}):
-        mine = [row for row in episodes if (row.family, row.arm) == (family, arm)]
-        turns = sum(row.turns for row in mine)
-        rate = Rate(sum(row.success for row in mine), len(mine))
-        rows.append(
-            {
-                "family": family,
-                "arm": arm.replace("_", " "),
-                "episodes": len(mine),
-                "won": str(rate),
-                "success": round(sum(row.success for row in mine) / len(mine), 4),
-                "95 % interval": f"{rate.span} %",
-                "actions per game": round(turns / len(mine), 2),
-                "invalid actions": round(sum(row.invalid_actions for row in mine) / max(turns, 1), 4),
-                "guided": sum(row.guided for row in mine),
-            }
-        )
-    return rows
+def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
+    """One row per task family and arm, as the UI shows it."""
+    return [
+        {
+            "family": result.family,
+            "arm": result.arm,
+            "episodes": result.won.episodes,
+            "won": str(result.won),
+            "success": round(result.won.value or 0.0, 4),
+            "95 % interval": f"{result.won.span} %",
+            "actions per game": round(result.actions_per_game, 2),
+            "invalid actions": round(result.invalid_share, 4),
+            "guided": result.guided,
+        }
+        for result in results(episodes)
+    ]
 
 
-def _run_command(arguments: list[str]) -> None:
-    logger = get_run_logger()
-    lines: list[str] = []
-
-    def told(text: str) -> None:
-        logger.info("%s", text)
-        lines.append(text)
-
-    process = ProcessGroup(
-        [sys.executable, "-m", "crl", *arguments],
-        environment={"COLUMNS": "120", "PYTHONUNBUFFERED": "1"},
-        on_line=told,
-    )
-    process.start()
-    try:
-        code = process.wait()
-    finally:
-        process.stop(_PATIENCE_SECONDS)
-    if code:
-        error = _error_of(code)
-        raise error(
-            "\n".join(lines[-_KEPT_LINES:]) or f"`crl evaluate` ended with exit code {code} and said nothing",
-            where=f"crl {' '.join(arguments)}",
-        )
-
-
-def _error_of(code: int) -> type[CrlError]:
-    """The class of our errors that an exit code stands for."""
-    from crl.errors import BadInput, DataCheckFailed, LeaseHeld, RecordDamaged
-
-    known: dict[int, type[CrlError]] = {
-        each.exit_code: each for each in (BadInput, LeaseHeld, RecordDamaged, DataCheckFailed)
-    }
-    return known.get(code, StageFailed)
-
-
-def _publish(run_path: str, number: int | None, rows: list[dict[str, Any]]) -> None:
+def _publish(run_path: str, number: int, rows: list[dict[str, Any]]) -> None:
     from prefect.artifacts import create_table_artifact
 
-    which = "the latest round" if number is None else f"round {number}"
     try:
         create_table_artifact(
-            key=ARTIFACT_KEY, table=rows, description=f"Held-out seeds, {which} of {Path(run_path).name}"
+            key=ARTIFACT_KEY, table=rows, description=f"Held-out seeds, round {number} of {Path(run_path).name}"
         )
     except Exception as error:  # the numbers are in the log and in the result
         get_run_logger().warning("the table could not be published: %s", error)

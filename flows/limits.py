@@ -30,7 +30,8 @@ from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.errors import ConcurrencyLimitMissing
 from crl.run.directory import RunDirectory
-from flows.waiting import Waiting, run_logger
+from flows.present import run_logger
+from flows.waiting import Waiting
 
 SLOT_LEASE_SECONDS = 60.0
 """A slot whose run died is free again so long after its last renewal; the least that Prefect allows."""

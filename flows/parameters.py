@@ -1,8 +1,9 @@
 """What a person fills in to start a run: the schema of the form, and from its values to an `Experiment`.
 
-The form offers a file of `conf/`, any other file, or the fields of an experiment, filled in as the quickstart is. The
-server holds values against the schema; whatever passes and is wrong nevertheless fails the run at once, and the message
-names the field as the command line does. So nothing is validated in between: Prefect hands values over as they are.
+The form offers a file of `conf/` or any other, the keys that people change first, each empty where the file decides,
+and overrides for every other key. The server checks values against the schema; whatever passes and is wrong
+nevertheless fails the run before any work starts, and the message names the field as the command line does. So nothing
+is validated in between: Prefect passes values on as they are.
 """
 
 from __future__ import annotations
@@ -10,27 +11,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, WithJsonSchema, WrapValidator, create_model
+from pydantic import Field, WithJsonSchema
 
 from crl.cli.places import find_run
-from crl.config import Experiment, Method, PromptSet
+from crl.config import RECIPES, Experiment
+from crl.config.keys import FIRST_KEYS, field_schema, inlined
 from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-_NO_EXPERIMENTS = ("prompts", "deepspeed", "study", "warm")
-"""Directories of `conf/` that hold other things."""
-_PATTERN = CONF / "quickstart.yaml"
-"""The experiment that the fields of the form are filled in like."""
 
 
 def experiment_files() -> list[str]:
     """The experiments of `conf/`, as paths from the checkout: its own first, then those of its directories."""
-    found = [path.relative_to(ROOT) for path in CONF.rglob("*.yaml")]
-    kept = [path for path in found if path.parts[1] not in _NO_EXPERIMENTS]
-    return [path.as_posix() for path in sorted(kept, key=lambda path: (len(path.parts), path.as_posix()))]
+    found = [path for path in CONF.rglob("*.yaml") if _is_experiment(path)]
+    return [path.relative_to(ROOT).as_posix() for path in sorted(found, key=lambda path: (len(path.parts), str(path)))]
+
+
+def _is_experiment(path: Path) -> bool:
+    try:
+        return {"name", "method"} <= read_yaml(path).keys()
+    except BadInput:  # one broken file must not keep the others from being offered
+        return False
 
 
 def study_files() -> list[str]:
@@ -43,24 +47,25 @@ def prompt_names() -> list[str]:
     return sorted(path.stem for path in (CONF / "prompts").glob("*.yaml"))
 
 
-def experiment_from(value: Any, overrides: dict[str, Any] | None = None) -> Experiment:
+def experiment_from(
+    value: Any, settings: dict[str, Any] | None = None, overrides: dict[str, Any] | None = None
+) -> Experiment:
     """The experiment that a form, a schedule or a caller asks for.
 
     `value` is an `Experiment`, a path of a YAML file (from the working directory or the checkout) or the fields of an
-    experiment, where `method.prompts` may be the name of a prompt file and a missing `method` is the quickstart's.
-    `overrides` are dotted keys as in `crl train --set`. Raises BadInput naming the field.
+    experiment, where `method.prompts` may be the name of a prompt file. `settings` and `overrides` have dotted keys, as
+    `crl train --set` does; a setting that is None leaves the file's value. Raises BadInput naming the field.
     """
+    changes = {key: found for key, found in (settings or {}).items() if found is not None} | (overrides or {})
     if isinstance(value, Experiment):
-        if not overrides:
+        if not changes:
             return value
         value = value.model_dump(mode="json")
     if isinstance(value, str | Path):
-        return load_experiment(_file(Path(value)), overrides)
+        return load_experiment(_file(Path(value)), changes)
     if not isinstance(value, dict):
         raise BadInput(f"experiment: found {value!r}", expected="a path of a YAML file, or the fields of an experiment")
-    if "method" not in value and (filled := _filled_in()) is not None:
-        value = {**value, "method": filled}
-    return parse_experiment(value, overrides, base=CONF, where="the parameter `experiment`")
+    return parse_experiment(value, changes, base=CONF, where="the parameter `experiment`")
 
 
 def study_from(value: str | Path) -> Study:
@@ -83,55 +88,47 @@ def _file(path: Path) -> Path:
     return ROOT / path if not path.is_absolute() and not path.exists() and (ROOT / path).exists() else path
 
 
-def _filled_in() -> dict[str, Any] | None:
-    """The quickstart's method with every field, the prompts by their name; None where the file is not there."""
-    if not _PATTERN.exists():
-        return None
-    method = load_experiment(_PATTERN).method.model_dump(mode="json")
-    return {**method, "prompts": read_yaml(_PATTERN)["method"]["prompts"]}
+def _files(title: str, names: list[str], *others: dict[str, Any]) -> dict[str, Any]:
+    """Schema of a choice: one of the files that are there, another one, or something else."""
+    offered = [{"type": "string", "title": title, "enum": names}] if names else []
+    return {"anyOf": [*offered, {"type": "string", "title": "Another file"}, *others]}
 
 
-def _choice(title: str, options: list[str]) -> Any:
-    return Annotated[str, WithJsonSchema({"type": "string", "title": title, "enum": options})]
+def _settings() -> dict[str, Any]:
+    """Schema of the keys that people change first, in their order; a group that holds others starts closed."""
+    fields = {}
+    for position, key in enumerate(FIRST_KEYS):
+        schema = {name: found for name, found in inlined(field_schema(key)).items() if name != "default"}
+        description = schema.pop("description", "")
+        if key == "method.prompts":
+            schema = {"type": "string", "enum": prompt_names()}
+        elif key == "method.recipe.kind":
+            schema = {"type": "string", "enum": RECIPES.names()}
+        elif not _is_leaf(schema):
+            description += " An open group replaces that of the file."
+            members = schema.get("anyOf", [{**schema, "title": key.rpartition(".")[2]}])
+            members = [member for member in members if member.get("type") != "null"]
+            schema = {"anyOf": [*members, {"type": "null", "title": "as in the file"}], "default": None}
+        fields[key] = {**schema, "title": key, "description": description, "position": position}
+    return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
-def _study_form() -> Any:
-    """A file of `conf/study/`, or any other."""
-    another = Annotated[str, WithJsonSchema({"type": "string", "title": "Another file"})]
-    files = study_files()
-    return _choice("File of conf/study/", files) | another if files else another
-
-
-def _form() -> Any:
-    """The type whose schema is the form of an experiment."""
-    names = prompt_names()
-    prompts = _choice("Prompt file", names) | PromptSet if names else PromptSet
-    method = _like(Method, prompts=prompts)
-    filled = _filled_in()
-    form = _like(Experiment, {} if filled is None else {"method": filled}, method=method)
-    another = Annotated[str, WithJsonSchema({"type": "string", "title": "Another file"})]
-    files = experiment_files()
-    return _choice("File of conf/", files) | another | form if files else another | form
-
-
-def _like(model: type[BaseModel], defaults: dict[str, Any] | None = None, /, **types: Any) -> Any:
-    """The model with other types, and perhaps defaults, for some fields; their descriptions stay."""
-    fields: dict[str, Any] = {}
-    for name, kind in types.items():
-        description = model.model_fields[name].description
-        fields[name] = (kind, Field((defaults or {}).get(name, ...), description=description))
-    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+def _is_leaf(schema: dict[str, Any]) -> bool:
+    return all(member.get("type") not in ("object", "array") for member in schema.get("anyOf", [schema]))
 
 
 if TYPE_CHECKING:
     ExperimentChoice = Experiment | Path | str | dict[str, Any]
     StudyChoice = Path | str
+    Settings = dict[str, Any]
 else:
-    StudyChoice = Annotated[_study_form(), WrapValidator(lambda value, handler: value)]
-    ExperimentChoice = Annotated[_form(), WrapValidator(lambda value, handler: value)]
+    _FIELDS = {"type": "object", "title": "Fields as JSON"}
+    ExperimentChoice = Annotated[Any, WithJsonSchema(_files("File of conf/", experiment_files(), _FIELDS))]
+    StudyChoice = Annotated[Any, WithJsonSchema(_files("File of conf/study/", study_files()))]
+    Settings = Annotated[dict[str, Any], WithJsonSchema(_settings())]
 
 Rounds = Annotated[int, Field(ge=1, le=100_000)]
 Overrides = dict[str, Any]
-NO_OVERRIDES: Overrides = {}
+NOTHING: Overrides = {}
 """An empty dictionary and not None, for which the form would show no editor."""
 RunPath = Annotated[str | Path, WithJsonSchema({"type": "string"})]

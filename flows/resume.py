@@ -11,9 +11,9 @@ from crl.config import Runtime
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
 from crl.run.directory import RunDirectory
-from flows.label import label, rounds_text
 from flows.limits import exclusive
 from flows.parameters import RunPath, run_from
+from flows.present import label, rounds_text
 from flows.rounds import run_rounds
 from flows.schedule import superseded
 from tasks.failures import failed, log_error

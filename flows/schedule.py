@@ -5,21 +5,17 @@ The newest run that is due does the work; an older one has nothing to add, since
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from prefect import State, get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
-from flows.paging import PAGE, all_pages
+from flows.present import present_run
+from flows.queries import flow_runs
 
 
 def superseded() -> State[Any] | None:
@@ -27,8 +23,7 @@ def superseded() -> State[Any] | None:
 
     None where it has to work: it was started by a person or is retried, or nothing newer is due.
     """
-    context = FlowRunContext.get()
-    run = context.flow_run if context is not None else None
+    run = present_run()
     if run is None or run.deployment_id is None or not run.auto_scheduled or run.run_count > 1:
         return None
     with get_client(sync_client=True) as client:
@@ -40,63 +35,20 @@ def superseded() -> State[Any] | None:
     return Cancelled(message=message)
 
 
-def supersede_missed(client: SyncPrefectClient, work_pool: str) -> list[FlowRun]:
-    """Cancel every late scheduled run of the pool's deployments but the newest of each; returns those cancelled."""
-    late = _read(
-        client,
-        work_pools={"name": {"any_": [work_pool]}},
-        flow_runs={
-            "state": {"type": {"any_": [StateType.SCHEDULED]}},
-            "expected_start_time": {"before_": datetime.now(UTC)},
-        },
-    )
-    by_deployment: dict[UUID, list[FlowRun]] = defaultdict(list)
-    for run in late:
-        # Paused, retried and hand-started runs are scheduled too; nobody but their owner may drop them.
-        if run.auto_scheduled and run.deployment_id is not None and run.run_count == 0:
-            by_deployment[run.deployment_id].append(run)
-    cancelled = []
-    for newest, *older in by_deployment.values():
-        for run in older:
-            client.set_flow_run_state(run.id, Cancelled(message=_message(run, newest)))
-            cancelled.append(run)
-    return cancelled
-
-
 def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
     """The newest scheduled run of the deployment that was due after `run` and that nobody called off."""
-    assert run.expected_start_time is not None
-    due = _read(
-        client,
-        flow_runs={
-            "deployment_id": {"any_": [run.deployment_id]},
-            "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
-            "expected_start_time": {
-                "after_": run.expected_start_time + timedelta(milliseconds=1),
-                "before_": datetime.now(UTC),
-            },
+    since = run.expected_start_time
+    assert since is not None
+    due = {
+        "deployment_id": {"any_": [run.deployment_id]},
+        "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
+        "expected_start_time": {
+            "after_": since + timedelta(milliseconds=1),
+            "before_": datetime.now(UTC),
         },
-    )
-    return next((found for found in due if found.auto_scheduled and found.id != run.id), None)
-
-
-def _read(
-    client: SyncPrefectClient, *, flow_runs: dict[str, Any], work_pools: dict[str, Any] | None = None
-) -> Sequence[FlowRun]:
-    """All runs that match, the newest planned start first."""
-    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-
-    wanted = FlowRunFilter.model_validate(flow_runs)
-    pools = None if work_pools is None else WorkPoolFilter.model_validate(work_pools)
-    return all_pages(
-        lambda offset: client.read_flow_runs(
-            flow_run_filter=wanted,
-            work_pool_filter=pools,
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=PAGE,
-            offset=offset,
-        )
-    )
+    }
+    later = (each for each in flow_runs(client, due) if each.auto_scheduled)
+    return max(later, key=lambda each: each.expected_start_time or since, default=None)
 
 
 def _message(older: FlowRun, newer: FlowRun) -> str:

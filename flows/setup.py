@@ -1,8 +1,8 @@
 """`python -m flows.setup`: everything that must exist on a Prefect server before training is safe. Idempotent.
 
 Work pool, a concurrency limit for every experiment, the automations, the deployments of `prefect.yaml`; then what an
-earlier end left behind: missed scheduled runs and the remains of dead ones. It talks to the server of PREFECT_API_URL
-and prints what it made and what it found.
+earlier end left behind, the remains of dead runs. It talks to the server of PREFECT_API_URL and prints what it made and
+what it found.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import flows  # noqa: F401  (first: it turns telemetry off)
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL = "crl"
@@ -32,7 +36,6 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
     from flows.choices import deployed, keep_choices
     from flows.limits import ensure_limit, limit_name
-    from flows.schedule import supersede_missed
     from flows.tidy import tidy_up
     from flows.watch import watch_unfinished
 
@@ -55,8 +58,6 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
         for wanted in (*dead_runs(), *tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
             result = ensure(client, wanted)
             yield f"automation    {result.name}: {result.outcome}, {'on' if result.enabled else 'off'}"
-        missed = supersede_missed(client, POOL)
-        yield f"missed runs   {len(missed)} superseded by a newer one"
         yield f"dead runs     {tidy_up(client)}"
         watched = watch_unfinished(client)
         yield f"unfinished    {len(watched)} runs" + (
@@ -86,67 +87,34 @@ def require_server() -> str:
 
 def experiments() -> list[str]:
     """Names of all experiments at hand: the files of `conf/` and the run directories."""
-    import yaml
-
     from crl.cli.places import is_run
-    from crl.config.load import runs_root
+    from crl.config.load import read_yaml, runs_root
+    from flows.parameters import experiment_files
 
-    found = set()
-    for path in sorted((ROOT / "conf").rglob("*.yaml")):
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        # Other files of conf/ (prompts) are no experiments.
-        if isinstance(data, dict) and isinstance(data.get("name"), str) and "method" in data:
-            found.add(data["name"])
+    found = {str(read_yaml(ROOT / path)["name"]) for path in experiment_files()}
     root = runs_root()
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if is_run(path)}
     return sorted(found)
 
 
-def environment() -> dict[str, str]:
-    """Variables of every flow run: no telemetry, and heartbeats."""
-    from flows.automations import HEARTBEAT_SECONDS
-
-    return {
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-    }
-
-
-def _ensure_pool(client: object) -> str:
-    """Make the pool, or add what its flow runs' environment lacks."""
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-    from prefect.exceptions import ObjectNotFound
+def _ensure_pool(client: SyncPrefectClient) -> str:
+    """Make the pool unless it exists; says which."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
-    assert isinstance(client, SyncPrefectClient)
+    pool = WorkPoolCreate(
+        name=POOL,
+        type="process",
+        description="Training on this machine: each flow run is a process of its own.",
+        base_job_template=ProcessWorker.get_default_base_job_template(),
+    )
     try:
-        pool = client.read_work_pool(POOL)
-    except ObjectNotFound:
-        template = ProcessWorker.get_default_base_job_template()
-        template["variables"]["properties"]["env"]["default"] = environment()
-        client.create_work_pool(
-            WorkPoolCreate(
-                name=POOL,
-                type="process",
-                description="Training on this machine: each flow run is a process of its own.",
-                base_job_template=template,
-            )
-        )
-        return "made"
-    template = pool.base_job_template
-    variables = template.get("variables", {}).get("properties", {}).get("env")
-    if variables is None:
-        return f"found; its template has no variable env: set {', '.join(environment())} there yourself"
-    present = variables.get("default") or {}
-    missing = {name: value for name, value in environment().items() if name not in present}
-    if not missing:
+        client.create_work_pool(pool)
+    except ObjectAlreadyExists:
         return "found"
-    variables["default"] = {**present, **missing}
-    client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
-    return f"updated: {', '.join(missing)}"
+    return "made"
 
 
 def _deploy() -> None:

@@ -15,16 +15,14 @@ from uuid import UUID
 
 from prefect import flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType, TaskRun
-from prefect.context import FlowRunContext
-from prefect.events.filters import EventFilter
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Crashed, Running
 from pydantic import Field
 
-from flows.automations import HEARTBEAT, HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT
-from flows.paging import PAGE, all_pages
+from flows.automations import HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT
+from flows.present import present_run
+from flows.queries import flow_runs, has_beaten, task_runs
 from flows.watch import watch_unfinished
 
 # Also what waits: for its retry, for a person. Below a dead parent nobody is left to go on with it.
@@ -78,8 +76,7 @@ def end_earlier_attempts() -> None:
     To be called with the record's lease held, which proves that their processes are gone, and before the first child
     run or task of this attempt begins.
     """
-    context = FlowRunContext.get()
-    run = context.flow_run if context is not None else None
+    run = present_run()
     if run is None or run.run_count <= 1:
         return
     tidied = Tidied()
@@ -94,10 +91,10 @@ def _end_below(client: SyncPrefectClient, parent: FlowRun, tidied: Tidied) -> No
     generation = [parent]
     while generation:
         names = {run.id: run.name for run in generation}
-        for task in _task_runs(client, {"flow_run_id": {"any_": list(names)}, **_UNFINISHED}):
+        for task in task_runs(client, {"flow_run_id": {"any_": list(names)}, **_UNFINISHED}):
             client.set_task_run_state(task.id, _end(parent), force=True)
             tidied.marked.append(f"{task.name} of {names[task.flow_run_id]}" if task.flow_run_id else task.name)
-        generation = _flow_runs(client, {"parent_flow_run_id": {"any_": list(names)}})
+        generation = flow_runs(client, {"parent_flow_run_id": {"any_": list(names)}})
         for child in generation:
             if child.state is not None and not child.state.is_final():
                 client.set_flow_run_state(child.id, _end(parent), force=True)
@@ -120,7 +117,7 @@ def _revive(client: SyncPrefectClient, run: FlowRun, tidied: Tidied) -> bool:
         return False
     client.set_flow_run_state(run.id, Running(message="its heartbeats are back: the run lives"), force=True)
     tidied.revived.append(run.name)
-    for child in _flow_runs(
+    for child in flow_runs(
         client, {"parent_flow_run_id": {"any_": [run.id]}, "state": {"type": {"any_": ["CRASHED"]}}}
     ):
         _revive(client, child, tidied)
@@ -139,24 +136,17 @@ def _lives(client: SyncPrefectClient, run: FlowRun, state: State[Any]) -> bool:
     since = max(since, now - timedelta(seconds=SILENCE_SECONDS))
     if since >= now:
         return False
-    wanted = EventFilter.model_validate(
-        {
-            "event": {"name": [HEARTBEAT]},
-            "resource": {"id": [f"prefect.flow-run.{run.id}"]},
-            "occurred": {"since": since, "until": now},
-        }
-    )
-    return bool(client.read_events(wanted, limit=1).events)
+    return has_beaten(client, run.id, since)
 
 
 def _parents_of_unfinished(client: SyncPrefectClient) -> list[UUID]:
     """Flow runs with something unfinished below them, dead or alive: the uppermost first."""
-    found = [run.flow_run_id for run in _task_runs(client, _UNFINISHED) if run.flow_run_id is not None]
-    found += _above(client, _flow_runs(client, {"parent_task_run_id": {"is_null_": False}, **_UNFINISHED}))
+    found = [run.flow_run_id for run in task_runs(client, _UNFINISHED) if run.flow_run_id is not None]
+    found += _above(client, flow_runs(client, {"parent_task_run_id": {"is_null_": False}, **_UNFINISHED}))
     upwards = list(dict.fromkeys(found))
     generation = upwards
     while generation:
-        above = _above(client, _flow_runs(client, {"id": {"any_": generation}}))
+        above = _above(client, flow_runs(client, {"id": {"any_": generation}}))
         upwards += above
         generation = list(dict.fromkeys(above))
     # A run that is met twice counts where it stands highest.
@@ -168,14 +158,4 @@ def _above(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[UUID]:
     tracking = [run.parent_task_run_id for run in runs if run.parent_task_run_id is not None]
     if not tracking:
         return []
-    return [task.flow_run_id for task in _task_runs(client, {"id": {"any_": tracking}}) if task.flow_run_id is not None]
-
-
-def _flow_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[FlowRun]:
-    wanted = FlowRunFilter.model_validate(conditions)
-    return all_pages(lambda offset: client.read_flow_runs(flow_run_filter=wanted, limit=PAGE, offset=offset))
-
-
-def _task_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[TaskRun]:
-    wanted = TaskRunFilter.model_validate(conditions)
-    return all_pages(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=PAGE, offset=offset))
+    return [task.flow_run_id for task in task_runs(client, {"id": {"any_": tracking}}) if task.flow_run_id is not None]

@@ -15,9 +15,9 @@ from crl.config.load import runs_root
 from crl.errors import CrlError
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
-from flows.label import label, rounds_text
 from flows.limits import ensure_limit, exclusive
-from flows.parameters import NO_OVERRIDES, ExperimentChoice, Overrides, Rounds, experiment_from
+from flows.parameters import NOTHING, ExperimentChoice, Overrides, Rounds, Settings, experiment_from
+from flows.present import label, rounds_text
 from flows.rounds import run_rounds
 from flows.schedule import superseded
 from tasks.failures import failed, log_error
@@ -28,7 +28,10 @@ already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 
 @flow(name="train", persist_result=False)
 def train(
-    experiment: ExperimentChoice = "conf/quickstart.yaml", rounds: Rounds = 3, overrides: Overrides = NO_OVERRIDES
+    experiment: ExperimentChoice = "conf/quickstart.yaml",
+    rounds: Rounds = 3,
+    settings: Settings = NOTHING,
+    overrides: Overrides = NOTHING,
 ) -> Any:
     """Train for so many further rounds; round 0, which prepares, comes before the first.
 
@@ -39,13 +42,14 @@ def train(
         experiment: A file of `conf/`, another YAML file on the worker's machine, or the fields of an experiment.
             Its name decides which run directory is begun or continued; the method of a run cannot change.
         rounds: Rounds to train beyond those that are complete.
-        overrides: Single keys that differ from the file, with their dotted names, such as
-            `{"method.seed": 2, "runtime.shards": 4}`.
+        settings: What people change first. Empty: as the file has it.
+        overrides: Any other key that differs from the file, by its dotted name, such as
+            `{"method.merge.every": 2, "runtime.shards": 4}`. All keys: docs/config.md.
     """
     if (state := superseded()) is not None:
         return state
     try:
-        return _train(experiment_from(experiment, overrides), rounds)
+        return _train(experiment_from(experiment, settings, overrides), rounds)
     except CrlError as error:
         log_error(error)
         return failed(error)

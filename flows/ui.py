@@ -23,11 +23,19 @@ from crl.engine.guardian import guard
 from crl.engine.process import ProcessGroup
 from crl.errors import CrlError, PortBusy, SetupFailed
 from flows.ending import end_flow_runs
-from flows.interface import interface_settings
 from flows.pages import HOST, Pages
 from flows.setup import POOL, ROOT, TIDY
 
 PORT = 4200
+
+ONLY_THIS_MACHINE = (
+    "Content-Security-Policy:default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    f"connect-src 'self' data: blob: http://{HOST}:* ws://{HOST}:*"
+)
+"""Header of every response: browsers then refuse to send a request to any other host.
+
+Without it, Prefect's second UI calls Amplitude, an analytics service, at every page load, even where
+PREFECT_SERVER_ANALYTICS_ENABLED is false."""
 
 _HEALTHY_SECONDS = 600.0
 """A server that ends is noticed at once: this is for machines on which much else runs."""
@@ -68,7 +76,7 @@ class DevServer:
             "PREFECT_API_URL": f"{self.url}/api",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
-            **interface_settings(prefect_home()),
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             # In memory, the default, a slot that was taken when the server ended would never be free again.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             # Few runs ahead: what is not scheduled yet cannot be missed while the server is away.
@@ -108,19 +116,19 @@ class DevServer:
 
     def _start(self, logs: Path) -> None:
         say(f"starting Prefect's server on {self.url} (database: {database()})")
-        self._server = self._part("server", ["server", "start", "--host", HOST, "--port", str(self.port)], logs)
+        self._server = self._part("server", server_command(self.port), logs)
         self._server.start()
         self._until(self._healthy, f"the server did not answer within {_HEALTHY_SECONDS:.0f} s")
         self._set_up()
-        worker = ["worker", "start", "--pool", POOL, "--type", "process", "--name", f"worker-{self.port}"]
+        worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", f"worker-{self.port}"]
         self._worker = self._part("worker", worker, logs)
         self._worker.start()
         self._until(self._worker_online, "the worker did not report to the server")
 
     def _part(self, name: str, words: list[str], logs: Path) -> ProcessGroup:
-        """`prefect` with these words."""
+        """`python -m` with these words."""
         return ProcessGroup(
-            [sys.executable, "-m", "prefect", *words],
+            [sys.executable, "-m", *words],
             name=name,
             environment=self.environment,
             folder=ROOT,
@@ -241,6 +249,12 @@ class DevServer:
         for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
             if child is not None:
                 child.stop(patience)
+
+
+def server_command(port: int) -> list[str]:
+    """Arguments of `python -m` for Prefect's server: what `prefect server start` runs, with one header added."""
+    where = ["--host", HOST, "--port", str(port)]
+    return ["uvicorn", "--factory", "prefect.server.api.server:create_app", *where, "--header", ONLY_THIS_MACHINE]
 
 
 def _end_of_log(process: ProcessGroup) -> str:

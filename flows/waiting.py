@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-from uuid import UUID
 
 from prefect import get_client
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import State, StateType
-from prefect.exceptions import MissingContextError
-from prefect.logging import get_logger, get_run_logger
+from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.states import Running
 
@@ -24,6 +18,8 @@ from crl.engine.driver import announce
 from crl.engine.events import Waits
 from crl.errors import LeaseHeld
 from crl.run.lease import lease_state
+from flows.present import run_logger, show
+from flows.queries import flow_runs
 
 T = TypeVar("T")
 
@@ -82,7 +78,7 @@ class Waiting:
                 break
         if self._told is not None:
             run_logger().info("the experiment is free after %.0f s", time.monotonic() - self._began)
-            _show(Running())
+            show(Running(), flow_run.id)
         return taken
 
     def _in_the_way(self) -> list[str]:
@@ -95,36 +91,16 @@ class Waiting:
         return found
 
     def _other_runs(self) -> list[str]:
-        mine = flow_run.id
+        wanted = {
+            "tags": {"all_": [self._experiment]},
+            "state": {"type": {"any_": _ALIVE}},
+            "parent_task_run_id": {"is_null_": True},
+        }
         with get_client(sync_client=True) as client:
-            runs = client.read_flow_runs(
-                flow_run_filter=FlowRunFilter.model_validate(
-                    {
-                        "tags": {"all_": [self._experiment]},
-                        "state": {"type": {"any_": _ALIVE}},
-                        "parent_task_run_id": {"is_null_": True},
-                    }
-                )
-            )
-        return sorted(run.name for run in runs if str(run.id) != mine and run.state_name != STATE_NAME)
+            runs = flow_runs(client, wanted)
+        return sorted(run.name for run in runs if str(run.id) != flow_run.id and run.state_name != STATE_NAME)
 
     def _tell(self, text: str) -> None:
         run_logger().info("%s", text)
         announce(Waits(text))
-        _show(Running(name=STATE_NAME, message=text))
-
-
-def run_logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
-    """The log of the flow run; outside one, Prefect's."""
-    try:
-        return get_run_logger()
-    except MissingContextError:
-        return get_logger("flows")
-
-
-def _show(state: State) -> None:
-    """Propose a state for this flow run; a run that is being cancelled stays so."""
-    if flow_run.id is None:
-        return
-    with contextlib.suppress(Exception), get_client(sync_client=True) as client:
-        client.set_flow_run_state(UUID(flow_run.id), state)
+        show(Running(name=STATE_NAME, message=text), flow_run.id)

@@ -13,14 +13,13 @@ from uuid import uuid4
 
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.filters import FlowFilter
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.events.filters import EventFilter
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 
-from flows.automations import FLOWS, HEARTBEAT, WATCHED
-from flows.paging import PAGE, all_pages
+from flows.automations import FLOWS, WATCHED
+from flows.queries import flow_runs, has_beaten
 
 _FLOWS = [*FLOWS, "round", "tidy"]
 _ALIVE = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
@@ -28,7 +27,11 @@ _ALIVE = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 
 def watch_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
     """Have every unfinished run marked as crashed unless it shows a sign of life in time; returns the runs."""
-    watched = [run for run in _unfinished(client) if _would_beat(client, run)]
+    watched = [
+        run
+        for run in flow_runs(client, {"state": {"type": {"any_": _ALIVE}}}, flows=_FLOWS)
+        if _would_beat(client, run)
+    ]
     flows = client.read_flows(flow_filter=FlowFilter.model_validate({"name": {"any_": _FLOWS}}))
     names = {flow.id: flow.name for flow in flows}
     events = [
@@ -70,17 +73,4 @@ def _would_beat(client: SyncPrefectClient, run: FlowRun) -> bool:
     """
     if run.state_name == "Suspended":
         return False
-    if run.deployment_id is not None:
-        return True
-    wanted = EventFilter.model_validate(
-        {"event": {"name": [HEARTBEAT]}, "resource": {"id": [f"prefect.flow-run.{run.id}"]}}
-    )
-    return bool(client.read_events(wanted, limit=1).events)
-
-
-def _unfinished(client: SyncPrefectClient) -> list[FlowRun]:
-    flows = FlowFilter.model_validate({"name": {"any_": _FLOWS}})
-    wanted = FlowRunFilter.model_validate({"state": {"type": {"any_": _ALIVE}}})
-    return all_pages(
-        lambda offset: client.read_flow_runs(flow_filter=flows, flow_run_filter=wanted, limit=PAGE, offset=offset)
-    )
+    return run.deployment_id is not None or has_beaten(client, run.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -12,12 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.cli.screen import console
 from crl.errors import BadInput, CrlError
+
+if TYPE_CHECKING:
+    from crl.config import Experiment
 
 PACKAGES = (
     "torch", "transformers", "trl", "deepspeed", "peft", "prefect", "great-expectations", "duckdb", "pyarrow", "pandas",
@@ -45,9 +49,12 @@ def doctor(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
 ) -> None:
     """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing."""
+    from crl.config.load import load_experiment
+
+    loaded = None if experiment is None else load_experiment(experiment)
     findings = list(installation())
-    if experiment is not None:
-        findings += experiment_findings(experiment, rounds)
+    if loaded is not None:
+        findings += experiment_findings(loaded, rounds)
     width = max(len(finding.name) for finding in findings)
     out = console()
     for finding in findings:
@@ -55,6 +62,10 @@ def doctor(
         out.print(f"{mark}  {finding.name:<{width}}  {finding.found}")
         if not finding.ok and finding.mend:
             out.print(f"{'':{width + 11}}{finding.mend}")
+    settings = {} if loaded is None else dict(first_settings(loaded))
+    width = max(map(len, settings), default=0)
+    for key, value in settings.items():
+        out.print(f"{key:<{width}}  {value}", soft_wrap=True)
     missing = [finding.name for finding in findings if not finding.ok and finding.required]
     if missing:
         raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")
@@ -79,15 +90,14 @@ def installation() -> Iterator[Finding]:
     yield _minihack()
 
 
-def experiment_findings(path: Path, rounds: int) -> list[Finding]:
+def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     """Whether an experiment can run here, and what it would need."""
     import psutil
 
-    from crl.config.load import load_experiment, runs_root
+    from crl.config.load import runs_root
     from crl.preflight import checks
     from crl.preflight.estimate import check_disk, estimate, gigabytes
 
-    experiment = load_experiment(path)
     run_path = runs_root(experiment) / experiment.name
     findings = [Finding("experiment", f"{experiment.name}, method {experiment.method.digest()[:12]}")]
     findings += [_checked(name, check) for name, check in checks(experiment)]
@@ -109,6 +119,24 @@ def experiment_findings(path: Path, rounds: int) -> list[Finding]:
     disk = f"about {gigabytes(needed.disk_bytes(rounds) or 0)} for {rounds} rounds under {run_path}"
     findings.append(_checked("disk", lambda: check_disk(experiment, run_path, rounds), disk))
     return findings
+
+
+def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """The keys that people change first, in their order, and their values in words."""
+    from crl.config.keys import FIRST_KEYS, value_at
+
+    data = experiment.model_dump(mode="json")
+    for key in FIRST_KEYS:
+        with contextlib.suppress(KeyError):  # a role that the recipe does not have, for instance
+            yield key, _in_words(value_at(data, key))
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_in_words, value))
+    if isinstance(value, dict):
+        return str(value.get("kind") or value.get("name") or ", ".join(value))
+    return str(value)
 
 
 def _checked(name: str, check: Callable[[], None], found: str = "ready") -> Finding:

@@ -156,6 +156,11 @@ class Screen:
         for text in texts:
             expect(self.page.get_by_text(text).first).to_be_visible()
 
+    def height(self) -> int:
+        """Pixels from top to bottom of the page, whichever part of it scrolls."""
+        found: int = self.page.evaluate("Math.max(...[...document.querySelectorAll('*')].map(e => e.scrollHeight))")
+        return found
+
     def broken_pictures(self) -> list[str]:
         """Pictures of the page that the browser could not draw."""
         self.page.wait_for_function("[...document.querySelectorAll('img')].every(i => i.complete)")

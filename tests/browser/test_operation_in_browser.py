@@ -8,6 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from crl.config.keys import FIRST_KEYS
 from crl.run.directory import RunDirectory
 from tasks.artifacts import BANK_DIFF, CURVE, DATA_CHECKS, KINDS, REPORT_LINK, artifact_key
 from tasks.artifacts import ROUNDS as ROUND_TABLE
@@ -18,6 +19,8 @@ from tests.tiny_run import CONFIG, NAME, ROUNDS, SETTINGS, digests
 
 READY_SECONDS = 90
 """`make ui` is ready within this time after installation."""
+FORM_HEIGHT = 2600
+"""Pixels of the form of `train` at most: with every field of an experiment open it had 22,400."""
 CHILD_LINE = re.compile(r"^[\w-]+ \| \[.*\] \[INFO\] ")
 """A line that DeepSpeed, in a child process, wrote: `actor | [2026-11-20 …] [INFO] …`."""
 
@@ -54,8 +57,12 @@ def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk
 def fill_in_and_start(screen: Screen) -> str:
     """The form: a file of conf/, some keys that differ, and a wrong number first. Returns the flow run's id."""
     screen.open_form("train")
+    screen.field(FIRST_KEYS[-1]).wait_for()
+    assert screen.height() < FORM_HEIGHT
     screen.choose(screen.page.locator("button", has_text="conf/quickstart.yaml"), str(CONFIG))
     screen.write_json(0, json.dumps(SETTINGS))
+
+    screen.fill("name", NAME)
 
     screen.fill("rounds", "0")
     screen.page.get_by_role("button", name="Submit").click()
@@ -63,7 +70,7 @@ def fill_in_and_start(screen: Screen) -> str:
     assert not [each for each in screen.asked if each.endswith("/create_flow_run")]
 
     screen.fill("rounds", str(ROUNDS))
-    screen.shoot("form", 900)
+    screen.shoot("form", 2400)
     return screen.submit()
 
 

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from crl.cli import app
+from crl.config.reference import page as config_page
 from crl.report.schema_page import page
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +72,8 @@ def test_every_folder_named_exists(path: str) -> None:
 def test_the_schema_page_is_current() -> None:
     text = (ROOT / "docs/schema.md").read_text(encoding="utf-8")
     assert text == page(), "write it anew: python -m crl.report.schema_page > docs/schema.md"
+
+
+def test_the_config_page_is_current() -> None:
+    text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
+    assert text == config_page(), "write it anew: python -m crl.config.reference > docs/config.md"

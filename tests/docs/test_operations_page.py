@@ -16,7 +16,8 @@ from tests.docs.test_commands import BLOCK, ROOT
 
 PAGE = ROOT / "docs" / "operations.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-LINES = [line for block in BLOCK.finditer(TEXT) if block["kind"] == "sh" for line in block["body"].splitlines()]
+SHELL = [block["body"].replace("\\\n", "") for block in BLOCK.finditer(TEXT) if block["kind"] == "sh"]
+LINES = [line for body in SHELL for line in body.splitlines()]
 PICTURES = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", TEXT)
 LARGEST_PICTURE = 150_000
 
@@ -67,6 +68,15 @@ def test_every_setting_named_is_one_of_prefect() -> None:
     known = set(_get_settings_fields(type(get_current_settings())))
     named = set(re.findall(r"\bPREFECT_[A-Z_]+", TEXT))
     assert named and named <= known, named - known
+
+
+def test_the_server_is_started_with_the_header_that_make_ui_sends() -> None:
+    from flows.ui import ONLY_THIS_MACHINE, server_command
+
+    (line,) = [line for line in LINES if "uvicorn" in line]
+    assert words_of(line)[2:-1] == server_command(4200)[:-1]
+    # Beside its own origin `make ui` allows loopback by its other name.
+    assert words_of(line)[-1] == ONLY_THIS_MACHINE.partition(";")[0]
 
 
 @pytest.mark.parametrize("picture", PICTURES)

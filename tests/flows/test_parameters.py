@@ -9,8 +9,10 @@ import pytest
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
 from crl.config import Experiment
+from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
 from crl.errors import BadInput
+from flows.parameters import experiment_from
 from tests.tiny_run import ROOT
 
 pytest.importorskip("prefect")
@@ -37,10 +39,10 @@ def refused(schema: dict[str, Any], **parameters: Any) -> str | None:
     return None
 
 
-def fields(name: str = "mine") -> dict[str, Any]:
-    """An experiment as the form sends it: the fields of the quickstart, every family by itself, prompts by name."""
+def fields() -> dict[str, Any]:
+    """The fields of an experiment as JSON, its prompts by name."""
     experiment = load_experiment(ROOT / "conf" / "quickstart.yaml").model_dump(mode="json")
-    return {**experiment, "name": name, "method": {**experiment["method"], "prompts": "shrines"}}
+    return {**experiment, "name": "mine", "method": {**experiment["method"], "prompts": "shrines"}}
 
 
 def test_the_form_offers_the_files_of_conf_another_file_or_the_fields(schema: dict[str, Any]) -> None:
@@ -49,65 +51,66 @@ def test_the_form_offers_the_files_of_conf_another_file_or_the_fields(schema: di
     assert not [name for name in offered["enum"] if "prompts" in name or "deepspeed" in name]
     assert all((ROOT / name).is_file() for name in offered["enum"])
     assert (another["type"], another["title"]) == ("string", "Another file")
-    assert inline["$ref"] == "#/definitions/Experiment"
+    assert (inline["type"], inline["title"]) == ("object", "Fields as JSON")
     assert schema["properties"]["experiment"]["default"] == "conf/quickstart.yaml"
 
 
-def test_every_parameter_and_field_has_a_description_and_the_ui_can_show_its_type(schema: dict[str, Any]) -> None:
+def test_the_settings_are_the_keys_that_people_change_first_each_empty_or_closed(schema: dict[str, Any]) -> None:
+    assert list(schema["properties"]) == ["experiment", "rounds", "settings", "overrides"]
     for name, field in schema["properties"].items():
         assert field.get("description"), name
-    definitions = schema["definitions"]
-    assert {"Experiment", "Method", "FamilyConfig", "Runtime"} <= set(definitions)
-    for model, definition in definitions.items():
-        for name, field in definition.get("properties", {}).items():
-            told = field.get("description") or definitions.get(field.get("$ref", "").split("/")[-1], {})
-            assert told or "const" in field, f"{model}.{name}"
-            assert "oneOf" not in field, f"{model}.{name}: the pages know anyOf only"
-    assert definitions["SamplingConfig"]["properties"]["temperature"]["exclusiveMinimum"] == 0
-    assert definitions["Method"]["properties"]["prompts"]["anyOf"][0]["enum"] == [
-        "minihack",
-        "paper",
-        "paper_ask",
-        "realms",
-        "shrines",
-        "tiny",
-    ]
+    settings = schema["properties"]["settings"]["properties"]
+    assert tuple(sorted(settings, key=lambda key: settings[key]["position"])) == FIRST_KEYS
+    for key, field in settings.items():
+        assert field["description"] and field["title"] == key
+        assert field.get("default") is None, f"{key}: an empty field leaves what the file says"
+    for closed in ("method.families",):
+        assert settings[closed]["anyOf"][-1] == {"type": "null", "title": "as in the file"}
+    # What only some values of the parameter refer to, the pages do not find; and they know no `oneOf`.
+    assert "$ref" not in str(settings) and "oneOf" not in str(settings)
+    assert settings["method.prompts"]["enum"] == sorted(path.stem for path in (ROOT / "conf/prompts").glob("*.yaml"))
 
 
-def test_the_fields_come_filled_in_as_the_quickstart_and_what_is_shown_is_what_runs(schema: dict[str, Any]) -> None:
-    from flows.parameters import experiment_from
+def test_an_empty_setting_leaves_what_the_file_says() -> None:
+    expected = load_experiment(ROOT / "conf" / "quickstart.yaml")
+    assert experiment_from("conf/quickstart.yaml", {"method.families": None}) == expected
+    changed = experiment_from("conf/quickstart.yaml", {"name": "mine", "method.seed": 5, "method.families": None})
+    assert (changed.name, changed.method.seed, changed.method.families) == ("mine", 5, expected.method.families)
 
-    method = schema["definitions"]["Experiment"]["properties"]["method"]["default"]
-    assert method["prompts"] == "shrines"
-    expected = load_experiment(ROOT / "conf" / "quickstart.yaml").method.digest()
-    for value in ({"name": "mine", "method": method}, {"name": "mine"}):
-        assert refused(schema, experiment=value, rounds=1) is None
-        assert experiment_from(value).method.digest() == expected
-    assert experiment_from("conf/quickstart.yaml").method.digest() == expected
+
+def test_settings_apply_before_overrides_and_a_group_replaces_that_of_the_file() -> None:
+    family = {"name": "only", "environment": {"kind": "shrines", "shrine": 2}}
+    settings = {"method.families": [family], "method.bank.capacity": 7}
+    changed = experiment_from("conf/quickstart.yaml", settings, {"method.bank.capacity": 8})
+    assert [each.name for each in changed.method.families] == ["only"]
+    assert changed.method.bank.capacity == 8
 
 
 def test_the_server_takes_what_is_valid(schema: dict[str, Any]) -> None:
+    settings = {"method.families": None, "name": "mine", "method.actor.optimizer.learning_rate": 1e-3}
     for value in ("conf/tiny.yaml", "/elsewhere/mine.yaml", fields()):
-        assert refused(schema, experiment=value, rounds=2, overrides={"method.seed": 3}) is None
+        for chosen in ({}, settings):
+            assert (
+                refused(schema, experiment=value, rounds=2, settings=chosen, overrides={"method.merge.every": 3})
+                is None
+            )
     whole = load_experiment(ROOT / "conf" / "tiny.yaml").model_dump(mode="json")
     assert refused(schema, experiment=whole, rounds=1, overrides={}) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("key", "value"),
     [
-        ({"name": "Not A Name"}, "experiment.name"),
-        ({"method": {**fields()["method"], "seed": -1}}, "experiment.method.seed"),
-        ({"method": {**fields()["method"], "sede": 1}}, "'sede'"),
-        ({"method": {**fields()["method"], "prompts": "nobody's"}}, "experiment.method.prompts"),
-        ({"runtime": {"shards": 0}}, "experiment.runtime.shards"),
-        ({"runtime": {"when_busy": "hurry"}}, "experiment.runtime.when_busy"),
+        ("name", "Not A Name"),
+        ("method.seed", -1),
+        ("method.prompts", "nobody's"),
+        ("method.families", [{"name": "only"}]),
+        ("method.bank.capacity", 0),
+        ("method.sede", 1),
     ],
 )
-def test_the_server_refuses_what_is_wrong_and_names_the_field(
-    schema: dict[str, Any], change: dict[str, Any], named: str
-) -> None:
-    assert named in (refused(schema, experiment={**fields(), **change}, rounds=1) or "accepted")
+def test_the_server_refuses_a_wrong_setting_and_names_it(schema: dict[str, Any], key: str, value: Any) -> None:
+    assert key in (refused(schema, experiment="conf/tiny.yaml", settings={key: value}) or "accepted")
 
 
 def test_bounds_of_the_other_parameters_are_the_servers_too(schema: dict[str, Any]) -> None:
@@ -125,24 +128,21 @@ def test_bounds_of_the_other_parameters_are_the_servers_too(schema: dict[str, An
         ("conf/tiny.yaml", {"method.families.7.groups": 1}, "method.families.7.groups"),
         ("conf/nowhere.yaml", None, "there is no file conf/nowhere.yaml"),
         ({}, None, "name: Field required"),
+        ("conf/tiny.yaml", {"method.sede": 1}, "method.sede: unknown key; did you mean 'seed'?"),
         (7, None, "experiment: found 7"),
     ],
 )  # fmt: skip
 def test_what_passes_the_form_and_is_wrong_names_the_field(value: Any, overrides: Any, said: str) -> None:
-    from flows.parameters import experiment_from
-
     with pytest.raises(BadInput) as raised:
-        experiment_from(value, overrides)
+        experiment_from(value, None, overrides)
     assert said in str(raised.value)
 
 
 def test_overrides_apply_to_files_to_fields_and_to_an_experiment(tmp_path: Path, monkeypatch: Any) -> None:
-    from flows.parameters import experiment_from
-
     monkeypatch.chdir(tmp_path)  # a worker may stand anywhere
     made = experiment_from("conf/tiny.yaml")
     for value in ("conf/tiny.yaml", made, made.model_dump(mode="json")):
-        changed = experiment_from(value, {"method.seed": 9, "runtime.shards": "2"})
+        changed = experiment_from(value, overrides={"method.seed": 9, "runtime.shards": "2"})
         assert (changed.method.seed, changed.runtime.shards) == (9, 2)
     assert isinstance(experiment_from(made), Experiment) and experiment_from(made).method.seed != 9
 

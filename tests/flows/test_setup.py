@@ -1,4 +1,4 @@
-"""Set-up on a real server: what it makes, that it makes nothing twice, and what it does about the past."""
+"""Set-up on a real server: what it makes, that it makes nothing twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -112,26 +111,6 @@ def test_plain_deploy_on_a_terminal_asks_nothing(server: Operation) -> None:
     os.close(controller)
     assert said.count(b"successfully created") == len(DEPLOYMENTS)
     assert (ROOT / "prefect.yaml").read_text().count("- name:") == len(DEPLOYMENTS)
-
-
-def test_of_many_missed_runs_the_newest_stays(server: Operation) -> None:
-    deployment = server._get("/deployments/name/train/nightly")
-    (schedule,) = deployment["schedules"]
-    path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
-    server._ask("PATCH", path, {"active": True})
-    start, end = datetime.now(UTC) - timedelta(days=3, hours=12), datetime.now(UTC)
-    span = {"start_time": start.isoformat(), "end_time": end.isoformat()}
-    server._ask("POST", f"/deployments/{deployment['id']}/schedule", span)
-    late = [run for run in server.flow_runs() if run["expected_start_time"] < datetime.now(UTC).isoformat()]
-    assert len(late) >= 3
-
-    assert f"missed runs   {len(late) - 1} superseded by a newer one" in lines(server)
-    newest = max(late, key=lambda run: run["expected_start_time"])
-    for run in late:
-        now = server.flow_run(run["id"])
-        assert now["state_type"] == ("SCHEDULED" if run["id"] == newest["id"] else "CANCELLED")
-        if run["id"] != newest["id"]:
-            assert now["state"]["message"].startswith("superseded") and newest["name"] in now["state"]["message"]
 
 
 def test_without_a_server_it_says_what_to_do() -> None:

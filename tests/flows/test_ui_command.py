@@ -74,8 +74,8 @@ class Ui:
         return [each for each in marked if which(each)]
 
     def part(self, word: str) -> list[psutil.Process]:
-        """The processes of `prefect server` or `prefect worker`, not what they started."""
-        return self.processes(lambda each: word in command_line(each) and FLOW_RUN not in environ(each))
+        """The processes of the server or the worker, not what they started."""
+        return self.processes(lambda each: word in " ".join(command_line(each)) and FLOW_RUN not in environ(each))
 
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""
@@ -131,7 +131,8 @@ def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
     ui.wait_ready()
     for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
         assert word in ui.screen()
-    assert httpx.get(ui.url, follow_redirects=True, timeout=PATIENCE_SECONDS).status_code == 200
+    page = httpx.get(ui.url, follow_redirects=True, timeout=PATIENCE_SECONDS)
+    assert page.status_code == 200 and page.headers["content-security-policy"].startswith("default-src 'self'")
     pool = ui.ask("POST", "/work_pools/crl/workers/filter", {})
     assert [worker["status"] for worker in pool] == ["ONLINE"]
     assert ui.interrupt() == 0
@@ -184,11 +185,11 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
                 answer = raw.makefile("rb").read()
             assert b" 404 " in answer.splitlines()[0] and b"secret" not in answer, path
         # A name that somebody else made resolve to this machine gets nothing.
-        assert httpx.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 404
+        assert httpx.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 400
         # What the example notification sends is said.
         message = {"subject": "train run x: Failed", "body": "why"}
         assert httpx.post(f"{pages.url}/notification", json=message).status_code == 200
-        assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 404
+        assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 415
         assert said == ["train run x: Failed\nwhy"]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from crl.config.keys import FIRST_KEYS
+from crl.config.load import load_experiment
 from tests.unit.cli.conftest import Outcome
 
 Crl = Callable[..., Outcome]
@@ -17,6 +19,15 @@ def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, fake: Path) -> 
     assert outcome.code == 0, outcome.out
     for part in ("torch", "C compiler", "GPU", "model tiny", "embedder lexical", "memory", "disk", "GB free", "ready"):
         assert part in outcome.out
+
+
+def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, fake: Path) -> None:
+    lines = [line.split() for line in crl("doctor", fake).out.splitlines()]
+    shown = [(line[0], " ".join(line[1:])) for line in lines if line and line[0] in FIRST_KEYS]
+    assert [key for key, _ in shown] == list(FIRST_KEYS)
+    experiment = load_experiment(fake)
+    assert dict(shown)["method.actor.model"] == experiment.method.actor.model
+    assert dict(shown)["method.families"] == ", ".join(family.name for family in experiment.method.families)
 
 
 def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

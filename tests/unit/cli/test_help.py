@@ -32,3 +32,15 @@ def test_nothing_is_cut_at_80_columns(crl: Crl, monkeypatch: pytest.MonkeyPatch,
     assert shown.code == 0 and "Usage: crl" in shown.out
     assert "…" not in shown.out and "..." not in shown.out.replace("[ARGS]...", "")
     assert max(map(len, shown.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", [(), ("bank",)], ids=["crl", "bank"])
+def test_a_list_of_commands_says_each_in_one_whole_sentence(
+    crl: Crl, monkeypatch: pytest.MonkeyPatch, name: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = crl(*name, "--help").out.partition("Commands:\n")[2].splitlines()
+    inner = [each for each in EVERY if each[:-1] == name and each]
+    assert len(listed) == len(inner), "one line per command"
+    for line in listed:
+        assert line.endswith("."), line
