@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, WithJsonSchema, WrapValidator, create_model
 
-from crl.cli.places import find_run
 from crl.config import EnvironmentConfig, Experiment, FamilyConfig, Method, PromptSet
 from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
+from crl.run.find import find_run
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

@@ -88,8 +88,8 @@ def experiments() -> list[str]:
     """Names of all experiments at hand: the files of `conf/` and the run directories."""
     import yaml
 
-    from crl.cli.places import is_run
     from crl.config.load import runs_root
+    from crl.run.find import is_run
 
     found = set()
     for path in sorted((ROOT / "conf").rglob("*.yaml")):

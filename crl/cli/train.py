@@ -15,9 +15,10 @@ import typer
 from crl.cli.approve import say_pending
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.cli.screen import console, seconds_text
 from crl.errors import ApprovalPending, BadInput
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime

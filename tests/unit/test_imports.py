@@ -95,11 +95,18 @@ def loaded_after(statement: str) -> set[str]:
         HELP.format(["--help"]),
         HELP.format(["train", "--help"]),
         "import crl.report.views, crl.report.summary, crl.report.bank, crl.run.directory",
+        "import crl.api",
         "import crl.report.diff, crl.engine.approvals, crl.recipes.complementary",
     ],
 )
 def test_start_up_is_light(statement: str) -> None:
     assert loaded_after(statement) == set()
+
+
+def test_the_package_itself_loads_no_other_library() -> None:
+    code = "import sys; before = set(sys.modules); import crl; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {name for name in done.stdout.split() if name.partition(".")[0] in ("duckdb", "pyarrow", "pydantic")}
 
 
 def test_this_test_sees_a_heavy_import() -> None:
