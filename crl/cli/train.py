@@ -107,9 +107,12 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
 def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> Iterator[Driver]:
     """A driver in this process: what the flow does, less Prefect."""
     from crl.engine.driver import Driver
+    from crl.trackers.subscriber import Trackers
 
-    with Driver(directory, runtime) as driver:
+    # Around the driver: the lease is given back before trackers are waited for.
+    with Trackers(directory, runtime, warn=live.say) as trackers, Driver(directory, runtime) as driver:
         driver.subscribe(live)
+        driver.subscribe(trackers)
         yield driver
 
 
