@@ -30,6 +30,7 @@ from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.errors import ConcurrencyLimitMissing
 from crl.run.directory import RunDirectory
+from crl.trackers.subscriber import Trackers
 from flows.present import run_logger
 from flows.waiting import Waiting
 
@@ -84,8 +85,15 @@ def hold(experiment: str, run_path: Path, runtime: Runtime) -> Iterator[Waiting]
 @contextlib.contextmanager
 def exclusive(run: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
     """The open driver of a run, with slot and lease. Raises as :func:`hold`, and RecordDamaged as the driver does."""
-    with hold(run.experiment_name, run.path, runtime) as waiting, contextlib.ExitStack() as stack:
-        yield waiting.until_free(lambda: stack.enter_context(Driver(run, runtime)))
+    # The trackers are waited for last: then the lease and the slot are given back already.
+    with (
+        Trackers(run, runtime, warn=run_logger().warning) as trackers,
+        hold(run.experiment_name, run.path, runtime) as waiting,
+        contextlib.ExitStack() as stack,
+    ):
+        driver = waiting.until_free(lambda: stack.enter_context(Driver(run, runtime)))
+        driver.subscribe(trackers)
+        yield driver
 
 
 def _take(stack: contextlib.ExitStack, name: str) -> bool:

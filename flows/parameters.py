@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from crl.cli.places import find_run
 from crl.config import RECIPES, Experiment
 from crl.config.keys import FIRST_KEYS, field_schema, inlined
 from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
+from crl.run.find import find_run
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

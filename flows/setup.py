@@ -87,8 +87,8 @@ def require_server() -> str:
 
 def experiments() -> list[str]:
     """Names of all experiments at hand: the files of `conf/` and the run directories."""
-    from crl.cli.places import is_run
     from crl.config.load import read_yaml, runs_root
+    from crl.run.find import is_run
     from flows.parameters import experiment_files
 
     found = {str(read_yaml(ROOT / path)["name"]) for path in experiment_files()}

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crl.cli.bank import show_diff
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.errors import ApprovalPending, BadInput
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.recipes.approvals import PendingApproval

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.cli.sql import Format
 from crl.report.sorting import Sort
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.report.bank import ShownEntry

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.errors import BadInput
+from crl.run.find import find_run
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 
 if TYPE_CHECKING:

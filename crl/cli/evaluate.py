@@ -10,6 +10,7 @@ import typer
 from crl.cli.places import RunArgument
 from crl.cli.screen import console
 from crl.errors import BadInput
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.config import SeedRange

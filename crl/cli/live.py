@@ -105,13 +105,14 @@ class LiveProgress:
         if handler is not None:
             handler(event)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line between those of the progress."""
         self._out.print(text, soft_wrap=True)
 
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
         self._skipped = 0
         name = "preparation (round 0)" if event.round == 0 else f"round {event.round}"
-        self._say(f"{name}: {', '.join(stage.replace('_', ' ') for stage in event.stages)}")
+        self.say(f"{name}: {', '.join(stage.replace('_', ' ') for stage in event.stages)}")
 
     def _on_StageStarted(self, event: events.StageStarted) -> None:
         self._told_at = self._clock()
@@ -129,13 +130,13 @@ class LiveProgress:
         elif self._clock() - self._told_at >= PLAIN_EVERY_SECONDS:
             self._told_at = self._clock()
             left = time_left(event.expected_seconds, event.seconds)
-            self._say(f"  {event.stage.replace('_', ' ')}: {', '.join(filter(None, (text, left)))}")
+            self.say(f"  {event.stage.replace('_', ' ')}: {', '.join(filter(None, (text, left)))}")
 
     def _on_StageDone(self, event: events.StageDone) -> None:
         self.ran += 1
         self._close_line()
         wrote = rows_text(event.rows)
-        self._say(
+        self.say(
             f"  {event.stage.replace('_', ' '):<20} {seconds_text(event.seconds):>12}{'   ' + wrote if wrote else ''}"
         )
 
@@ -146,21 +147,21 @@ class LiveProgress:
         self._close_line()
         if event.error.get("type") in _SHOW_LOG:
             for line in self._log:
-                self._say(f"    | {line}")
-        self._say(f"  {event.stage.replace('_', ' ')} failed: {event.error.get('found', 'unknown error')}")
+                self.say(f"    | {line}")
+        self.say(f"  {event.stage.replace('_', ' ')} failed: {event.error.get('found', 'unknown error')}")
 
     def _on_LogLine(self, event: events.LogLine) -> None:
         self._log.append(event.text)
 
     def _on_RetryScheduled(self, event: events.RetryScheduled) -> None:
-        self._say(f"  {event.stage.replace('_', ' ')}: attempt {event.attempt} in {seconds_text(event.delay_seconds)}")
+        self.say(f"  {event.stage.replace('_', ' ')}: attempt {event.attempt} in {seconds_text(event.delay_seconds)}")
 
     def _on_Waits(self, event: events.Waits) -> None:
-        self._say(event.reason)
+        self.say(event.reason)
 
     def _on_RoundDone(self, event: events.RoundDone) -> None:
         if self._skipped:
-            self._say(f"  {self._skipped} stages were complete already and did not run again")
+            self.say(f"  {self._skipped} stages were complete already and did not run again")
 
     def _close_line(self) -> None:
         if self._bar is not None and self._line is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.errors import RecordDamaged
+from crl.run.find import find_run
 
 
 def mend(run: RunArgument) -> None:

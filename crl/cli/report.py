@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
+from crl.run.find import find_run
 
 
 def report(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.report.listing import Listing

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.standing import last_failure, running_stage, unfinished
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.run.lease import LeaseState

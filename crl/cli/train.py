@@ -15,10 +15,11 @@ import typer
 from crl.cli.approve import say_pending
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
-from crl.cli.places import RunArgument, find_run, shown
+from crl.cli.places import RunArgument, shown
 from crl.cli.screen import console
 from crl.errors import ApprovalPending, BadInput
 from crl.report.durations import seconds_text
+from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime
@@ -107,9 +108,12 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
 def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> Iterator[Driver]:
     """A driver in this process: what the flow does, less Prefect."""
     from crl.engine.driver import Driver
+    from crl.trackers.subscriber import Trackers
 
-    with Driver(directory, runtime) as driver:
+    # Around the driver: the lease is given back before trackers are waited for.
+    with Trackers(directory, runtime, warn=live.say) as trackers, Driver(directory, runtime) as driver:
         driver.subscribe(live)
+        driver.subscribe(trackers)
         yield driver
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from crl.config.base import Model
 from crl.config.method import Method
+from crl.config.trackers import TrackerChoice
 
 
 class WhenBusy(StrEnum):
@@ -49,6 +50,10 @@ class Runtime(Model):
     lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept a role; older ones are pruned.")
     keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
+    trackers: tuple[TrackerChoice, ...] = Field(
+        (TrackerChoice(kind="tensorboard"),),
+        description="What the figures of complete rounds are written to: names, or {kind: …, options}.",
+    )
     min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
 
 

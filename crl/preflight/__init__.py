@@ -47,6 +47,7 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
         asked = partial(check_embedder, embedder.name, embedder.query_instruction)
         found.append(("the embedder of the recipe", asked))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
+    found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
     for family in method.families:
         found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))
     return found

@@ -107,6 +107,11 @@ class Pinned:
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
 
+    def tables(self) -> str | None:
+        """The SQL list of every Parquet file; None where there is none."""
+        listed = [path for paths in self._every.values() for path in paths if path.endswith(".parquet")]
+        return self._listed(listed + self._texts)
+
     def _list_lost(self, shown: frozenset[int] | None) -> list[str]:
         """What the stages that publish banks wrote and what is gone. It is listed all the same: reading it fails,
         where the bank would otherwise be another one without a word."""

@@ -39,7 +39,7 @@ from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import mending, temporary
 
-__all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "write_catalog"]
+__all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "write_catalog"]
 
 CATALOG = "catalog.duckdb"
 
@@ -65,34 +65,29 @@ def query(
     Raises BadInput for anything that is not one query, for what would look outside the run, for SQL that fails, and for
     a round that the run does not have; RecordDamaged as :func:`connect`.
     """
-    _check_rounds(run_path, () if until is None else (until,))
-    files = Pinned(run_path, until=until)
-    views = views_behind(sql)
-    for lost in files.lost:
-        if (BankText.table if lost.startswith("bank/") else Path(lost).stem) in views:
-            raise RecordDamaged(
-                f"{lost} is gone: the bank cannot be put together without it",
-                expected="every file of the banks that were published",
-                where=str(run_path),
-                next_step=f"`crl mend {run_path}` makes it again; `--round N` shows what was before",
-            )
-    files.keep(views)
-    with _open(run_path, files, until) as connection:
-        check(connection, sql)
-        lock(connection, files.paths())
+    connection, files = _locked(run_path, sql, until)
+    with connection, _explained(run_path, files, sql):
 
         def rows() -> tuple[list[str], list[tuple[Any, ...]]]:
             result = connection.execute(sql, dict(parameters) if parameters else None)
             return [column[0] for column in result.description or ()], result.fetchall()
 
-        try:
-            return interruptible(connection, rows)
-        except (duckdb.IOException, duckdb.InvalidInputException) as error:
-            if f"{files.root}/" in str(error):  # one of the run's own files: those of the query are refused
-                raise _damaged(run_path, error) from None
-            raise bad_sql(sql, error) from None
-        except duckdb.Error as error:
-            raise bad_sql(sql, error) from None
+        return interruptible(connection, rows)
+
+
+def relation(
+    run_path: Path, sql: str, parameters: Mapping[str, Any] | None = None, *, until: int | None = None
+) -> duckdb.DuckDBPyRelation:
+    """One SELECT over a run's views as a relation: it runs when its rows are asked for, in a locked session of its own.
+
+    With `parameters` DuckDB runs it at once. Raises as :func:`query`; the files that it reads are opened here, so a
+    file that is no Parquet file any more is RecordDamaged here and not an error of DuckDB later.
+    """
+    connection, files = _locked(run_path, sql, until)
+    with _explained(run_path, files, sql):
+        if (tables := files.tables()) is not None:
+            connection.execute(f"SELECT count(*) FROM parquet_file_metadata({tables})").fetchall()
+        return connection.sql(sql, params=dict(parameters) if parameters else None)
 
 
 def write_catalog(run_path: Path) -> Path:
@@ -140,6 +135,39 @@ def reading(
             yield connection
         except duckdb.Error as error:
             raise _damaged(run_path, error) from error
+
+
+def _locked(run_path: Path, sql: str, until: int | None) -> tuple[duckdb.DuckDBPyConnection, Pinned]:
+    """A session in which this one SELECT can run, and the files that it may open. Raises as :func:`query`."""
+    _check_rounds(run_path, () if until is None else (until,))
+    files = Pinned(run_path, until=until)
+    views = views_behind(sql)
+    for lost in files.lost:
+        if (BankText.table if lost.startswith("bank/") else Path(lost).stem) in views:
+            raise RecordDamaged(
+                f"{lost} is gone: the bank cannot be put together without it",
+                expected="every file of the banks that were published",
+                where=str(run_path),
+                next_step=f"`crl mend {run_path}` makes it again; `--round N` shows what was before",
+            )
+    files.keep(views)
+    connection = _open(run_path, files, until)
+    check(connection, sql)
+    lock(connection, files.paths())
+    return connection, files
+
+
+@contextmanager
+def _explained(run_path: Path, files: Pinned, sql: str) -> Iterator[None]:
+    """Errors of DuckDB as ours: RecordDamaged for a file of the run, BadInput for the query."""
+    try:
+        yield
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        if f"{files.root}/" in str(error):  # one of the run's own files: those of the query are refused
+            raise _damaged(run_path, error) from None
+        raise bad_sql(sql, error) from None
+    except duckdb.Error as error:
+        raise bad_sql(sql, error) from None
 
 
 def _check_rounds(run_path: Path, rounds: Sequence[int]) -> None:

@@ -7,6 +7,7 @@
     <run>/decisions/0007.json                 what a person decided about a round, until a stage records it
     <run>/cache/…, catalog.duckdb             derived
     <run>/journal.jsonl, lease.json, lease.lock, pruned.jsonl
+    <run>/trackers.jsonl, tensorboard/        for people who watch; no part of the record
 
 A stage directory that exists is complete. Reading checks every file against its manifest, so damage stops whoever would
 build on it.

@@ -95,6 +95,7 @@ def loaded_after(statement: str) -> set[str]:
         HELP.format(["--help"]),
         HELP.format(["train", "--help"]),
         "import crl.report.views, crl.report.summary, crl.report.bank, crl.run.directory",
+        "import crl.api",
         "import crl.report.diff, crl.recipes.approvals, crl.recipes.complementary.round",
     ],
 )
@@ -102,12 +103,18 @@ def test_start_up_is_light(statement: str) -> None:
     assert loaded_after(statement) == set()
 
 
+def test_the_package_itself_loads_no_other_library() -> None:
+    code = "import sys; before = set(sys.modules); import crl; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {name for name in done.stdout.split() if name.partition(".")[0] in ("duckdb", "pyarrow", "pydantic")}
+
+
 def test_this_test_sees_a_heavy_import() -> None:
     assert loaded_after("import pandas") == {"pandas"}
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    folders = ("crl", "flows", "tasks", "tests", "benchmarks")
+    folders = ("crl", "flows", "tasks", "tests", "benchmarks", "examples")
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for name in folders for path in files(name)}
     assert lengths
     assert not {str(path.relative_to(ROOT)): count for path, count in lengths.items() if count > 400}

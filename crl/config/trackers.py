@@ -1,0 +1,81 @@
+"""Which trackers a run's rounds are written to: `runtime.trackers`, by name or as a mapping with options."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from crl.errors import BadInput
+
+GROUP = "crl.trackers"
+"""Entry point group by which other packages add a tracker."""
+BUILT_IN = {
+    "tensorboard": "crl.trackers.tensorboard:TensorBoard",
+    "mlflow": "crl.trackers.mlflow:MLflow",
+    "wandb": "crl.trackers.wandb:WandB",
+    "trackio": "crl.trackers.trackio:Trackio",
+}
+
+
+class TrackerChoice(BaseModel):
+    """One tracker and its options; `mlflow` alone stands for `{kind: mlflow}`."""
+
+    # Which options there are is known to the tracker's class: `check` holds them against it.
+    model_config = ConfigDict(frozen=True, extra="allow", field_title_generator=lambda name, _: name)
+
+    kind: str = Field(
+        description="tensorboard, mlflow, wandb, trackio, a name from the entry point group `crl.trackers`, or "
+        "module:Class; further keys are its options."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the tracker's class is made with."""
+        return dict(self.model_extra or {})
+
+    def load(self) -> Any:
+        """The tracker's class (`crl.trackers.base.Tracker`). Raises BadInput where there is none of this kind."""
+        found = {each.name: each.value for each in entry_points(group=GROUP)} | BUILT_IN
+        reference = found.get(self.kind, self.kind)
+        module, separator, name = reference.partition(":")
+        try:
+            if not separator:
+                raise ValueError("it is neither a known name nor module:Class")
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise BadInput(
+                f"there is no tracker {self.kind!r}: {error}",
+                expected=f"one of {', '.join(sorted(found))}, or module:Class",
+                where="runtime.trackers",
+                next_step="docs/trackers.md has those there are and how to add one",
+            ) from None
+
+    def check(self) -> None:
+        """Raise BadInput for an unknown kind, a library that is not installed, and options that the class lacks."""
+        tracker = self.load()
+        requires = getattr(tracker, "requires", None)
+        if requires is not None and find_spec(requires) is None:
+            raise BadInput(
+                f"tracker {self.kind!r} needs the library {requires}, which is not installed",
+                where="runtime.trackers",
+                next_step=f"pip install {requires}, or take {self.kind} out of runtime.trackers",
+            )
+        try:
+            inspect.signature(tracker).bind(None, **self.options)
+        except TypeError as error:
+            options = list(inspect.signature(tracker).parameters)[1:]
+            raise BadInput(
+                f"tracker {self.kind!r} cannot be made with {', '.join(self.options) or 'no options'}: {error}",
+                expected=f"options {', '.join(options)}" if options else "no options",
+                where="runtime.trackers",
+            ) from None

@@ -1,0 +1,31 @@
+"""Finds the run directory that a user means: a path, or the name of an experiment under the runs directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crl.errors import BadInput
+
+
+def find_run(name: str | Path) -> Path:
+    """The run directory of a path or an experiment's name. Raises BadInput, listing what exists."""
+    from crl.config.load import runs_root  # pydantic: `crl --help` does without
+
+    root = runs_root()
+    for candidate in (Path(name), root / name):
+        if is_run(candidate):
+            return candidate
+    existing = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []
+    raise BadInput(
+        f"there is no run {str(name)!r}",
+        expected=f"a run directory, or one of {', '.join(existing)}" if existing else "a run directory",
+        where=str(root.absolute()),
+        next_step="name one of them, or set CRL_RUNS to where runs lie"
+        if existing
+        else "`crl train conf/quickstart.yaml` makes the first one; CRL_RUNS says where runs lie",
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory looks like a run, complete or damaged."""
+    return (path / "experiment.yaml").is_file() or (path / "rounds").is_dir()

@@ -1,0 +1,73 @@
+"""A round as a tracker gets it, derived from the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from crl.report.markdown import rounds_markdown
+from crl.report.summary import RoundSummary, random_policy, summarise
+from crl.report.views import reading
+from crl.run.directory import RunDirectory
+from crl.run.files import canonical_json, sha256_bytes
+from crl.trackers.base import RoundFigures
+
+
+def round_digest(run: RunDirectory, number: int) -> str:
+    """SHA-256 over the digests of a round's stages. Raises RecordDamaged."""
+    stages = {stage: run.manifest(number, stage).digest for stage in sorted(run.complete_stages(number))}
+    return sha256_bytes(canonical_json(stages))
+
+
+def figures_of(run: RunDirectory, numbers: Sequence[int]) -> Iterator[RoundFigures]:
+    """The figures of complete rounds, in order. Raises RecordDamaged."""
+    summaries = summarise(run.path)
+    success, metrics = _rows(run.path)
+    for number in sorted(numbers):
+        until = [each for each in summaries if each.round <= number]
+        figures = {name: value for at, name, value in metrics if at == number}
+        for summary in (each for each in until if each.label == str(number)):
+            figures |= _of_summary(summary, until)
+        yield RoundFigures(
+            round=number,
+            figures=figures,
+            success=[row for row in success if row["round"] <= number],
+            tables=rounds_markdown(run.experiment_name, until),
+            digest=round_digest(run, number),
+        )
+
+
+def _rows(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]:
+    """Rows of `success_by_arm`; (round, name, value) of every metric."""
+    with reading(path, views={"metrics", "episodes", "evaluations"}) as connection:
+        success = connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist()
+        metrics = connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
+    return success, metrics
+
+
+def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, float]:
+    rates = {
+        "success/guided": each.guided,
+        "success/free": each.free,
+        "held_out/with_bank": each.with_bank,
+        "held_out/without_bank": each.without_bank,
+        "held_out/random": random_policy(until) if each.without_bank.episodes else each.random,
+    }
+    known = {
+        "bank/entries": each.bank,
+        "buffer/waiting": each.buffer,
+        "updates/actor": each.actor_updates,
+        "updates/extractor": each.extractor_updates,
+        "extractor/malformed": each.malformed / each.outputs if each.outputs else None,
+        "alarms": len(each.alarms),
+        **{f"bank/{kind}": count for kind, count in each.changes.items()},
+        **{f"seconds/{stage}": taken for stage, taken in each.seconds.items()},
+        **{name: rate.value for name, rate in rates.items()},
+    }
+    return {name: float(value) for name, value in known.items() if value is not None}
+
+
+def record_of(path: Path) -> str:
+    """The link to the record, as Markdown: where it is, and what vouches for it."""
+    return f"record: `{path}`, verified by `crl verify {path}`"

@@ -1,0 +1,139 @@
+"""Hands complete rounds to the trackers of `runtime.trackers`, in a thread beside the driver.
+
+Which rounds a tracker has is in `<run>/trackers.jsonl`, beside the record: a resumed run writes no round twice, and one
+that a tracker missed (it failed, or was added later) is written with the next. A round that was redone with another
+result is written again. Another choice of options is another tracker: it gets every round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from crl.config import Runtime
+from crl.config.trackers import TrackerChoice
+from crl.engine.events import Event, RoundDone
+from crl.run.directory import RunDirectory
+from crl.run.files import canonical_json, sha256_bytes
+from crl.run.jsonlines import JsonLines
+from crl.trackers.base import TrackedRun, Tracker
+from crl.trackers.figures import figures_of, round_digest
+
+LEDGER = "trackers.jsonl"
+_PATIENCE_SECONDS = 60.0
+"""How long the end of a run waits for trackers that still write."""
+
+
+class Trackers:
+    """A subscriber for :meth:`crl.engine.driver.Driver.subscribe`, and a context manager: leaving it waits for what is
+    still being written, for a minute at most.
+
+    Args:
+        run: the run.
+        runtime: `trackers` of it are written to.
+        warn: takes one line for a person, the first time that a tracker fails.
+    """
+
+    def __init__(self, run: RunDirectory, runtime: Runtime, warn: Callable[[str], None]) -> None:
+        ledger = JsonLines(Path(run.path) / LEDGER)
+        self._warn = warn
+        self._feeds = [_Feed(run, choice, ledger, warn) for choice in runtime.trackers]
+        self._rounds: SimpleQueue[int | None] = SimpleQueue()
+        # A daemon: a server that does not answer must not keep a finished run from ending.
+        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RoundDone) and self._feeds:
+            self._rounds.put(event.round)
+
+    def __enter__(self) -> Trackers:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rounds.put(None)
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            self._warn(f"trackers still write after {_PATIENCE_SECONDS:.0f} s: the rest is written by a later run")
+
+    def _work(self) -> None:
+        while (number := self._rounds.get()) is not None:
+            for feed in self._feeds:
+                feed.write_until(number)
+        for feed in self._feeds:
+            feed.close()
+
+
+class _Feed:
+    """One tracker, opened when it has something to write, and what it has so far."""
+
+    def __init__(
+        self, run: RunDirectory, choice: TrackerChoice, ledger: JsonLines, warn: Callable[[str], None]
+    ) -> None:
+        self._run, self._choice, self._ledger, self._warn = run, choice, ledger, warn
+        self._key = sha256_bytes(canonical_json(choice.model_dump(mode="json")))[:16]
+        self._tracker: Tracker | None = None
+        self._warned = False
+
+    def write_until(self, number: int) -> None:
+        """Write every round up to this one that the tracker does not have."""
+        try:
+            lines = [line for line in self._ledger.read() if line.get("tracker") == self._key]
+            written = {line["round"]: line["digest"] for line in lines if "round" in line}
+            due = [each for each in self._run.rounds() if each < number and each not in written]
+            if written.get(number) != round_digest(self._run, number):
+                due.append(number)
+            if not due:
+                return
+            if self._tracker is None:
+                self._tracker = self._open(next((line["id"] for line in reversed(lines) if "id" in line), None))
+            for figures in figures_of(self._run, due):
+                self._tracker.write(figures)
+                self._note(round=figures.round, digest=figures.digest)
+        except BaseException as error:  # libraries that end the interpreter are not allowed to
+            self._failed(error)
+
+    def close(self) -> None:
+        """Flush; errors as for writing."""
+        try:
+            if self._tracker is not None:
+                self._tracker.close()
+        except BaseException as error:
+            self._failed(error)
+
+    def _open(self, earlier: str | None) -> Tracker:
+        self._choice.check()
+        made = TrackedRun(
+            path=Path(self._run.path).resolve(),
+            experiment=self._run.experiment_name,
+            method=_flat(self._run.method.model_dump(mode="json")),
+            method_digest=self._run.method_digest,
+            earlier=earlier,
+        )
+        tracker: Tracker = self._choice.load()(made, **self._choice.options)
+        if tracker.id != earlier:
+            self._note(id=tracker.id)
+        return tracker
+
+    def _note(self, **more: Any) -> None:
+        self._ledger.append({"tracker": self._key, "kind": self._choice.kind, **more})
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._warned:
+            self._warned = True
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            self._warn(f"tracker {self._choice.kind} failed, the run goes on without it ({told})")
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested mappings with dotted keys."""
+    found: dict[str, Any] = {}
+    for name, each in value.items():
+        found |= _flat(each, f"{before}{name}.") if isinstance(each, Mapping) and each else {f"{before}{name}": each}
+    return found

@@ -1,0 +1,129 @@
+"""MLflow, Weights & Biases and Trackio, each against a recording of the calls that its documentation names.
+
+They are no dependency of the project. What was tried with the libraries themselves is in docs/trackers.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from crl.trackers.base import RoundFigures, TrackedRun
+from crl.trackers.mlflow import MLflow
+from crl.trackers.trackio import Trackio
+from crl.trackers.wandb import WandB
+
+ROWS = [{"round": 3, "arm": "with_bank", "won": 2, "games": 4}]
+Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+
+
+class Spy:
+    """Keeps every call; answers from `answers`, else with itself."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._calls: Calls = []
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*positional: Any, **named: Any) -> Any:
+            self._calls.append((name, positional, named))
+            return self._answers.get(name, self)
+
+        return call
+
+    def made(self, name: str) -> Calls:
+        return [call for call in self._calls if call[0] == name]
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
+    fake = ModuleType(name)
+    fake.__dict__.update(contents)
+    monkeypatch.setitem(sys.modules, name, fake)
+
+
+def run(path: Path, earlier: str | None = None) -> TrackedRun:
+    return TrackedRun(path, "tiny", {"seed": 1, "rollout.group_size": 4}, "d" * 64, earlier)
+
+
+def figures(number: int = 3) -> RoundFigures:
+    return RoundFigures(number, {"held_out/with_bank": 0.5, "bank/entries": 7.0}, ROWS, "| 3 |", "e" * 64)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    info = type("Info", (), {"run_id": "run-7"})
+    spy = Spy(get_experiment_by_name=None, create_experiment="12", create_run=type("Made", (), {"info": info}))
+    module(monkeypatch, "mlflow", MlflowClient=lambda tracking_uri=None: spy)
+    module(monkeypatch, "mlflow.entities", Metric=lambda *values: values, Param=lambda *values: values)
+    return spy
+
+
+def test_mlflow_gets_metrics_with_the_round_as_step_tables_and_the_record(client: Spy, tmp_path: Path) -> None:
+    tracker = MLflow(run(tmp_path))
+    tracker.write(figures())
+    tracker.close()
+    (_, (experiment,), named) = client.made("create_run")[0]
+    assert experiment == "12" and named["tags"]["record"] == str(tmp_path) and tracker.id == "run-7"
+    parameters, metrics = (named for _, _, named in client.made("log_batch"))
+    assert ("rollout.group_size", "4") in parameters["params"]
+    assert [(name, value, step) for name, value, _, step in metrics["metrics"]] == [
+        ("bank/entries", 7.0, 3),
+        ("held_out/with_bank", 0.5, 3),
+    ]
+    assert client.made("log_text")[0][1] == ("run-7", "| 3 |", "rounds.md")
+    assert client.made("log_dict")[0][1][1] == {"rows": ROWS}
+    assert client.made("set_tag")[0][1] == ("run-7", "round_0003", "e" * 64)
+    assert len(client.made("set_terminated")) == 1
+
+
+def test_mlflow_goes_on_with_the_run_it_made(client: Spy, tmp_path: Path) -> None:
+    assert MLflow(run(tmp_path, "run-5")).id == "run-5"
+    assert client.made("create_run") == [] and client.made("update_run")[0][2] == {"status": "RUNNING"}
+
+
+def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    session = Spy()
+    session.id = "abc"
+    session.summary = {}
+    library = Spy(init=session, Table="table", login=True)
+    module(monkeypatch, "wandb", init=library.init, Table=library.Table, login=library.login, Settings=dict)
+    tracker = WandB(run(tmp_path), mode="offline")
+    tracker.write(figures())
+    tracker.close()
+    assert tracker.id == "abc"
+    options = library.made("init")[0][2]
+    assert options["id"] is None and options["resume"] == "allow" and options["config"]["record"] == str(tmp_path)
+    (_, (logged,), named) = session.made("log")[0]
+    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table" and named == {"step": 3}
+    assert library.made("Table")[0][2] == {"columns": list(ROWS[0]), "data": [list(ROWS[0].values())]}
+    assert session.summary["record_digest"] == "e" * 64 and len(session.made("finish")) == 1
+    WandB(run(tmp_path, "xyz"), mode="offline")
+    assert library.made("init")[1][2]["id"] == "xyz"
+
+
+def test_wandb_never_asks_for_a_key_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    library = Spy(login=False)
+    module(monkeypatch, "wandb", init=library.init, login=library.login, Settings=dict)
+    with pytest.raises(RuntimeError, match="wandb login"):
+        WandB(run(tmp_path))
+    assert library.made("login")[0][2] == {"prompt": False} and library.made("init") == []
+
+
+def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = Spy(Table="table")
+    module(monkeypatch, "trackio", init=library.init, log=library.log, finish=library.finish, Table=library.Table)
+    tracker = Trackio(run(tmp_path), project="lakes")
+    tracker.write(figures())
+    tracker.close()
+    options = library.made("init")[0][2]
+    assert (options["project"], options["name"], options["resume"]) == ("lakes", "tiny-dddddddd", "allow")
+    (_, (logged,), named) = library.made("log")[0]
+    assert logged["bank/entries"] == 7.0 and logged["success_by_arm"] == "table" and named == {"step": 3}
+    assert len(library.made("finish")) == 1
+    Trackio(run(tmp_path, tracker.id))
+    assert library.made("init")[1][2]["name"] == tracker.id
