@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -50,6 +51,12 @@ class Runtime(Model):
     lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept a role; older ones are pruned.")
     keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
+    expectations: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Your own Great Expectations suites by row type; default the files of expectations/ beside the "
+        "experiment file, or beside a parent folder.",
+    )
+    """Not part of the frozen method: they can fail a stage and change no number in it."""
     min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
 
 

@@ -36,6 +36,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
 
 def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     """What has to be there, by the place in the config that asks for it."""
+    from crl.checks.own import check_own_suites
     from crl.envs import check_environment
     from crl.policies.embedder_sources import check_embedder
     from crl.policies.sources import check_model
@@ -49,6 +50,7 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
         retrieval = method.retrieval
         asked = partial(check_embedder, retrieval.embedder, retrieval.query_instruction)
         found.append(("method.retrieval.embedder", asked))
+    found.append(("runtime.expectations", partial(check_own_suites, experiment.runtime.expectations)))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     for family in method.families:
         found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))

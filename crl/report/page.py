@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from crl.checks.suites import sentences
 from crl.engine.approvals import awaited
 from crl.errors import CrlError, RunDirectoryUnusable
-from crl.report.checks import StageChecks, rules_of
+from crl.report.checks import StageChecks
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
@@ -215,7 +216,7 @@ def _stages(listed: Sequence[RoundSummary]) -> list[str]:
 
 def _rules(stages: Any) -> Mapping[str, list[str]]:
     suites = (suite.table for checks in stages for suite in _suites(checks))
-    return {table: rules_of(table) for table in dict.fromkeys(suites)}
+    return {table: sentences(table) for table in dict.fromkeys(suites)}
 
 
 def _suites(checks: StageChecks) -> Sequence[Any]:
