@@ -24,17 +24,22 @@ _ROWS_BREAKING = re.compile(r"SELECT \* FROM \{batch\} (?:WHERE|QUALIFY) \((.*)\
 """What `suite.rows_breaking` writes: its predicate is evaluated in the one scan that all such rules share."""
 
 
-def broken(connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table, rules: list[Config]) -> list[Config]:
-    """Which of the expectations of a registered table do not hold. Raises `duckdb.Error`."""
+def broken(
+    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table, rules: list[Config]
+) -> list[tuple[Config, int]]:
+    """The expectations of a registered table that do not hold, each with the number of rows that break it.
+
+    Raises `duckdb.Error`.
+    """
     # Arrow knows how many values are missing; a column that is not there is an error of the query.
     present = set(table.column_names)
     required = [each for each in rules if each["type"] == NOT_NULL and each["kwargs"]["column"] in present]
-    found = [each for each in required if table.column(each["kwargs"]["column"]).null_count]
+    counted = [(each, table.column(each["kwargs"]["column"]).null_count) for each in required]
     others = [each for each in rules if each not in required]
     if others:
         counts = connection.execute(_query(name, tuple(map(_Statement.of, others)))).fetchone() or ()
-        found += [each for each, count in zip(others, counts, strict=True) if count]
-    return found
+        counted += zip(others, counts, strict=True)
+    return [(each, count) for each, count in counted if count]
 
 
 @contextmanager

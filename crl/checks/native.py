@@ -75,7 +75,7 @@ def failures(table: str, key: list[str], result: Any, rows: pa.Table) -> list[st
 def _sentence(table: str, key: list[str], result: Any, rows: pa.Table) -> str:
     config = result.expectation_config.to_json_dict()
     rule = f"table {table}: '{sentence_of(config)}'{_columns(config, rows)}"
-    error = _exception_of(result.exception_info)
+    error = exception_of(result.exception_info)
     if error is not None:
         return f"{rule} could not be checked: {error}"
     found = result.result
@@ -109,7 +109,7 @@ def _columns(config: Config, rows: pa.Table) -> str:
     return f" (column{'s' if len(named) > 1 else ''} {', '.join(named)})" if named else ""
 
 
-def _exception_of(info: Mapping[str, Any]) -> str | None:
+def exception_of(info: Mapping[str, Any]) -> str | None:
     """The message of an expectation that raised: flat, or one level down by metric."""
     for part in [info, *info.values()]:
         if isinstance(part, Mapping) and part.get("raised_exception"):

@@ -113,6 +113,8 @@ def _broken(
         return []
     from crl.checks import native
 
-    told = native.failures(name, key_of(name), native.validate(name, key_of(name), found, tables), tables[name])
+    told = native.failures(
+        name, key_of(name), native.validate(name, key_of(name), [rule for rule, _ in found], tables), tables[name]
+    )
     # The compiled pass decides: what it refused never passes, even if Great Expectations could not say why.
-    return told or [f"table {name}: '{sentence_of(rule)}' is broken" for rule in found]
+    return told or [f"table {name}: '{sentence_of(rule)}' is broken in {count} rows" for rule, count in found]

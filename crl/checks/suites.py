@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -39,11 +40,14 @@ def applying(expectations: list[Config], written: frozenset[str]) -> list[Config
     return [each for each in expectations if written.issuperset(each.get("meta", {}).get(TABLES, ()))]
 
 
-def sentences(table: str) -> list[str]:
-    """The rules of a table in words, columns that are never missing in one; nothing for an unknown table."""
+def sentences(table: str, own: Mapping[str, Any] | None = None) -> list[str]:
+    """The rules of a table in words, columns that are never missing in one; nothing for an unknown table.
+
+    `own` is a user's suite of the table; its rules stand with the others.
+    """
     if table not in suite_names():
         return []
-    expectations = suite_of(table)["expectations"]
+    expectations = [*suite_of(table)["expectations"], *(own or {}).get("expectations", ())]
     required = [each["kwargs"]["column"] for each in expectations if each["type"] == NOT_NULL]
     told = [_with_tables(each) for each in expectations if each["type"] != NOT_NULL]
     return [*told, f"never missing: {', '.join(required)}"]
