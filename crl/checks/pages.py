@@ -28,11 +28,14 @@ class Validated:
     table: str
     rows: int
     result: Any
+    broken: Sequence[str]
+    """A sentence for each expectation that failed."""
+    committed: bool
 
     @property
     def file(self) -> str:
-        """Where its page lies in the site."""
-        return f"validations/{self.round:04d}-{self.stage}-{self.table}.html"
+        """Where its page lies in the site: four folders deep, as its link to the suite expects."""
+        return f"validations/rounds/{self.round:04d}/{self.stage}/{self.table}.html"
 
 
 class _View(DefaultJinjaPageView):  # type: ignore[misc]
@@ -48,20 +51,21 @@ def write_site(
 ) -> None:
     """Write `index.html`, a page for each validation and one for each suite into a directory that exists."""
     view = _View()
-    for folder in ("validations", "suites"):
-        (directory / folder).mkdir()
     for each in validated:
         document = ValidationResultsPageRenderer().render(each.result)
         title = f"round {each.round}, {each.stage}: {each.table}"
-        _write(directory / each.file, view.render(document, title=title, run=run))
+        content = view.render(document, title=title, run=run, home="../../../../", broken=each.broken)
+        _write(directory / each.file, content)
     for name, suite in suites.items():
         expectations = gx.ExpectationSuite(name=name, expectations=list(suite["expectations"]))
         document = ExpectationSuitePageRenderer().render(expectations)
-        _write(directory / "suites" / f"{name}.html", view.render(document, title=f"suite {name}", run=run))
+        content = view.render(document, title=f"suite {name}", run=run, home="../")
+        _write(directory / "expectations" / f"{name}.html", content)
     counts = {name: len(suite["expectations"]) for name, suite in suites.items()}
     index = view.env.get_template("data_docs_index.j2").render(run=run, validated=validated, suites=counts)
     _write(directory / INDEX, index)
 
 
 def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")

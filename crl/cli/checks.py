@@ -1,4 +1,4 @@
-"""`crl checks …`: what the rows of every stage are checked for, and the Data Docs of a run. docs/checks.md tells more."""
+"""`crl checks …`: what the rows of every stage are checked for, and the Data Docs of a run (docs/checks.md)."""
 
 from __future__ import annotations
 
@@ -73,8 +73,12 @@ def docs(
 ) -> None:
     """Write the Data Docs of a run. Great Expectations validates its rows again; the pages need no network."""
     from crl.report.data_docs import write_data_docs
+    from crl.report.page import REPORT, write_report
 
-    path = write_data_docs(find_run(run), round or ())
+    directory = find_run(run)
+    path = write_data_docs(directory, round or ())
+    if (directory / REPORT).exists():
+        write_report(directory)  # it links to the Data Docs from now on
     print(f"{shown(path)}: open it in a browser")
 
 

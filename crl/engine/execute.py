@@ -22,12 +22,14 @@ import pyarrow as pa
 
 from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
+from crl.errors import DataCheckFailed
 from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
 from crl.recipes.due import STAGES_OF_ROUND
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import joined
 from crl.records import Row
+from crl.run.refused import discard_refused, keep_refused
 from crl.run.seeds import stage_seed_words
 
 if TYPE_CHECKING:
@@ -84,7 +86,11 @@ def execute_stage(
             inputs = _run_as_one(stage, context, writer)
         elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
-        checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}", attempt.expectations)
+        try:
+            checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}", attempt.expectations)
+        except DataCheckFailed:
+            keep_refused(run.path, round_number, stage_name, writer.tables())
+            raise
         attempt.before_commit()
         seconds = time.monotonic() - started
         writer.commit(
@@ -98,6 +104,7 @@ def execute_stage(
                 **context.notes,
             },
         )
+    discard_refused(run.path, round_number, stage_name)
     return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
 
 

@@ -5,18 +5,24 @@ Derived and disposable: not part of the record, checksummed with the rest of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from crl.checks.stage import numbered, own_expectations
 from crl.checks.suites import applying, key_of, suite_of
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput
-from crl.records import ROW_TYPE_BY_TABLE
+from crl.records import ROW_TYPE_BY_TABLE, Row
 from crl.run.cache import CACHE, cached
 from crl.run.directory import RunDirectory
 from crl.run.files import remove
+from crl.run.refused import refused
+
+if TYPE_CHECKING:
+    from crl.checks.pages import Validated
 
 SITE = "data_docs"
 INDEX = f"{CACHE}/{SITE}/index.html"
@@ -28,23 +34,25 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = ()) -> Path:
 
     Returns the path of the site's first page. Raises BadInput where there is no such round, RecordDamaged, DiskFull.
     """
-    from crl.checks.pages import Validated, write_site
+    from crl.checks.pages import write_site
 
     run, own = RunDirectory.open(run_path), last_runtime(run_path).expectations
     existing = run.rounds()
-    wanted = list(rounds) or existing[-1:]
-    if not wanted or not set(wanted) <= set(existing):
+    wanted = sorted(set(rounds)) or existing[-1:]
+    kept = refused(run.path)
+    if not (wanted or kept) or not set(wanted) <= set(existing):
         raise BadInput(
             f"there is no round {', '.join(str(each) for each in wanted if each not in existing) or 'yet'}",
             expected=f"rounds up to {existing[-1]}" if existing else "a run with a committed stage",
             where=str(run_path),
         )
-    validated = [
-        Validated(number, stage, table, rows, result)
-        for number in wanted
-        for stage in run.complete_stages(number)
-        for table, rows, result in _validated(run, number, stage, own)
+    stages = [
+        (number, stage, _tables(run, number, stage)) for number in wanted for stage in run.complete_stages(number)
     ]
+    validated = [each for number, stage, tables in stages for each in _validated(number, stage, tables, own)]
+    for (number, stage), tables in kept.items():
+        if not run.is_complete(number, stage):
+            validated += _validated(number, stage, tables, own, committed=False)
     suites = {table: suite_with_own(table, own) for table in dict.fromkeys(each.table for each in validated)}
     remove(run.path / CACHE / SITE)
     cached(run.path, SITE, lambda directory: write_site(directory, run.experiment_name, validated, suites))
@@ -57,18 +65,29 @@ def suite_with_own(table: str, own: Mapping[str, Mapping[str, Any]]) -> dict[str
     return {**suite, "expectations": [*suite["expectations"], *own.get(table, {}).get("expectations", ())]}
 
 
-def _validated(
-    run: RunDirectory, number: int, stage: str, own: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, int, Any]]:
-    """(table, rows, result) of every table that a stage wrote."""
-    from crl.checks.native import validate
-
+def _tables(run: RunDirectory, number: int, stage: str) -> dict[type[Row], pa.Table]:
+    """What a committed stage wrote."""
     names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
     types = [ROW_TYPE_BY_TABLE[name] for name in names if name in ROW_TYPE_BY_TABLE]
-    tables = numbered({row_type: run.read(number, stage, row_type) for row_type in types})
-    found = []
+    return {row_type: run.read(number, stage, row_type) for row_type in types}
+
+
+def _validated(
+    number: int,
+    stage: str,
+    written: Mapping[type[Row], pa.Table],
+    own: Mapping[str, Mapping[str, Any]],
+    *,
+    committed: bool = True,
+) -> Iterator[Validated]:
+    """What Great Expectations finds in every table of a stage."""
+    from crl.checks.native import failures, validate
+    from crl.checks.pages import Validated
+
+    tables = numbered(written)
     for name, table in tables.items():
         rules = applying(suite_of(name)["expectations"], frozenset(tables))
         rules = [*rules, *own_expectations(own.get(name), table.num_rows)]
-        found.append((name, table.num_rows, validate(name, key_of(name), rules, tables)))
-    return found
+        result = validate(name, key_of(name), rules, tables)
+        broken = failures(name, key_of(name), result, table)
+        yield Validated(number, stage, name, table.num_rows, result, broken, committed)

@@ -171,6 +171,7 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks]) -> str:
     lines += [""]
     lines += _table([row for each in checks for row in _suite_rows(each)])
     tables = list(dict.fromkeys(suite.table for suite in suites))
+    lines += [f"{code('crl checks docs RUN')} writes Great Expectations' Data Docs; the report links to them.", ""]
     lines += ["## The rules", ""] if tables else []
     lines += [f"- **{_words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
     return "\n".join(lines) + "\n"
