@@ -25,7 +25,11 @@ os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read once, at the import
 
 import great_expectations as gx
 from great_expectations.core.metric_domain_types import MetricDomainTypes
-from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.data_context.types.base import (
+    DataContextConfig,
+    InMemoryStoreBackendDefaults,
+    ProgressBarsConfig,
+)
 from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
 from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
@@ -175,7 +179,9 @@ def _source() -> Any:
     """The one data source of the one ephemeral context of this process."""
     for noisy in ("great_expectations", "great_expectations.data_context"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    context = gx.get_context(mode="ephemeral")
+    # Without a temporary directory for a documentation site, which nothing would remove.
+    stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
+    context = gx.get_context(project_config=DataContextConfig(store_backend_defaults=stores, analytics_enabled=False))
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
     return context.data_sources.add_pandas("rows")
 

@@ -30,6 +30,12 @@ def suite_of(table: str) -> dict[str, Any]:
     }
 
 
+def suite_with_own(table: str, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The suite of a table with the expectations that a user added."""
+    suite = suite_of(table)
+    return {**suite, "expectations": [*suite["expectations"], *own.get(table, {}).get("expectations", ())]}
+
+
 def key_of(table: str) -> list[str]:
     """The columns that name a row of a table."""
     return list(suite_of(table)["meta"]["key"])

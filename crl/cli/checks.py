@@ -33,7 +33,7 @@ ExperimentOption = Annotated[
 def list_suites(experiment: ExperimentOption = None) -> None:
     """List the suites: one for each row type, and the number of its expectations."""
     from crl.checks import suite_names
-    from crl.report.data_docs import suite_with_own
+    from crl.checks.suites import suite_with_own
 
     own = _own(experiment)
     for table in suite_names():
@@ -49,9 +49,8 @@ def show(
 ) -> None:
     """Print one suite. As JSON it is what Great Expectations reads, and what a suite of your own looks like."""
     from crl.checks import suite_names
-    from crl.checks.suites import sentences
+    from crl.checks.suites import sentences, suite_with_own
     from crl.errors import BadInput
-    from crl.report.data_docs import suite_with_own
 
     if table not in suite_names():
         raise BadInput(f"there is no row type {table!r}", expected=f"one of {', '.join(suite_names())}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.checks.stage import numbered, own_expectations
-from crl.checks.suites import applying, key_of, suite_of
+from crl.checks.suites import applying, key_of, suite_of, suite_with_own
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput
 from crl.records import ROW_TYPE_BY_TABLE, Row
@@ -57,12 +57,6 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = ()) -> Path:
     remove(run.path / CACHE / SITE)
     cached(run.path, SITE, lambda directory: write_site(directory, run.experiment_name, validated, suites))
     return run.path / INDEX
-
-
-def suite_with_own(table: str, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The suite of a table with the expectations that a user added."""
-    suite = suite_of(table)
-    return {**suite, "expectations": [*suite["expectations"], *own.get(table, {}).get("expectations", ())]}
 
 
 def _tables(run: RunDirectory, number: int, stage: str) -> dict[type[Row], pa.Table]:

@@ -94,7 +94,7 @@ def page_url(base: str, run_path: Path) -> str:
 
 
 def render(run_path: Path, history: History | None = None, episodes: int = EPISODES, folder: Path | None = None) -> str:
-    """The page as HTML text, for a file in `folder` (default the run). Raises as :func:`write_report` before it writes."""
+    """The page as HTML text, for a file in `folder` (default: the run). Raises as reading does in `write_report`."""
     history = history or History(run_path)
     summaries = history.summaries()
     rounds = history.rounds()
