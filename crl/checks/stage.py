@@ -63,7 +63,7 @@ def check_tables(
             "\n".join(failures),
             expected="every rule of the row types to hold (`crl checks show TABLE` lists them)",
             where=where,
-            next_step="nothing was committed; correct what made these rows (`crl checks docs` shows them), `crl resume`",
+            next_step="nothing was committed; correct what made these rows (see `crl checks docs`), then `crl resume`",
         )
     return results
 

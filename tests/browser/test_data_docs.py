@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from crl.config.load import load_experiment
 from crl.report.data_docs import write_data_docs
+from crl.report.page import write_report
+from crl.run.directory import RunDirectory
 from tests.browser.opened import Opened
 from tests.unit.report.builder import build_run
 
+TINY = Path(__file__).parents[2] / "conf" / "tiny.yaml"
 
-def test_they_load_nothing_and_lead_from_page_to_page(show: Callable[..., Opened], tmp_path: Path) -> None:
-    run = build_run(tmp_path / "run")
+
+def test_they_load_nothing_and_lead_from_page_to_page(browser: Any, tmp_path: Path) -> None:
+    run = build_run(RunDirectory.create_or_open(load_experiment(TINY), tmp_path).path)
     index = write_data_docs(run)
-    opened = show(run)  # the report page, which links to them
+    opened = Opened(browser.new_context().new_page(), write_report(run))
     opened.page.get_by_role("link", name="Data Docs", exact=True).click()
     assert opened.page.url == index.as_uri()
     opened.page.get_by_role("table", name="Validations").get_by_role("link").first.click()

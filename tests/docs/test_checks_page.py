@@ -13,7 +13,7 @@ import yaml
 
 from crl.cli import main
 from crl.config.load import load_experiment
-from crl.engine.targets import remember_target
+from crl.engine.targets import last_runtime, remember_target
 from crl.records import ROW_TYPES
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
@@ -69,7 +69,8 @@ def test_the_suite_of_ones_own(
 
 
 def test_the_data_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run = build_run(tmp_path / "runs" / "tiny")
+    experiment = load_experiment(ROOT / "conf" / "tiny.yaml")
+    run = build_run(RunDirectory.create_or_open(experiment, tmp_path / "runs").path)
     monkeypatch.setenv("CRL_RUNS", str(tmp_path / "runs"))
     commands = [shlex.split(line)[1:] for line in COMMANDS if "docs" in line]
     assert len(commands) == 2
@@ -80,7 +81,7 @@ def test_the_data_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "<td>1</td>" in text and "<td>2</td>" in text and "<td>0</td><td>plan" not in text
 
 
-def test_a_rule_of_ones_own_stops_a_stage_and_is_remembered(tmp_path: Path) -> None:
+def test_a_rule_of_ones_own_is_remembered(tmp_path: Path) -> None:
     """The runtime that a run was last asked with holds the suites: `crl resume` uses them again."""
     data = yaml.safe_load((ROOT / "conf" / "tiny.yaml").read_text(encoding="utf-8"))
     data["runtime"] = {**data.get("runtime", {}), "expectations": {"episodes": json.loads(SUITE)}}
@@ -88,8 +89,6 @@ def test_a_rule_of_ones_own_stops_a_stage_and_is_remembered(tmp_path: Path) -> N
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     experiment = load_experiment(tmp_path / "tiny.yaml")
     run = RunDirectory.create_or_open(experiment, tmp_path)
-    from crl.engine.targets import last_runtime
-
     with Lease.acquire(run.path, seconds=60) as lease:
         remember_target(Journal(run.path), 1, 1, purpose=None, token=lease.token, runtime=experiment.runtime)
     assert last_runtime(run.path).expectations == {"episodes": json.loads(SUITE)}
