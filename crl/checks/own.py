@@ -44,7 +44,7 @@ def _check(table: str, config: Config, empty: Mapping[str, pa.Table], where: str
     import great_expectations as gx
     from great_expectations.expectations.registry import list_registered_expectation_implementations
 
-    from crl.checks import native
+    from crl.checks.native import failures, validate
 
     kind, kwargs = config.get("type", ""), config.get("kwargs", {})
     known = list_registered_expectation_implementations()
@@ -62,8 +62,8 @@ def _check(table: str, config: Config, empty: Mapping[str, pa.Table], where: str
         message = str(error).split("\nTraceback")[0]
         raise BadInput(f"{kind} cannot be read: {message}", expected="arguments that it takes", where=where) from None
     if kind == SQL:
-        result = native.validate(table, key_of(table), [config], empty)
-        for failure in native.failures(table, key_of(table), result, empty[table]):
+        result = validate(table, key_of(table), [config], empty)
+        for failure in failures(table, key_of(table), result, empty[table]):
             raise BadInput(
                 failure,
                 expected=f"a query for the rows of {{batch}} that break the rule; columns: {', '.join(columns)}",

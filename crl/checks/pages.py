@@ -13,7 +13,7 @@ from typing import Any
 
 import great_expectations as gx
 from great_expectations.render.renderer.page_renderer import ExpectationSuitePageRenderer, ValidationResultsPageRenderer
-from great_expectations.render.view import DefaultJinjaPageView
+from great_expectations.render.view.view import DefaultJinjaPageView
 from jinja2 import ChoiceLoader, PackageLoader
 
 INDEX = "index.html"
@@ -38,19 +38,20 @@ class Validated:
         return f"validations/rounds/{self.round:04d}/{self.stage}/{self.table}.html"
 
 
-class _View(DefaultJinjaPageView):  # type: ignore[misc]
+class _View(DefaultJinjaPageView):
     """Great Expectations' view of a page, with our templates before its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.env.loader = ChoiceLoader([PackageLoader("crl.checks"), self.env.loader])
+        self.env.loader = ChoiceLoader([PackageLoader("crl.checks"), *filter(None, [self.env.loader])])
 
 
 def write_site(
     directory: Path, run: str, validated: Sequence[Validated], suites: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write `index.html`, a page for each validation and one for each suite into a directory that exists."""
-    view = _View()
+    view: Any = _View()
+    suite_pages: Any = ExpectationSuitePageRenderer()
     for each in validated:
         document = ValidationResultsPageRenderer().render(each.result)
         title = f"round {each.round}, {each.stage}: {each.table}"
@@ -58,7 +59,7 @@ def write_site(
         _write(directory / each.file, content)
     for name, suite in suites.items():
         expectations = gx.ExpectationSuite(name=name, expectations=list(suite["expectations"]))
-        document = ExpectationSuitePageRenderer().render(expectations)
+        document = suite_pages.render(expectations)
         content = view.render(document, title=f"suite {name}", run=run, home="../")
         _write(directory / "expectations" / f"{name}.html", content)
     counts = {name: len(suite["expectations"]) for name, suite in suites.items()}

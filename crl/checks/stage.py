@@ -90,11 +90,7 @@ def _check(
     failures = _broken(connection, name, rules, tables)
     users = own_expectations(own, rows)
     if users:
-        from crl.checks import native
-
-        failures += native.failures(
-            name, key_of(name), native.validate(name, key_of(name), users, tables), tables[name]
-        )
+        failures += _told(name, users, tables)
     seconds = time.perf_counter() - started
     return SuiteResult(name, rows, len(rules) + len(users), not failures, seconds, tuple(failures))
 
@@ -111,10 +107,14 @@ def _broken(
         return [f"{name}: the rules could not be checked: {error}"]
     if not found:
         return []
-    from crl.checks import native
-
-    told = native.failures(
-        name, key_of(name), native.validate(name, key_of(name), [rule for rule, _ in found], tables), tables[name]
-    )
     # The compiled pass decides: what it refused never passes, even if Great Expectations could not say why.
-    return told or [f"table {name}: '{sentence_of(rule)}' is broken in {count} rows" for rule, count in found]
+    return _told(name, [rule for rule, _ in found], tables) or [
+        f"table {name}: '{sentence_of(rule)}' is broken in {count} rows" for rule, count in found
+    ]
+
+
+def _told(name: str, rules: list[Config], tables: Mapping[str, pa.Table]) -> list[str]:
+    """What Great Expectations finds broken: a sentence for each rule."""
+    from crl.checks.native import failures, validate
+
+    return failures(name, key_of(name), validate(name, key_of(name), rules, tables), tables[name])

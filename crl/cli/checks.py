@@ -71,11 +71,12 @@ def docs(
     ] = None,
 ) -> None:
     """Write the Data Docs of a run. Great Expectations validates its rows again; the pages need no network."""
+    from crl.engine.targets import last_runtime
     from crl.report.data_docs import write_data_docs
     from crl.report.page import REPORT, write_report
 
     directory = find_run(run)
-    path = write_data_docs(directory, round or ())
+    path = write_data_docs(directory, round or (), last_runtime(directory).expectations)
     if (directory / REPORT).exists():
         write_report(directory)  # it links to the Data Docs from now on
     print(f"{shown(path)}: open it in a browser")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from crl.checks.stage import numbered, own_expectations
+from crl.checks.stage import OwnSuites, numbered, own_expectations
 from crl.checks.suites import applying, key_of, suite_of, suite_with_own
-from crl.engine.targets import last_runtime
 from crl.errors import BadInput
 from crl.records import ROW_TYPE_BY_TABLE, Row
 from crl.run.cache import CACHE, cached
@@ -29,14 +28,14 @@ INDEX = f"{CACHE}/{SITE}/index.html"
 """Where the site begins, from the run directory."""
 
 
-def write_data_docs(run_path: Path, rounds: Sequence[int] = ()) -> Path:
-    """Validate the tables of some rounds (default: the newest), with the suites that the run was last asked to use.
+def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites | None = None) -> Path:
+    """Validate the tables of some rounds (default: the newest) by the project's suites and a user's own.
 
     Returns the path of the site's first page. Raises BadInput where there is no such round, RecordDamaged, DiskFull.
     """
     from crl.checks.pages import write_site
 
-    run, own = RunDirectory.open(run_path), last_runtime(run_path).expectations
+    run, own = RunDirectory.open(run_path), own or {}
     existing = run.rounds()
     wanted = sorted(set(rounds)) or existing[-1:]
     kept = refused(run.path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import crl.records as r
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
-from crl.engine.targets import remember_target
 from crl.errors import BadInput, DataCheckFailed
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Recipe, Stage
@@ -20,7 +18,6 @@ from crl.report.data_docs import INDEX, write_data_docs
 from crl.report.page import write_report
 from crl.run.cache import faults
 from crl.run.directory import RunDirectory
-from crl.run.journal import Journal
 from crl.run.lease import Lease
 from crl.run.refused import refused
 from tests.unit.checks import example_rows as examples
@@ -90,12 +87,9 @@ def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
     assert refused(run.path) == {}
 
 
-def test_own_suites_of_the_last_order_are_in_the_docs(run: RunDirectory) -> None:
+def test_own_suites_are_in_the_docs(run: RunDirectory) -> None:
     attempt(run, 2)
-    runtime = load_experiment(TINY, {"runtime.expectations": json.dumps(OWN)}).runtime
-    with Lease.acquire(run.path, seconds=60) as lease:
-        remember_target(Journal(run.path), 1, 2, purpose=None, token=lease.token, runtime=runtime)
-    text = write_data_docs(run.path, [2]).read_text(encoding="utf-8")
+    text = write_data_docs(run.path, [2], OWN).read_text(encoding="utf-8")
     assert text.count("failed") == 1 and text.count("passed") == 2
 
 
