@@ -12,7 +12,7 @@ import typer
 from crl.cli.places import RunArgument, find_run, shown
 
 app = typer.Typer(
-    help="What rows are checked for before a stage is committed. Suites of Great Expectations, and a run's Data Docs.",
+    help="What rows are checked for before a commit. Great Expectations' suites, and a run's Data Docs.",
     no_args_is_help=True,
 )
 
@@ -31,7 +31,7 @@ ExperimentOption = Annotated[
 
 @app.command("list")
 def list_suites(experiment: ExperimentOption = None) -> None:
-    """List the suites: one for each row type, and the number of its expectations."""
+    """List the suites. There is one per row type."""
     from crl.checks import suite_names
     from crl.checks.suites import suite_with_own
 
@@ -47,7 +47,7 @@ def show(
     experiment: ExperimentOption = None,
     format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = Plain.text,
 ) -> None:
-    """Print one suite. As JSON it is what Great Expectations reads, and what a suite of your own looks like."""
+    """Print one suite. As JSON it is what Great Expectations reads, and a pattern for your own."""
     from crl.checks import suite_names
     from crl.checks.suites import sentences, suite_with_own
     from crl.errors import BadInput
