@@ -1,8 +1,8 @@
 """A web server for report pages, on loopback: what links in the Prefect UI lead to.
 
 It serves a list of the runs that have a page, `<run>/report.html`, and of the studies, `<study>/study.html` with the
-pages of their runs, `<study>/<run>/report.html`; nothing else of the run directories. It also prints what the example
-notification of the set-up sends.
+pages of their runs, `<study>/<run>/report.html`, and the Data Docs of a run; nothing else of the run directories. It
+also prints what the example notification of the set-up sends.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 PAGE, STUDY = "report.html", "study.html"
+DATA_DOCS = ["cache", "data_docs"]
+"""Where a run keeps its Data Docs, in `<run>/`."""
 NOTIFICATION = "/notification"
 HOST = "127.0.0.1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -76,7 +78,9 @@ class Pages:
     def _page(self, request: Request) -> Response:
         *names, file = request.path_params["path"].split("/")
         # The name of an experiment holds no dot and no slash, so no path can lead out of the runs directory.
-        if not all(map(_NAME.fullmatch, names)) or (len(names), file) not in ((1, PAGE), (1, STUDY), (2, PAGE)):
+        docs = names[1:3] == DATA_DOCS and file.endswith(".html") and _NAME.fullmatch(file.removesuffix(".html"))
+        page = (len(names), file) in ((1, PAGE), (1, STUDY), (2, PAGE))
+        if not all(map(_NAME.fullmatch, names)) or not (page or docs):
             raise HTTPException(404)
         found = self.runs.joinpath(*names, file)
         # A link could lead anywhere.

@@ -1,5 +1,6 @@
-"""Data checks: one Great Expectations suite a record type, run inside the stage that writes it, before it commits."""
+"""Data checks: one Great Expectations suite per row type, validated in the stage that writes it, before it commits."""
 
-from crl.checks.suites import SuiteResult, check_tables, suite_names
+from crl.checks.stage import SuiteResult, check_tables
+from crl.checks.suites import suite_names
 
 __all__ = ["SuiteResult", "check_tables", "suite_names"]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from crl.checks.suite import CrossRule, Suite, sha256, unique
+from crl.checks.suite import CrossRule, Suite
 from crl.records import EntryUsefulness, Judgement, Row, SuccessRate, UseReward
 
 REWARD_SUITES: dict[type[Row], Suite] = {
     Judgement: Suite(
         key=("episode_id",),
+        filled=("episode_id", "family", "entry_id", "generation_id"),
+        sha256=("content_digest",),
+        unique=(("generation_id",),),
         sets={"verdict": ("accept", "refine", "reject", "malformed")},
         ranges={"success_rate": (0, 1)},
         rows={
-            "ids are not empty": "episode_id <> '' AND family <> '' AND entry_id <> '' AND generation_id <> ''",
-            "a verdict has its own token record": unique("generation_id"),
-            "content_digest is a SHA-256": sha256("content_digest"),
             "malformed has a reason code other than ok": "(verdict = 'malformed') = (reason_code <> 'ok')",
             "s_c is 1, 0.5 or 0 by the verdict, none where malformed": (
                 "score IS NOT DISTINCT FROM "
@@ -25,15 +25,16 @@ REWARD_SUITES: dict[type[Row], Suite] = {
     ),
     SuccessRate: Suite(
         key=("family",),
+        filled=("family",),
         ranges={"episodes": (1, None), "successes": (0, None)},
-        rows={"ids are not empty": "family <> ''", "successes are at most the episodes": "successes <= episodes"},
+        ordered=(("episodes", "successes"),),
     ),
     UseReward: Suite(
         key=("episode_id", "entry_id"),
+        filled=("episode_id", "entry_id", "generation_id"),
         sets={"basis": ("outcome", "guided_minus_free", "usefulness", "none")},
         ranges={"usefulness": (-1, 1)},
         rows={
-            "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
             "an outcome is +1 or -1": "outcome IS NULL OR outcome IN (-1, 1)",
             "s_c is 1, 0.5 or 0": "critic_score IS NULL OR critic_score IN (0, 0.5, 1)",
             "only what was rejected has no outcome": "(basis = 'none') = (outcome IS NULL)",
@@ -48,8 +49,8 @@ REWARD_SUITES: dict[type[Row], Suite] = {
     ),
     EntryUsefulness: Suite(
         key=("entry_id",),
+        filled=("entry_id",),
         ranges={"uses": (1, None), "usefulness": (-1, 1)},
-        rows={"ids are not empty": "entry_id <> ''"},
     ),
 }
 

@@ -1,14 +1,14 @@
-"""The rules of every record type: what must hold in each of its rows, or between rows of the same table.
+"""The rules of every row type: what must hold in each of its rows, or between rows of the same table.
 
-A suite has three kinds of rules: unique keys, columns (sets and ranges), and row rules. Row rules are SQL predicates
-over the table (window functions allowed); a row breaks one where the predicate is false or null. Token lists are not
-seen by SQL: `summaries.py` turns them into counts (`n_tokens`, `trained`, `positive_logprobs`, …) first.
+Row rules are SQL predicates over the table. Token lists are not seen by SQL: `summaries.py` turns them into counts
+(`n_tokens`, `trained`, `positive_logprobs`, …) first. `suite.py` says what the fields mean and writes the rules out as
+expectations; rules between tables are in `cross.py`.
 """
 
 from __future__ import annotations
 
 from crl.checks.reward_rules import REWARD_SUITES
-from crl.checks.suite import Suite, sha256, together, unique
+from crl.checks.suite import Suite, together
 from crl.records import (
     Approval,
     BankChange,
@@ -42,6 +42,12 @@ _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
 _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
 )  # fmt: skip
+
+
+def _one_in_each(column: str, group: str) -> str:
+    return f"min({column}) OVER (PARTITION BY {group}) = max({column}) OVER (PARTITION BY {group})"
+
+
 _TOKEN_ROWS = {
     "token_ids, loss_mask and logprobs have one length": "n_tokens = n_mask AND n_tokens = n_logprobs",
     "loss_mask holds 0 and 1 only": "bad_masks = 0",
@@ -52,41 +58,40 @@ _TOKEN_ROWS = {
     "choices are those of every trained token, or there are none": "chosen IN (0, trained)",
 }
 
-_ENTRY_ROWS = {
-    "ids are not empty": "entry_id <> '' AND family <> '' AND operation_id <> '' AND distillation_id <> ''"
-    " AND generation_id <> ''",
-    "content_digest is a SHA-256": sha256("content_digest"),
-    "text and embedding lie in the bank": "segment LIKE 'bank/%' AND embedding_file LIKE 'bank/%'",
-    "updated no earlier than created": "updated_round >= created_round",
-    "age order is unique": unique('"order"'),
-    "an entry derives from some episode": "len(episode_ids) > 0",
-    "an entry is not its own parent": "NOT list_contains(parents, entry_id)",
-}
+_BANK_ENTRY = Suite(
+    key=("entry_id",),
+    filled=("entry_id", "family", "operation_id", "distillation_id", "generation_id"),
+    sha256=("content_digest",),
+    unique=(("order",),),
+    ranges={"version": (1, None)},
+    patterns={"segment": "^bank/", "embedding_file": "^bank/"},
+    ordered=(("updated_round", "created_round"),),
+    rows={
+        "an entry derives from some episode": "len(episode_ids) > 0",
+        "an entry is not its own parent": "NOT list_contains(parents, entry_id)",
+    },
+)
 
 SUITES: dict[type[Row], Suite] = {
     Task: Suite(
         key=("episode_id",),
-        ranges={"environment_seed": (0, None)},
+        filled=("episode_id", "family", "query", "stream"),
+        unique=(("group", "member"),),
+        ranges={"environment_seed": (0, None), "round": (0, None), "group": (0, None), "member": (0, None)},
         rows={
-            "ids are not empty": "episode_id <> '' AND family <> ''",
-            "a stream is named": "stream <> ''",
-            "round, group and member are not negative": 'round >= 0 AND "group" >= 0 AND member >= 0',
-            "a place in a group is planned once": unique('"group"', "member"),
-            "a group shares one environment seed": 'min(environment_seed) OVER g = max(environment_seed) OVER g',
-            "a group is of one family": "min(family) OVER g = max(family) OVER g",
-            "the query is not empty": "query <> ''",
+            "a group shares one environment seed": _one_in_each("environment_seed", '"group"'),
+            "a group is of one family": _one_in_each("family", '"group"'),
         },
     ),
     Retrieval: Suite(
         key=("episode_id", "entry_id"),
-        ranges={"similarity": (-1.0001, 1.0001), "rank": (0, None)},
+        filled=("episode_id", "entry_id", "generation_id"),
+        sha256=("content_digest",),
+        unique=(("episode_id", "rank"),),
+        ordered=(("round", "bank_round"),),
+        ranges={"similarity": (-1.0001, 1.0001), "rank": (0, None), "count": (0, None)},
         rows={
-            "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
-            "content_digest is a SHA-256": sha256("content_digest"),
             "every term of eq. 6 is finite": "isfinite(similarity) AND isfinite(rank_score) AND isfinite(score)",
-            "count is not negative": "count >= 0",
-            "the bank is not newer than the round": "bank_round <= round",
-            "ranks of an episode differ": unique("episode_id", "rank"),
             "at most 16 candidates of an episode are chosen": (  # the largest top_k
                 "sum(chosen::INT) OVER (PARTITION BY episode_id) <= 16"
             ),
@@ -94,19 +99,20 @@ SUITES: dict[type[Row], Suite] = {
     ),
     RetrievalCount: Suite(
         key=("entry_id",),
+        filled=("entry_id",),
         ranges={"count": (0, None)},
         rows={
-            "ids are not empty": "entry_id <> ''",
             "an entry that was chosen has a round": "count = 0 OR last_round >= 0",
         },
     ),
     Episode: Suite(
         key=("episode_id",),
+        filled=("episode_id", "generation_id", "family"),
+        unique=(("generation_id",),),
         sets={"stop_reason": _EPISODE_STOPS},
-        ranges={"turns": (0, None)},
+        ranges={"turns": (0, None), "tokens_read": (1, None), "invalid_actions": (0, None)},
+        ordered=(("tokens_sampled", "turns"), ("turns", "invalid_actions")),
         rows={
-            "ids are not empty": "episode_id <> '' AND generation_id <> '' AND family <> ''",
-            "an episode has its own token record": unique("generation_id"),
             "guided means that an experience was shown": "guided = (entry_id IS NOT NULL) AND "
             + together("entry_id", "content_digest", "experience"),
             "the first of the experiences is the one that is named": (
@@ -119,24 +125,22 @@ SUITES: dict[type[Row], Suite] = {
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
-            "a turn has sampled tokens": "tokens_read > 0 AND tokens_sampled >= turns",
             "what the last action did is known unless the environment broke": (
                 "(stop_reason = 'error') = (last_observation IS NULL)"
             ),
-            "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
         },
     ),
     Turn: Suite(
         key=("episode_id", "turn"),
+        filled=("episode_id",),
+        ordered=(("last_token", "first_token"),),
         sets={"stop_reason": ("end_of_turn", "length")},
         ranges={"first_token": (0, None)},
         rows={
-            "ids are not empty": "episode_id <> ''",
             "a valid turn has an action": "NOT valid OR action IS NOT NULL",
             "turns of an episode are numbered without a gap": (
                 "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
             ),
-            "the tokens of a turn are a span": "last_token >= first_token",
             "spans of an episode do not overlap": (
                 "first_token >= coalesce(lag(last_token) OVER (PARTITION BY episode_id ORDER BY turn), 0)"
             ),
@@ -144,33 +148,32 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Generation: Suite(
         key=("generation_id",),
+        filled=("generation_id", "stage", "stop_reason", "role", "kind"),
+        sha256=("weights_digest",),
         rows={
-            "ids are not empty": "generation_id <> '' AND stage <> '' AND stop_reason <> ''",
-            "role and kind are named": "role <> '' AND kind <> ''",
-            "weights_digest is a SHA-256": sha256("weights_digest"),
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
             **_TOKEN_ROWS,
         },
     ),
     Question: Suite(
         key=("question_id",),
+        filled=("question_id", "episode_id", "family"),
+        sha256=("content_digest",),
+        unique=(("episode_id", "turn"),),
         sets={"reason_code": _QUESTION_REASONS},
         ranges={"turn": (0, None), "similarity": (-1.0001, 1.0001)},
         rows={
-            "ids are not empty": "question_id <> '' AND episode_id <> '' AND family <> ''",
             "the id names the episode": "starts_with(question_id, 'q-' || episode_id || '-')",
-            "a turn asks once": unique("episode_id", "turn"),
             "ok means that there is an answer": "(reason_code = 'ok') = (answer IS NOT NULL)",
             "an answer was sampled": "answer IS NULL OR (generation_id IS NOT NULL AND trim(answer) <> '')",
             "an answer comes from an entry": "generation_id IS NULL OR entry_id IS NOT NULL",
             "an entry comes with its version and similarity": together("entry_id", "content_digest", "similarity"),
-            "content_digest is a SHA-256": f"content_digest IS NULL OR {sha256('content_digest')}",
         },
     ),
     StrippedContext: Suite(
         key=("episode_id",),
+        filled=("episode_id", "generation_id"),
         rows={
-            "ids are not empty": "episode_id <> '' AND generation_id <> ''",
             "token_ids and loss_mask have one length": "len(token_ids) > 0 AND len(token_ids) = len(loss_mask)",
             "loss_mask holds 0 and 1 only": "list_min(loss_mask) >= 0 AND list_max(loss_mask) <= 1",
             "token ids are not negative": "list_min(token_ids) >= 0",
@@ -179,14 +182,14 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Distillation: Suite(
         key=("distillation_id",),
+        filled=("distillation_id", "generation_id", "family", "reason_code"),
+        unique=(("generation_id",),),
         sets={
             "kind": ("distill", "merge"),
             "format": ("json", "lines"),
             "verdict": ("malformed", "return", "add", "update", "mixed", "merge"),
         },
         rows={
-            "ids are not empty": "distillation_id <> '' AND generation_id <> '' AND family <> '' AND reason_code <> ''",
-            "an output is accounted for once": unique("generation_id"),
             "a distillation has its episode, a merge its entries": (
                 "(kind = 'distill') = (episode_id IS NOT NULL) AND (kind = 'distill' OR len(source_entry_ids) > 0)"
             ),
@@ -200,10 +203,10 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Operation: Suite(
         key=("operation_id",),
+        filled=("distillation_id", "generation_id", "family"),
         sets={"kind": ("add", "update", "return", "keep", "merge", "drop")},
         ranges={"index": (0, None)},
         rows={
-            "ids are not empty": "distillation_id <> '' AND generation_id <> '' AND family <> ''",
             "the id names output and position": "operation_id = distillation_id || '-o' || \"index\"",
             "everything but return names an entry": "(kind = 'return') = (entry_id IS NULL)",
             "add, update and merge have a text": (
@@ -215,32 +218,39 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Resemblance: Suite(
         key=("content_digest", "other_digest"),
+        sha256=("content_digest", "other_digest"),
         ranges={"similarity": (0, 1.0001)},
         rows={
-            "digests are SHA-256": f"{sha256('content_digest')} AND {sha256('other_digest')}",
             "a text does not repeat itself": "content_digest <> other_digest",
         },
     ),
-    BankEntry: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),
-    BankChange: Suite(key=("entry_id",), ranges={"version": (1, None)}, rows={**_ENTRY_ROWS}),
+    BankEntry: _BANK_ENTRY,
+    BankChange: _BANK_ENTRY,
     BankSnapshot: Suite(
         key=("round",),
-        ranges={"entries": (0, None), "changed": (0, None), "removed": (0, None), "changes_since_base": (0, None)},
+        sha256=("digest",),
+        ranges={
+            "entries": (0, None),
+            "changed": (0, None),
+            "removed": (0, None),
+            "changes_since_base": (0, None),
+            "base_round": (0, None),
+        },
+        ordered=(("round", "base_round"),),
         rows={
-            "digest is 64 hexadecimal digits": sha256("digest"),
-            "a base lies in this round or before it": "base_round BETWEEN 0 AND round",
             "after a base nothing has changed yet": "base_round < round OR changes_since_base = 0",
         },
     ),
     BankText: Suite(
         key=("content_digest",),
-        rows={"the digest is that of the text": "text <> '' AND sha256(text) = content_digest"},
+        filled=("text",),
+        rows={"the digest is that of the text": "sha256(text) = content_digest"},
     ),
     BankEvent: Suite(
         key=("event_id",),
+        filled=("event_id",),
         sets={"kind": ("import", "add", "update", "merge", "drop", "evict", "keep", "return", "rejected")},
         rows={
-            "ids are not empty": "event_id <> ''",
             "an import or eviction has no operation, anything else has one": (
                 "(kind IN ('import', 'evict')) = (operation_id IS NULL)"
             ),
@@ -261,11 +271,10 @@ SUITES: dict[type[Row], Suite] = {
     ),
     ImportedEntry: Suite(
         key=("entry_id",),
+        filled=("family", "generation_id", "source_experiment", "source_family"),
+        sha256=("content_digest", "source_snapshot"),
         ranges={"source_round": (0, None), "source_version": (1, None), "uses": (0, None), "mean_outcome": (-1, 1)},
         rows={
-            "ids are not empty": "family <> '' AND generation_id <> '' AND source_experiment <> ''"
-            " AND source_family <> ''",
-            "digests are SHA-256": f"{sha256('content_digest')} AND {sha256('source_snapshot')}",
             "the id names where it comes from": (
                 "entry_id = source_experiment || '-r' || printf('%04d', source_round) || '-' || source_entry_id"
             ),
@@ -289,10 +298,10 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Credit: Suite(
         key=("episode_id", "entry_id"),
+        filled=("episode_id", "entry_id", "generation_id"),
+        sha256=("content_digest",),
         ranges={"free_mean": (-1, 1)},
         rows={
-            "ids are not empty": "episode_id <> '' AND entry_id <> '' AND generation_id <> ''",
-            "content_digest is a SHA-256": sha256("content_digest"),
             "an outcome is +1 or -1": "outcome IN (-1, 1)",
             "the difference is taken where there are free twins": together("free_mean", "guided_minus_free"),
             "the difference is outcome minus free mean": (
@@ -302,25 +311,25 @@ SUITES: dict[type[Row], Suite] = {
     ),
     EntryScore: Suite(
         key=("entry_id",),
+        filled=("entry_id",),
         ranges={"uses": (1, None), "mean_outcome": (-1, 1)},
-        rows={"ids are not empty": "entry_id <> ''", "the mean is finite": "isfinite(mean_outcome)"},
     ),
     BufferItem: Suite(
         key=("generation_id",),
+        filled=("generation_id",),
+        ordered=(("entered_round", "generation_round"),),
+        ranges={"uses": (0, None), "train_count": (0, None)},
         sets={
             "kind": ("used", "malformed", "return", "answer"),
             "status": ("waiting", "selected", "trained", "dropped"),
             "generation_stage": ("distill", "merge", "collect"),
         },
         rows={
-            "ids are not empty": "generation_id <> ''",
-            "counts are not negative": "uses >= 0 AND train_count >= 0",
             "the sum of rewards is at most three a use": (  # s_c 1, and guided minus free 2
                 "isfinite(score_sum) AND (kind <> 'used' OR abs(score_sum) <= 3 * uses + 1e-9)"
             ),
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
-            "an item enters no earlier than it was written": "entered_round >= generation_round",
             "a text that it repeats has its entry and its output, and is named once": (
                 "len(repeats) = len(repeated_entries)"
                 " AND len(list_distinct(list_zip(repeats, repeated_entries))) = len(repeats)"
@@ -333,10 +342,9 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Sample: Suite(
         key=("sample_id",),
+        filled=("sample_id", "generation_id", "source", "role", "objective"),
         ranges={"weight": (0, None)},
         rows={
-            "ids are not empty": "sample_id <> '' AND generation_id <> '' AND source <> ''",
-            "role and objective are named": "role <> '' AND objective <> ''",
             "reward, advantage and weight are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(weight)",
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
             "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
@@ -345,32 +353,33 @@ SUITES: dict[type[Row], Suite] = {
     ),
     Weights: Suite(
         key=("role",),
+        filled=("role",),
+        sha256=("base_digest", "weights_digest"),
         ranges={"updates": (0, None)},
+        patterns={"checkpoint": "^rounds/"},
         rows={
-            "digests are SHA-256": f"{sha256('base_digest')} AND {sha256('weights_digest')}",
             "updated weights have a checkpoint": "updates = 0 OR checkpoint IS NOT NULL",
-            "a checkpoint lies inside the record": "checkpoint IS NULL OR checkpoint LIKE 'rounds/%'",
         },
     ),
     Metric: Suite(
         key=("stage", "name"),
+        filled=("stage", "name"),
         rows={
-            "names are not empty": "stage <> '' AND name <> ''",
             "a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL",
         },
     ),
     Evaluation: Suite(
         key=("evaluation_id",),
+        filled=("evaluation_id", "family"),
         sets={"arm": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
-        ranges={"turns": (0, None)},
+        ranges={"turns": (0, None), "invalid_actions": (0, None)},
+        ordered=(("turns", "invalid_actions"),),
         rows={
-            "ids are not empty": "evaluation_id <> '' AND family <> ''",
             "guided means that an experience was shown": "guided = (entry_id IS NOT NULL)",
             "the first of the experiences is the one that is named": "entry_id IS NOT DISTINCT FROM entry_ids[1]",
             "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
-            "invalid actions are at most the turns": "invalid_actions BETWEEN 0 AND turns",
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
             "a turn has sampled tokens, but for the random policy's": (
                 "CASE arm WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
@@ -379,7 +388,4 @@ SUITES: dict[type[Row], Suite] = {
         },
     ),
     **REWARD_SUITES,
-}  # fmt: skip
-
-WINDOWS: dict[type[Row], str] = {Task: 'WINDOW g AS (PARTITION BY "group")'}
-"""Named windows that the row rules of a table use."""
+}

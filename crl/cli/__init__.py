@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from crl.cli import approve, bank, compare, doctor, evaluate, mend, report, sql, status, train, warm_start
+from crl.cli import approve, bank, checks, compare, doctor, evaluate, mend, report, sql, status, train, warm_start
 from crl.errors import CrlError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
 app.command("report")(report.report)
 app.add_typer(bank.app, name="bank")
+app.add_typer(checks.app, name="checks")
 app.command("doctor")(doctor.doctor)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -54,6 +55,12 @@ class Runtime(Model):
         (TrackerChoice(kind="tensorboard"),),
         description="What the figures of complete rounds are written to: names, or {kind: …, options}.",
     )
+    expectations: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Your own Great Expectations suites by row type; default the files of expectations/ beside the "
+        "experiment file, or beside a parent folder.",
+    )
+    """Not part of the frozen method: they can fail a stage and change no number in it."""
     min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
 
 

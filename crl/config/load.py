@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
+from crl.config.expectations import find_expectations
 from crl.errors import BadInput
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
@@ -22,7 +23,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
-    its content becomes part of the method. A family with `repeat: 8` is eight families; `{index}` in its texts is their
+    its content becomes part of the method. The files of `expectations/`, found likewise, become `runtime.expectations`.
+    A family with `repeat: 8` is eight families; `{index}` in its texts is their
     number. Raises BadInput naming file, key, what was found and what was expected.
     """
     path = Path(path)
@@ -39,8 +41,9 @@ def parse_experiment(
     data = _with_prompts(data, base, where)
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
+    data = _with_expectations(_with_families(_with_prompts(data, base, where), where), base)
     try:
-        return Experiment.model_validate(_with_families(_with_prompts(data, base, where), where))
+        return Experiment.model_validate(data)
     except ValidationError as error:
         raise BadInput(
             f"{where} is not a valid experiment:\n" + "\n".join(readable(item) for item in error.errors()),
@@ -80,6 +83,15 @@ def _with_prompts(data: dict[str, Any], base: Path, where: str) -> dict[str, Any
         return data
     prompts = read_yaml(find_prompts(method["prompts"], base, where))
     return {**data, "method": {**method, "prompts": prompts}}
+
+
+def _with_expectations(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The data with the suites of data checks that lie beside the experiment, unless it brings its own."""
+    runtime = data.get("runtime") or {}
+    if not isinstance(runtime, dict) or "expectations" in runtime:
+        return data
+    found = find_expectations(base)
+    return {**data, "runtime": {**runtime, "expectations": found}} if found else data
 
 
 def _with_families(data: dict[str, Any], where: str) -> dict[str, Any]:

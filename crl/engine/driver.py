@@ -319,6 +319,7 @@ class Driver:
             part=part,
             attempt=self._attempts[place],
             command=" ".join(sys.argv),
+            expectations=self.runtime.expectations,
         )
 
     def _left(self, started: float) -> float:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +22,13 @@ import pyarrow as pa
 
 from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
+from crl.errors import DataCheckFailed
 from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import joined
 from crl.records import Row
+from crl.run.refused import discard_refused, keep_refused
 from crl.run.seeds import stage_seed_words
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Attempt:
     """How often the stage was tried, this time included; provenance only."""
     command: str = ""
     """Command line behind the attempt; provenance only."""
+    expectations: Mapping[str, Any] = field(default_factory=dict)
+    """A user's own suites of data checks by table. They may fail the stage and change nothing that it writes."""
     begun: Callable[[Path], None] = lambda directory: None
     """Called with the stage's temporary directory before it runs: further ranks are told of it."""
     before_commit: Callable[[], None] = lambda: None
@@ -81,7 +85,11 @@ def execute_stage(
             inputs = _run_as_one(stage, context, writer)
         elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
-        checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}")
+        try:
+            checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}", attempt.expectations)
+        except DataCheckFailed:
+            keep_refused(run.path, round_number, stage_name, writer.tables())
+            raise
         attempt.before_commit()
         seconds = time.monotonic() - started
         writer.commit(
@@ -94,6 +102,7 @@ def execute_stage(
                 **context.notes,
             },
         )
+    discard_refused(run.path, round_number, stage_name)
     return _outcome(run, round_number, stage_name, seconds=seconds, skipped=False)
 
 
@@ -118,7 +127,8 @@ def execute_part(
         context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
         stage.run_part(context, part)
         tables = writer.tables()
-        _check(tables, f"round {round_number}, stage {stage_name}, part {part}")
+        # A user's rules speak of all rows of a stage: they are held against the whole of it.
+        _check(tables, f"round {round_number}, stage {stage_name}, part {part}", {})
         seconds = time.monotonic() - started
         writer.commit(
             inputs=sorted(context.inputs),
@@ -266,11 +276,11 @@ def _reading_context(
     return _context(run, recipe, stage, round_number, _NoWriter(), services, lambda figures: None)
 
 
-def _check(tables: dict[type[Row], pa.Table], where: str) -> list[dict[str, Any]]:
+def _check(tables: dict[type[Row], pa.Table], where: str, own: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each suite looked at, for the manifest: that a stage is committed says only that nothing was broken."""
     from crl.checks import check_tables
 
-    results = check_tables(tables, where=where)
+    results = check_tables(tables, where=where, own=own)
     return [
         {"table": each.table, "rows": each.rows, "rules": each.expectations, "passed": each.success} for each in results
     ]

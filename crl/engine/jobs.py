@@ -36,6 +36,8 @@ class Job:
     attempt: int = 1
     command: str = ""
     """Command line of the process that asked; provenance only."""
+    expectations: dict[str, Any] = field(default_factory=dict)
+    """A user's own suites of data checks by table (`runtime.expectations`)."""
     directory: str | None = None
     """Where the stage is written; told to the ranks above 0, which do not write the record themselves."""
 

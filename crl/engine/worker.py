@@ -91,6 +91,7 @@ class Worker:
             progress=self._progress,
             number=job.attempt,
             command=job.command,
+            expectations=job.expectations,
             begun=lambda directory: self._send(type="begun", directory=str(directory)),
             before_commit=self._wait_for_ranks,
         )

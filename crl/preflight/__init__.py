@@ -34,6 +34,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
 
 def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     """What has to be there, by the place in the config that asks for it."""
+    from crl.checks.own import check_own_suites
     from crl.envs import check_environment
     from crl.policies.embedder_sources import check_embedder
     from crl.policies.sources import check_model
@@ -46,6 +47,7 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     if embedder is not None:
         asked = partial(check_embedder, embedder.name, embedder.query_instruction)
         found.append(("the embedder of the recipe", asked))
+    found.append(("runtime.expectations", partial(check_own_suites, experiment.runtime.expectations)))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
     for family in method.families:

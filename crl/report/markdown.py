@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from crl.checks.suites import sentences
 from crl.errors import CrlError
-from crl.report.checks import StageChecks, rules_of
+from crl.report.checks import StageChecks
 from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import NOTHING
@@ -146,8 +147,9 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks]) -> str:
     lines += [""]
     lines += _table([row for each in checks for row in _suite_rows(each)])
     tables = list(dict.fromkeys(suite.table for suite in suites))
+    lines += [f"{code('crl checks docs RUN')} writes Great Expectations' Data Docs; the report links to them.", ""]
     lines += ["## The rules", ""] if tables else []
-    lines += [f"- **{_words(table)}**: {plain('; '.join(rules_of(table)))}" for table in tables]
+    lines += [f"- **{_words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
     return "\n".join(lines) + "\n"
 
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from crl.checks.suites import sentences
 from crl.config import Method
 from crl.errors import CrlError, RunDirectoryUnusable
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
-from crl.report.checks import rules_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
+from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
 from crl.report.durations import seconds_text
 from crl.report.episodes import EPISODES, replays
@@ -76,7 +77,7 @@ def write_report(
     DiskFull.
     """
     target = Path(out) if out is not None else Path(run_path) / REPORT
-    content = render(run_path, history, episodes).encode()
+    content = render(run_path, history, episodes, folder=target.parent).encode()
     try:
         write_atomically(target, content)
     except OSError as error:
@@ -94,8 +95,8 @@ def page_url(base: str, run_path: Path) -> str:
     return f"{base.rstrip('/')}/{quote(run_path.name)}/{REPORT}"
 
 
-def render(run_path: Path, history: History | None = None, episodes: int = EPISODES) -> str:
-    """The page as HTML text. Raises as :func:`write_report` does, but for writing."""
+def render(run_path: Path, history: History | None = None, episodes: int = EPISODES, folder: Path | None = None) -> str:
+    """The page as HTML text, for a file in `folder` (default: the run). Raises as reading does in `write_report`."""
     history = history or History(run_path)
     summaries = history.summaries()
     rounds = history.rounds()
@@ -130,9 +131,16 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             alarms=[(each.round, alarm) for each in reversed(trained) for alarm in each.alarms][:SHOWN_ALARMS],
             alarm_count=sum(len(each.alarms) for each in trained),
             checked=checked,
+            data_docs=_data_docs(run_path, folder or run_path),
             rules=_rules(checks for _, found in checked for checks in found),
         )
     )  # fmt: skip
+
+
+def _data_docs(run_path: Path, folder: Path) -> str | None:
+    """Address of the run's Data Docs from a page in a folder; None where there are none."""
+    site = Path(run_path) / INDEX
+    return quote(os.path.relpath(site, folder)) if site.is_file() else None
 
 
 class Inline:
@@ -218,7 +226,7 @@ def _stages(listed: Sequence[RoundSummary]) -> list[str]:
 
 def _rules(stages: Any) -> Mapping[str, list[str]]:
     suites = (suite.table for checks in stages for suite in checks.suites)
-    return {table: rules_of(table) for table in dict.fromkeys(suites)}
+    return {table: sentences(table) for table in dict.fromkeys(suites)}
 
 
 @cache

@@ -12,7 +12,8 @@ import pytest
 
 import crl.records as r
 from crl.checks import check_tables, suite_names
-from crl.checks.rules import SUITES
+from crl.checks.suite import SQL
+from crl.checks.suites import suite_of
 from crl.errors import DataCheckFailed
 from crl.records import ROW_TYPES, Row, schema_of, table_of
 from tests.unit.checks import example_rows as examples
@@ -32,14 +33,14 @@ def _changed(rows: Rows, row_type: type[Row], index: int, **changes: Any) -> Row
 
 def test_every_record_type_has_a_suite_with_rules() -> None:
     assert suite_names() == tuple(row_type.table for row_type in ROW_TYPES)
-    assert all(suite.key and suite.rows for suite in SUITES.values())
+    assert all(len(suite_of(table)["expectations"]) > 3 for table in suite_names())
 
 
 @pytest.mark.parametrize("stage", examples.STAGES, ids=lambda stage: stage.__name__)
 def test_sound_rows_pass(stage: Any) -> None:
     rows = stage()
     results = check_tables(_tables(rows), where="here")
-    assert [result.table for result in results if result.table != "between tables"] == [t.table for t in rows]
+    assert [result.table for result in results] == [t.table for t in rows]
     assert all(result.success and result.expectations > 1 for result in results)
     assert "seconds" not in results[0].record()
 
@@ -55,7 +56,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.plan, r.Task, 2, {"episode_id": "r0001-room-g0000-m0001"}, "episode_id is unique"),
     (examples.plan, r.Task, 2, {"stream": ""}, "slot is one of guided, free"),
     (examples.plan, r.Task, 2, {"environment_seed": 8}, "a group shares one environment seed"),
-    (examples.plan, r.Task, 3, {"member": 0}, "a place in a group is planned once"),
+    (examples.plan, r.Task, 3, {"member": 0}, "group and member are unique"),
     (examples.plan, r.Retrieval, 1, {"similarity": 1.5}, "similarity is between"),
     (examples.plan, r.Retrieval, 1, {"score": float("nan")}, "every term of eq. 6 is finite"),
     (examples.plan, r.Retrieval, 1, {"entry_id": "e0"}, "episode_id and entry_id are unique"),
@@ -111,7 +112,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.asking, r.StrippedContext, 0, {"episode_id": "r0001-room-g0000-m0002"}, "has its stripped context"),
     (examples.distill, r.Distillation, 0, {"verdict": "malformed"}, "malformed has a reason code"),
     (examples.distill, r.Distillation, 1, {"operations": 2}, "malformed output asks for nothing"),
-    (examples.distill, r.Distillation, 1, {"generation_id": "x0"}, "an output is accounted for once"),
+    (examples.distill, r.Distillation, 1, {"generation_id": "x0"}, "generation_id is unique"),
     (examples.distill, r.Distillation, 0, {"turns": None}, "how many turns there were and were shown"),
     (examples.distill, r.Distillation, 0, {"turns_shown": 3}, "how many turns there were and were shown"),
     (examples.distill, r.Distillation, 0, {"turns_shown": None}, "how many turns there were and were shown"),
@@ -141,7 +142,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.consolidate, r.BankChange, 0, {"content_digest": "0" * 64}, "has the event of its change"),
     (examples.consolidate, r.BankChange, 1, {"entry_id": "e9"}, "entry_id"),
     (examples.consolidate, r.BankChange, 1, {"removed": False}, "what was evicted or dropped is not in the bank"),
-    (examples.consolidate, r.BankSnapshot, 0, {"base_round": 2}, "a base lies in this round or before it"),
+    (examples.consolidate, r.BankSnapshot, 0, {"base_round": 2}, "round is at least base_round"),
     (examples.consolidate, r.BankSnapshot, 0, {"changes_since_base": 3}, "after a base nothing has changed yet"),
     (examples.consolidate, r.BankEvent, 1, {"entry_id": "e9"}, "what was evicted or dropped is not in the bank"),
     (examples.consolidate, r.BankEvent, 1, {"reason": None}, "a rejection or eviction has a reason"),
@@ -164,7 +165,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.judge, r.Judgement, 0, {"generation_id": "c9"}, "a verdict has its token record"),
     (examples.judge, r.Generation, 0, {"generation_id": "c9"}, "belongs to a judgement"),
     (examples.judge, r.Generation, 0, {"role": "extractor"}, "an actor plays and judges"),
-    (examples.judge, r.SuccessRate, 0, {"successes": 9}, "successes are at most the episodes"),
+    (examples.judge, r.SuccessRate, 0, {"successes": 9}, "episodes is at least successes"),
     (examples.reward, r.UseReward, 0, {"reward": 2.0}, "a reward by guided minus free is that of the credit"),
     (examples.reward, r.UseReward, 1, {"reward": 0.3}, "the reward is s_c + r (eq. 8)"),
     (examples.reward, r.UseReward, 1, {"usefulness": None}, "usefulness is there where it is the basis"),
@@ -180,7 +181,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.evaluate, r.Evaluation, 2, {"arm": "other"}, "arm is one of with_bank, without_bank, random"),
     (examples.evaluate, r.Evaluation, 2, {"tokens_read": 4}, "but for the random policy's"),
     (examples.evaluate, r.Evaluation, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
-    (examples.collect, r.Episode, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
+    (examples.collect, r.Episode, 1, {"tokens_sampled": 1}, "tokens_sampled is at least turns"),
     (examples.collect, r.Episode, 1, {"tokens_read": 5}, "read and wrote the tokens of its record"),
     (examples.evaluate, r.Evaluation, 1, {"actions": ["east"]}, "every turn has an action"),
 ]
@@ -215,29 +216,18 @@ def test_many_offenders_are_counted_and_the_first_shown() -> None:
         check_tables({r.Metric: table_of(r.Metric, metrics)}, where="here")
 
 
-def _forget() -> None:
-    """Drop the suites and the context of this process: the next check builds them anew."""
-    from crl.checks import suites
-
-    suites._built.cache_clear()
-    suites._source.cache_clear()
-
-
-def test_an_expectation_that_errors_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crl.checks import suites
-
-    monkeypatch.setattr(suites, "_frame_query", lambda row_type, own: "SELECT row, name AS id FROM metrics")
-    _forget()
-    try:
-        with pytest.raises(DataCheckFailed, match=r'metrics: the rules could not be checked: .*"broken_rule"'):
-            check_tables(_tables({r.Metric: examples.update()[r.Metric]}), where="here")
-    finally:
-        _forget()
+def test_an_expectation_that_raises_is_a_failure() -> None:
+    query = {"type": SQL, "kwargs": {"unexpected_rows_query": "SELECT error('no ' || name) FROM {batch}"}}
+    with pytest.raises(DataCheckFailed, match=r"table metrics: '.* could not be checked: .*no "):
+        check_tables(
+            _tables({r.Metric: examples.update()[r.Metric]}), where="here", own={"metrics": {"expectations": [query]}}
+        )
 
 
 def test_rules_that_cannot_be_evaluated_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = dataclasses.replace(SUITES[r.Metric], sets={"nowhere": ("a",)})
-    monkeypatch.setitem(SUITES, r.Metric, suite)
+    nowhere = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}}
+    suite = {**suite_of("metrics"), "expectations": [nowhere]}
+    monkeypatch.setattr("crl.checks.stage.suite_of", lambda table: suite)
     with pytest.raises(DataCheckFailed, match=r"metrics: the rules could not be checked: .*nowhere"):
         check_tables(_tables({r.Metric: examples.update()[r.Metric]}), where="here")
 

@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
+from crl.checks.suites import sentences
 from crl.errors import DataCheckFailed
-from crl.report.checks import BETWEEN, StageChecks, TableCheck, rules_of
+from crl.report.checks import StageChecks, TableCheck
 from crl.report.diff import BankDiff, Change, Parent
 from crl.report.markdown import (
     SHOWN_CHANGES,
@@ -127,13 +128,13 @@ def test_the_curve_is_a_picture_that_asks_for_nothing(tmp_path: Path) -> None:
 
 def test_checks_name_suites_rules_and_rows() -> None:
     checks = [
-        StageChecks("collect", (TableCheck("episodes", 16, 10, True), TableCheck(BETWEEN, 32, 2, True))),
+        StageChecks("collect", (TableCheck("episodes", 16, 10, True), TableCheck("turns", 32, 2, True))),
         StageChecks("update_actor", ()),
     ]
     text = checks_markdown(3, checks)
-    assert text.startswith("# Data checks of round 3: passed") and "2 suites, 12 rules on 16 rows" in text
+    assert text.startswith("# Data checks of round 3: passed") and "2 suites, 12 rules on 48 rows" in text
     assert "| collect | episodes | 16 | 10 | passed |" in text
-    for rule in rules_of("episodes"):
+    for rule in sentences("episodes"):
         assert plain(rule) in text
 
 

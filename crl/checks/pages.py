@@ -1,0 +1,72 @@
+"""Data Docs: Great Expectations' own rendering of suites and validations, as pages that load nothing.
+
+Its site builder writes pages that fetch styles, scripts and images from five hosts and do not work without. So its
+renderers make the content, and a page template of ours (`templates/`) takes the place of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import great_expectations as gx
+from great_expectations.render.renderer.page_renderer import ExpectationSuitePageRenderer, ValidationResultsPageRenderer
+from great_expectations.render.view.view import DefaultJinjaPageView
+from jinja2 import ChoiceLoader, PackageLoader
+
+INDEX = "index.html"
+
+
+@dataclass(frozen=True)
+class Validated:
+    """One table of one stage, and what Great Expectations found in it."""
+
+    round: int
+    stage: str
+    table: str
+    rows: int
+    result: Any
+    broken: Sequence[str]
+    """A sentence for each expectation that failed."""
+    committed: bool
+
+    @property
+    def file(self) -> str:
+        """Where its page lies in the site: four folders deep, as its link to the suite expects."""
+        return f"validations/rounds/{self.round:04d}/{self.stage}/{self.table}.html"
+
+
+class _View(DefaultJinjaPageView):
+    """Great Expectations' view of a page, with our templates before its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env.loader = ChoiceLoader([PackageLoader("crl.checks"), *filter(None, [self.env.loader])])
+
+
+def write_site(
+    directory: Path, run: str, validated: Sequence[Validated], suites: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write `index.html`, a page for each validation and one for each suite into a directory that exists."""
+    view: Any = _View()
+    suite_pages: Any = ExpectationSuitePageRenderer()
+    for each in validated:
+        document = ValidationResultsPageRenderer().render(each.result)
+        title = f"round {each.round}, {each.stage}: {each.table}"
+        content = view.render(document, title=title, run=run, home="../../../../", broken=each.broken)
+        _write(directory / each.file, content)
+    for name, suite in suites.items():
+        expectations = gx.ExpectationSuite(name=name, expectations=list(suite["expectations"]))
+        document = suite_pages.render(expectations)
+        content = view.render(document, title=f"suite {name}", run=run, home="../")
+        _write(directory / "expectations" / f"{name}.html", content)
+    counts = {name: len(suite["expectations"]) for name, suite in suites.items()}
+    index = view.env.get_template("data_docs_index.j2").render(run=run, validated=validated, suites=counts)
+    _write(directory / INDEX, index)
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")

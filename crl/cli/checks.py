@@ -1,0 +1,95 @@
+"""`crl checks …`: what the rows of every stage are checked for, and the Data Docs of a run (docs/checks.md)."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from crl.cli.places import RunArgument, shown
+from crl.run.find import find_run
+
+app = typer.Typer(
+    help="What rows are checked for before a commit. Great Expectations' suites, and a run's Data Docs.",
+    no_args_is_help=True,
+)
+
+
+class Plain(StrEnum):
+    """For people, or for programs."""
+
+    text = "text"
+    json = "json"
+
+
+ExperimentOption = Annotated[
+    Path | None, typer.Option(metavar="EXPERIMENT", help="With the suites that lie beside this experiment file.")
+]
+
+
+@app.command("list")
+def list_suites(experiment: ExperimentOption = None) -> None:
+    """List the suites. There is one per row type."""
+    from crl.checks import suite_names
+    from crl.checks.suites import suite_with_own
+
+    own = _own(experiment)
+    for table in suite_names():
+        count, added = len(suite_with_own(table, own)["expectations"]), len(own.get(table, {}).get("expectations", ()))
+        print(f"{table}: {count} expectations{f', {added} of them your own' if added else ''}")
+
+
+@app.command("show")
+def show(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A row type, from `crl checks list`.")],
+    experiment: ExperimentOption = None,
+    format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = Plain.text,
+) -> None:
+    """Print one suite. As JSON it is what Great Expectations reads, and a pattern for your own."""
+    from crl.checks import suite_names
+    from crl.checks.suites import sentences, suite_with_own
+    from crl.errors import BadInput
+
+    if table not in suite_names():
+        raise BadInput(f"there is no row type {table!r}", expected=f"one of {', '.join(suite_names())}")
+    own = _own(experiment)
+    if format is Plain.json:
+        print(json.dumps(suite_with_own(table, own), indent=2, ensure_ascii=False))
+        return
+    for sentence in sentences(table, own.get(table)):
+        print(sentence)
+
+
+@app.command("docs")
+def docs(
+    run: RunArgument,
+    round: Annotated[
+        list[int] | None,
+        typer.Option(min=0, metavar="N", help="Validate this round; may be repeated; default the newest."),
+    ] = None,
+) -> None:
+    """Write the Data Docs of a run. Great Expectations validates its rows again; the pages need no network."""
+    from crl.engine.targets import last_runtime
+    from crl.report.data_docs import write_data_docs
+    from crl.report.page import REPORT, write_report
+
+    directory = find_run(run)
+    path = write_data_docs(directory, round or (), last_runtime(directory).expectations)
+    if (directory / REPORT).exists():
+        write_report(directory)  # it links to the Data Docs from now on
+    print(f"{shown(path)}: open it in a browser")
+
+
+def _own(experiment: Path | None) -> dict[str, dict[str, Any]]:
+    """The suites beside an experiment file, checked. Raises BadInput."""
+    if experiment is None:
+        return {}
+    from crl.checks.own import check_own_suites
+    from crl.config.load import load_experiment
+
+    own = load_experiment(experiment).runtime.expectations
+    check_own_suites(own)
+    return own

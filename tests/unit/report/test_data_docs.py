@@ -1,0 +1,110 @@
+"""The Data Docs of a run: what Great Expectations found in its rows, refused ones too, as pages that load nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import crl.records as r
+from crl.config.load import load_experiment
+from crl.engine.execute import Attempt, execute_stage
+from crl.errors import BadInput, DataCheckFailed
+from crl.recipes.context import StageContext
+from crl.recipes.stage import Recipe, Stage
+from crl.report.data_docs import INDEX, write_data_docs
+from crl.report.page import write_report
+from crl.run.cache import faults
+from crl.run.directory import RunDirectory
+from crl.run.lease import Lease
+from crl.run.refused import refused
+from tests.unit.checks import example_rows as examples
+
+TINY = Path(__file__).parents[3] / "conf" / "tiny.yaml"
+SHORT = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "turns", "max_value": 1}}
+OWN = {"episodes": {"expectations": [SHORT]}}
+
+
+def collect(ctx: StageContext) -> None:
+    """Episodes that are sound, or claim a turn too many where the round is odd."""
+    rows = examples.collect()
+    if ctx.round % 2:
+        rows[r.Episode][0] = dataclasses.replace(rows[r.Episode][0], turns=3, tokens_sampled=6)  # type: ignore[type-var]
+    for row_type, listed in rows.items():
+        ctx.write(row_type, listed)
+
+
+RECIPE = Recipe(
+    name="one",
+    preparation=(),
+    stages=(Stage("collect", run=collect, writes=(r.Episode, r.Turn, r.Generation)),),
+    initial={},
+)
+
+
+def attempt(run: RunDirectory, number: int, **more: object) -> None:
+    with Lease.acquire(run.path, seconds=60) as lease:
+        execute_stage(
+            run, RECIPE, number, "collect", attempt=Attempt(token=lease.token, **more), services=None  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create_or_open(load_experiment(TINY), tmp_path)
+
+
+def test_a_refused_stage_keeps_its_rows_and_the_docs_show_them(run: RunDirectory) -> None:
+    attempt(run, 2)
+    with pytest.raises(DataCheckFailed, match="as many turns, and as many of them invalid, as it says"):
+        attempt(run, 1)
+    assert not run.is_complete(1, "collect") and refused(run.path)[1, "collect"][r.Episode].num_rows == 4
+    index = write_data_docs(run.path)
+    assert index == run.path / INDEX and faults(run.path) == []
+    text = index.read_text(encoding="utf-8")
+    assert text.count("passed</a>") == 5 and text.count("failed</a>, not committed") == 1
+    links = re.findall(r'href="([^"]+)"', text)
+    assert "validations/rounds/0001/collect/episodes.html" in links
+    for link in links:
+        page = index.parent / link
+        content = page.read_text(encoding="utf-8")
+        assert "http" not in content.replace("http-equiv", "") and "<script" not in content
+        for further in re.findall(r'href="([^"#]+)"', content):
+            assert (page.parent / further).is_file(), f"{link} leads to {further}"
+    broken = (index.parent / "validations/rounds/0001/collect/episodes.html").read_text(encoding="utf-8")
+    assert "is broken in 1 row: row 0 (r0001-room-g0000-m0000)" in broken
+
+
+def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataCheckFailed):
+        attempt(run, 2, expectations=OWN)
+    assert set(refused(run.path)) == {(2, "collect")}
+    attempt(run, 2)
+    assert refused(run.path) == {}
+
+
+def test_own_suites_are_in_the_docs(run: RunDirectory) -> None:
+    attempt(run, 2)
+    text = write_data_docs(run.path, [2], OWN).read_text(encoding="utf-8")
+    assert text.count("failed") == 1 and text.count("passed") == 2
+
+
+def test_the_report_links_to_them_from_wherever_it_lies(run: RunDirectory, tmp_path: Path) -> None:
+    attempt(run, 2)
+    assert "crl checks docs" in write_report(run.path).read_text(encoding="utf-8")
+    write_data_docs(run.path)
+    assert f'<a href="{INDEX}">Data Docs</a>' in write_report(run.path).read_text(encoding="utf-8")
+    elsewhere = write_report(run.path, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f'<a href="{run.path.name}/{INDEX}">Data Docs</a>' in elsewhere
+
+
+def test_a_round_that_is_not_there_is_refused(run: RunDirectory) -> None:
+    with pytest.raises(BadInput, match="no round yet"):
+        write_data_docs(run.path)
+    attempt(run, 2)
+    with pytest.raises(BadInput, match="no round 7"):
+        write_data_docs(run.path, [7])
