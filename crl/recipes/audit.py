@@ -56,6 +56,9 @@ def _problems(run: RunDirectory, recipe: Recipe) -> Iterator[Problem]:
         except RecordDamaged:
             bank = None
             continue
+        if not summaries:  # of a recipe whose round writes none
+            bank = None
+            continue
         if bank is not None:
             digest = _apply(bank, changes, digest)
         if summaries[0].base_round == number:
