@@ -8,21 +8,31 @@ from typing import Any
 
 from crl.checks.cross import CROSS_RULES
 from crl.checks.rules import SUITES
-from crl.checks.suite import NOT_NULL, TABLES, Config, expectations_of, sentence_of
-from crl.records import ROW_TYPE_BY_TABLE, ROW_TYPES
+from crl.checks.suite import NOT_NULL, TABLES, Config, Suite, expectations_of, sentence_of
+from crl.records import ROW_TYPE_BY_TABLE, ROW_TYPES, Row
 
 
 def suite_names() -> tuple[str, ...]:
     """Tables that have a suite."""
-    return tuple(row_type.table for row_type in ROW_TYPES if row_type in SUITES)
+    return (*(row_type.table for row_type in ROW_TYPES if row_type in SUITES), *_brought)
+
+
+_brought: dict[str, tuple[type[Row], Suite]] = {}
+
+
+def bring(row_type: type[Row], suite: Suite) -> None:
+    """Add the rules of a row type that a recipe brings. Raises ValueError for a table that is the project's own."""
+    if row_type.table in ROW_TYPE_BY_TABLE:
+        raise ValueError(f"{row_type.__name__} has the table {row_type.table!r}, which is the project's own")
+    _brought[row_type.table] = row_type, suite
 
 
 @cache
 def suite_of(table: str) -> dict[str, Any]:
     """The suite of a table: `name`, `expectations`, and `meta` with the columns that name a row. Not to be changed."""
-    row_type = ROW_TYPE_BY_TABLE[table]
+    row_type = ROW_TYPE_BY_TABLE.get(table) or _brought[table][0]
     between = tuple(rule for rule in CROSS_RULES if rule.tables[0] == table)
-    suite = SUITES[row_type]
+    suite = SUITES[row_type] if row_type in SUITES else _brought[table][1]
     return {
         "name": table,
         "expectations": expectations_of(row_type, suite, between),

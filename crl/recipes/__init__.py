@@ -13,6 +13,7 @@ def recipe_of(method: Method) -> Recipe:
     """The recipe that a method names. Raises BadInput where its builder cannot be imported."""
     import importlib
 
+    from crl.checks.suites import bring
     from crl.errors import BadInput
 
     reference = method.recipe.BUILDER
@@ -26,4 +27,6 @@ def recipe_of(method: Method) -> Recipe:
             where="BUILDER of its config class",
         ) from error
     recipe: Recipe = builder(method)
+    for row_type, suite in recipe.suites.items():
+        bring(row_type, suite)
     return recipe

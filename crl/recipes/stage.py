@@ -13,10 +13,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from crl.checks.suite import Suite
 from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
-from crl.records import ROW_TYPES, BankSnapshot, Row, Weights
+from crl.records import BankSnapshot, Row, Weights
 
 R = TypeVar("R", bound=Row)
 
@@ -106,6 +107,8 @@ class Recipe:
     """Sets of weights that are trained, by the role that owns each."""
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     """Objectives of the updates, by the name that samples carry."""
+    suites: Mapping[type[Row], Suite] = field(default_factory=dict)
+    """Rules of the row types that the recipe brings (`crl/checks`); each of them needs a suite."""
     check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
 
@@ -137,11 +140,6 @@ class Recipe:
     def has_bank(self) -> bool:
         """Whether a stage of its rounds publishes an experience bank."""
         return any(BankSnapshot in stage.writes for stage in self.stages)
-
-    def row_types(self) -> tuple[type[Row], ...]:
-        """Every row type of the record: the project's own, then those that only this recipe writes."""
-        written = (row_type for stage in (*self.preparation, *self.stages) for row_type in stage.writes)
-        return tuple(dict.fromkeys([*ROW_TYPES, *written]))
 
     def checkpoint_stages(self) -> dict[str, list[str]]:
         """Stages that write a role's weights; one that names no role writes those of every role."""

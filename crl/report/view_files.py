@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from crl.errors import RecordDamaged
-from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, BankText
+from crl.records import ROW_TYPE_BY_TABLE, BankChange, BankEntry, BankEvent, BankSnapshot, BankText
 from crl.run.experiment_file import check_format
 
 MANIFEST = "manifest.json"
@@ -38,6 +41,8 @@ class Source(Protocol):
     root: Path
     patterns: bool
     """Whether there may be none of a kind, now or later."""
+    foreign: Mapping[str, pa.Schema]
+    """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """The SQL list of the files of this name; None where there is none and never will be.
@@ -74,6 +79,10 @@ class Pinned:
                     self._every.setdefault(file, []).append(path)
                     if shown is None or int(name) in shown:
                         self._shown.setdefault(file, []).append(path)
+        listed = (path for paths in self._every.values() for path in paths)
+        self.foreign: Mapping[str, pa.Schema] = foreign_tables(self.root, listed)
+            self.root, (path for paths in self._every.values() for path in paths)
+        )
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self.lost = self._list_lost(shown)
@@ -185,6 +194,10 @@ class Patterns:
         """Raises OtherFormat."""
         check_format(run_path)
         self.root = absolute(run_path)
+        found = self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
+        self.foreign: Mapping[str, pa.Schema] = foreign_tables(
+            self.root, (str(path.relative_to(self.root)) for path in found)
+        )
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """See :class:`Source`."""
@@ -196,6 +209,19 @@ class Patterns:
 
     def _pattern(self, relative: str) -> str:
         return f"{quoted(str(self.root))[:-1]}/{relative}'"
+
+
+def foreign_tables(root: Path, paths: Iterable[str]) -> dict[str, pa.Schema]:
+    """Columns by table, of those of these Parquet files whose row type is not the project's."""
+    found: dict[str, pa.Schema] = {}
+    for path in paths:
+        table, _, kind = path.rpartition("/")[2].partition(".")
+        if kind == "parquet" and table not in ROW_TYPE_BY_TABLE and table not in found:
+            try:
+                found[table] = pq.read_schema(root / path)
+            except (OSError, pa.ArrowInvalid):  # damaged: reading it says so, `crl verify` names it
+                continue
+    return found
 
 
 def absolute(path: Path) -> Path:

@@ -7,7 +7,7 @@ of the directory it lies in. A table that nobody has written yet is an empty vie
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
@@ -198,6 +198,12 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     }
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
+    for table, schema in source.foreign.items():
+        listed = _placed(schema)
+        files = source.files(f"{table}.parquet") or "[]"
+        chosen = ", ".join(_column(name, schema.names) for name, _ in listed)
+        own = [(field.name, sql_type(field.type)) for field in schema]
+        bodies[table] = f"SELECT {chosen} FROM {_parquet(source, files, own)}"
     bodies["stages"] = _stages(source)
     bodies |= {row_type.table: _with_notes(source, row_type) for row_type in _NOTED}  # they refer to `stages`
     bodies["rounds"] = _ROUNDS
@@ -208,15 +214,16 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     return bodies
 
 
-def views_behind(sql: str) -> set[str]:
-    """Every view that a query may read: those it names, and those that they stand on."""
+def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
+    """Every view that a query may read: those it names, and those that they stand on. `foreign` are the tables that
+    another package's recipe wrote."""
     found: set[str] = set()
     pending = [sql]
     while pending:
         for word in set(re.findall(r"\w+", pending.pop().lower())) - found:
             found.add(word)
             pending.append(_MADE_OF.get(word, ""))
-    return found & {*(row_type.table for row_type in ROW_TYPES), "stages"}
+    return found & {*(row_type.table for row_type in ROW_TYPES), *foreign, "stages"}
 
 
 def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
@@ -231,9 +238,20 @@ def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -
 
 
 def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
-    own = set(schema_of(row_type).names)
+    own = schema_of(row_type).names
+    return ", ".join(_column(name, own) for name, _ in listed)
+
+
+def _column(name: str, own: Collection[str]) -> str:
+    """A column of the files themselves, or one that says where a file is."""
     place = {name: expression for name, _, expression in _PLACE}
-    return ", ".join(f'"{name}"' if name in own else f"{place[name]} AS {name}" for name, _ in listed)
+    return f'"{name}"' if name in own else f"{place[name]} AS {name}"
+
+
+def _placed(schema: pa.Schema) -> list[tuple[str, str]]:
+    """Name and SQL type of the columns of a view: round and stage, where the rows do not have them, and their own."""
+    added = [(name, kind) for name, kind, _ in _PLACE if name not in schema.names]
+    return [*added, *((field.name, sql_type(field.type)) for field in schema)]
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:

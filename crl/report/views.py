@@ -141,7 +141,7 @@ def _locked(run_path: Path, sql: str, until: int | None) -> tuple[duckdb.DuckDBP
     """A session in which this one SELECT can run, and the files that it may open. Raises as :func:`query`."""
     _check_rounds(run_path, () if until is None else (until,))
     files = Pinned(run_path, until=until)
-    views = views_behind(sql)
+    views = views_behind(sql, files.foreign)
     for lost in files.lost:
         if (BankText.table if lost.startswith("bank/") else Path(lost).stem) in views:
             raise RecordDamaged(
