@@ -81,8 +81,6 @@ class Pinned:
                         self._shown.setdefault(file, []).append(path)
         listed = (path for paths in self._every.values() for path in paths)
         self.foreign: Mapping[str, pa.Schema] = foreign_tables(self.root, listed)
-            self.root, (path for paths in self._every.values() for path in paths)
-        )
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self.lost = self._list_lost(shown)

@@ -1,0 +1,17 @@
+"""Plain REINFORCE: - scale / N sum_i w_i A_i sum_t log pi(y_it), N the trained tokens of all its samples."""
+
+from __future__ import annotations
+
+import torch
+
+from crl.learn.batches import MicroBatch
+from crl.learn.objectives import Statistics
+
+
+def reinforce(
+    batch: MicroBatch, logprobs_BT: torch.Tensor, scale: float, normaliser: float
+) -> tuple[torch.Tensor, Statistics]:
+    """The loss of one micro-batch, and what is counted of it."""
+    weights_B1 = (batch.weights_B * batch.advantages_B)[:, None]
+    loss = -scale * (weights_B1 * logprobs_BT * batch.mask_BT).sum() / normaliser
+    return loss, Statistics(tokens=float(batch.mask_BT.sum()))
