@@ -115,7 +115,8 @@ class RoleConfig(Model):
 
     @model_validator(mode="after")
     def _shared(self) -> RoleConfig:
-        own = [name for name in self.OF_WEIGHTS if name in self.model_fields_set]
+        fields = type(self).model_fields
+        own = [name for name in self.OF_WEIGHTS if getattr(self, name) != fields[name].get_default()]
         if self.weights is not None and own:
             raise ValueError(f"the weights are those of {self.weights}, so {', '.join(own)} is set there")
         return self

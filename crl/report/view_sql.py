@@ -198,12 +198,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     }
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
-    for table, schema in source.foreign.items():
-        listed = _placed(schema)
-        files = source.files(f"{table}.parquet") or "[]"
-        chosen = ", ".join(_column(name, schema.names) for name, _ in listed)
-        own = [(field.name, sql_type(field.type)) for field in schema]
-        bodies[table] = f"SELECT {chosen} FROM {_parquet(source, files, own)}"
+    bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
     bodies["stages"] = _stages(source)
     bodies |= {row_type.table: _with_notes(source, row_type) for row_type in _NOTED}  # they refer to `stages`
     bodies["rounds"] = _ROUNDS
@@ -237,6 +232,17 @@ def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -
     return f"SELECT {_selected(row_type, listed)} FROM {_parquet(source, files, own)}"
 
 
+def _foreign(source: Source, table: str, schema: pa.Schema) -> str:
+    """Rows of a type that is not the project's, with round and stage: its columns are those of the files."""
+    own = [(field.name, sql_type(field.type)) for field in schema]
+    listed = [*((name, kind) for name, kind, _ in _PLACE if name not in schema.names), *own]
+    files = source.files(f"{table}.parquet")
+    if files is None:
+        return _empty(listed)
+    chosen = ", ".join(_column(name, schema.names) for name, _ in listed)
+    return f"SELECT {chosen} FROM {_parquet(source, files, own)}"
+
+
 def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
     own = schema_of(row_type).names
     return ", ".join(_column(name, own) for name, _ in listed)
@@ -246,12 +252,6 @@ def _column(name: str, own: Collection[str]) -> str:
     """A column of the files themselves, or one that says where a file is."""
     place = {name: expression for name, _, expression in _PLACE}
     return f'"{name}"' if name in own else f"{place[name]} AS {name}"
-
-
-def _placed(schema: pa.Schema) -> list[tuple[str, str]]:
-    """Name and SQL type of the columns of a view: round and stage, where the rows do not have them, and their own."""
-    added = [(name, kind) for name, kind, _ in _PLACE if name not in schema.names]
-    return [*added, *((field.name, sql_type(field.type)) for field in schema)]
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
