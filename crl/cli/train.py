@@ -174,8 +174,9 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
         out.print(line, soft_wrap=True)
     out.print("next:")
     entry = an_entry(path)
-    steps = [(again, "further rounds"), (f"crl bank show {where}", "what was learned")]
+    steps = [(again, "further rounds")]
     if entry is not None:
+        steps.append((f"crl bank show {where}", "what was learned"))
         steps.append((f"crl bank why {where} {entry}", "where one experience comes from and what became of it"))
     question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
     steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))

@@ -111,3 +111,23 @@ def test_the_engine_draws_what_the_built_in_one_draws(installed: None) -> None:
     for one, other in zip(*rows, strict=True):
         assert one.token_ids == other.token_ids and one.loss_mask == other.loss_mask
         assert np.allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+EXCERPTS = [
+    pytest.param(found["file"], found["body"], id=f"{found['file']}-{place}")
+    for place, found in enumerate(
+        re.finditer(r'^```\w+ excerpt="(?P<file>[^"]+)"\n(?P<body>.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize(("file", "body"), EXCERPTS)
+def test_an_excerpt_is_what_the_file_holds(file: str, body: str) -> None:
+    """The package itself is installed and trained in tests/outside."""
+    assert body in (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
+
+
+def test_every_door_is_walked_through() -> None:
+    assert len(EXCERPTS) >= 8
+    shown = {str(excerpt.values[0]) for excerpt in EXCERPTS}
+    assert {f"tests/outside/crl_outside/{name}.py" for name in ("config", "recipe", "objective")} <= shown
