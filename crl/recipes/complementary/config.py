@@ -178,6 +178,14 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
         )
     yield from _constrained(config, method)
     start = config.warm_start
+    shared = config.has_bank and method.owner(ACTOR) == method.owner(EXTRACTOR)
+    if shared and start is not None and start.actor_episodes > 0 and start.extractor_episodes > 0:
+        yield BadInput(
+            "actor and extractor share their weights, and each is to have a supervised start of its own",
+            expected="actor_episodes: 0, extractor_episodes: 0, or no warm_start",
+            where="method.recipe.warm_start",
+            next_step="leave one of them out, or start from a model that `crl warm-start` taught both",
+        )
     if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
         for family in method.families:
             if family.environment.hidden_rule:

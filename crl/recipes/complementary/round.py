@@ -130,7 +130,10 @@ def build(method: Method) -> Recipe:
             Stage(
                 name="warm_start_extractor",
                 run=warm_start.warm_start_extractor,
-                reads=(Read("initialise", 0, EXTRACTOR), weights(ACTOR, 0)),
+                reads=(
+                    Read("initialise", 0, EXTRACTOR),
+                    Read("warm_start_actor" if warm_actor else "initialise", 0, ACTOR),
+                ),
                 writes=(Episode, Turn, Generation, Distillation, Operation, Sample, Weights, Metric),
                 role=EXTRACTOR,
             ),
