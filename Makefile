@@ -17,7 +17,7 @@ TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# -qq: errors only. A package index given to pip (configuration, environment) is honoured: this is plain pip.
+# -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
 # One thread a test process: several run side by side, and equal numbers need an equal thread count.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
@@ -39,7 +39,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "What to do: install one (Debian, Ubuntu: apt install python3.11 python3.11-venv), or name it:" >&2; \
 	  echo "  make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
 	if ! command -v "$${CC:-cc}" >/dev/null && ! command -v gcc >/dev/null; then \
-	  echo "setup: no C compiler was found; DeepSpeed compiles its optimiser with one." >&2; \
+	  echo "setup: no C compiler was found; DeepSpeed compiles its optimizer with one." >&2; \
 	  echo "What to do: install one (Debian, Ubuntu: apt install build-essential)." >&2; exit 1; fi; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  echo "setup: creating $(VENV) with $$($$found --version)"; "$$found" -m venv --clear $(VENV); fi
