@@ -29,7 +29,7 @@ def answer_rewards(
 ) -> list[AnswerReward]:
     """One reward per answer that was sampled for a usable episode, in the order of `questions`.
 
-    The reward is the outcome; `credit: guided_minus_free` subtracts the mean of the group's unguided rollouts; a running
+    The reward is the outcome; `guided_minus_free` subtracts the mean of the group's unguided rollouts; a running
     usefulness belongs to an entry, so with it too an answer earns the outcome. An empty answer is a malformed output:
     it earns `malformed_reward`, and is left out where that is `none`.
     """

@@ -20,7 +20,7 @@ def distilled_episodes(episodes: Sequence[Episode], config: SelfDistillationConf
     """The guided episodes to learn from, in their order.
 
     `beats_free`: those whose reward is above the mean reward of the free episodes of their group, so none where a
-    group has no free one. `wins`: all that were won. Episodes that the environment broke are neither learned nor compared with.
+    group has no free one. `wins`: all that were won. Episodes that the environment broke are left out.
     """
     sound = [episode for episode in episodes if usable(episode)]
     if config.episodes == "wins":

@@ -242,7 +242,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             )
         if config.self_distillation.episodes == "beats_free" and shares == {rollout.group_size}:
             yield BadInput(
-                "guided episodes are to beat the unguided rollouts of their group, and guided_share leaves none unguided",
+                "guided episodes are to beat unguided rollouts of the same group, and guided_share leaves none",
                 expected="a share that leaves some free, or episodes: wins",
                 where="method.recipe.self_distillation.episodes",
                 next_step="lower recipe.guided_share, or set self_distillation.episodes to wins",
