@@ -17,12 +17,13 @@ TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# -qq: errors only. A package index given to pip (configuration, environment) is honoured: this is plain pip.
+DOCS_INSTALLED := $(VENV)/.docs-installed
+# -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
 # One thread a test process: several run side by side, and equal numbers need an equal thread count.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help setup train ui test test-slow test-browser test-gpu lint format bench clean distclean
+.PHONY: help setup train ui docs test test-slow test-browser test-gpu lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +40,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "What to do: install one (Debian, Ubuntu: apt install python3.11 python3.11-venv), or name it:" >&2; \
 	  echo "  make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
 	if ! command -v "$${CC:-cc}" >/dev/null && ! command -v gcc >/dev/null; then \
-	  echo "setup: no C compiler was found; DeepSpeed compiles its optimiser with one." >&2; \
+	  echo "setup: no C compiler was found; DeepSpeed compiles its optimizer with one." >&2; \
 	  echo "What to do: install one (Debian, Ubuntu: apt install build-essential)." >&2; exit 1; fi; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  echo "setup: creating $(VENV) with $$($$found --version)"; "$$found" -m venv --clear $(VENV); fi
@@ -56,6 +57,14 @@ train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typ
 
 ui: setup ## Prefect's UI on PORT (4200), worker, schedules, report pages; Ctrl-C stops all of it
 	@exec $(BIN)/python -m flows.ui --port $(PORT) $(if $(PAGES_PORT),--pages-port $(PAGES_PORT)) --with-parent
+
+docs: $(DOCS_INSTALLED) ## the documentation as a site in build/site, strict: any warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "docs: built; to read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000"
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@$(PIP) -e ".[docs]"
+	@touch $@
 
 lint: setup ## ruff, its formatter and mypy
 	@$(BIN)/ruff check .

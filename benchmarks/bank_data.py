@@ -5,7 +5,7 @@
 Sentences of 5 to 40 words are taken from the docstrings of the standard library and of the installed packages (read on
 this machine and never shipped). A module gives either texts or held-out queries, by the digest of its name, so no query
 comes out of a docstring whose sentences lie in the bank. Vectors come from the project's MiniLM, here in batches: the
-project's embedder reads a text at a time, so that a vector's last bits never depend on its neighbours, which does not
+project's embedder reads a text at a time, so that a vector's last bits never depend on its neighbors, which does not
 matter here and takes several times as long. DIRECTORY then holds `texts.json`, `embeddings.npy` [N, 384],
 `queries.json` and `queries.npy` [Q, 384]; it is left as it is where it holds enough already.
 """

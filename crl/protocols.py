@@ -121,7 +121,7 @@ class Judge(Protocol):
 
 
 @runtime_checkable
-class Levelled(Protocol):
+class Leveled(Protocol):
     """What an environment may also be: one that says which level an episode is played on, so that what is held out can
     be proved. Asked by tests and by people; nothing that plays or trains sees it."""
 
@@ -160,12 +160,12 @@ class Teacher(Instructive, Protocol):
 
 
 class TeachingEnvironment(Environment, Teacher, Protocol):
-    """An environment to practise in."""
+    """An environment to practice in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One turn of one row: the ids sampled, their behaviour log-probabilities, and why it ended."""
+    """One turn of one row: the ids sampled, their behavior log-probabilities, and why it ended."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -312,10 +312,10 @@ class Trainer(Protocol):
     """A role's weights under the update engine."""
 
     def update(self, samples: Sequence[Any], objective: Any) -> dict[str, float]:
-        """One optimiser step over all `Sample` rows; every rank calls it with the same rows. Returns figures."""
+        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns figures."""
 
     def save(self, directory: Path) -> None:
-        """Write weights and optimiser state; every rank calls it with the same directory."""
+        """Write weights and optimizer state; every rank calls it with the same directory."""
 
 
 class Services(Protocol):
@@ -331,7 +331,7 @@ class Services(Protocol):
         """The role's sampling model with the weights of a row."""
 
     def trainer(self, role: str, weights: Weights) -> Trainer:
-        """The role's trainer standing at the weights of a row, optimiser state included."""
+        """The role's trainer standing at the weights of a row, optimizer state included."""
 
     def trained(self, role: str, weights: Weights) -> None:
         """Say that the trainer of a role now stands at the weights of a new row."""

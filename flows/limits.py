@@ -119,7 +119,7 @@ def _take(stack: contextlib.ExitStack, name: str) -> bool:
         if isinstance(error.__cause__, httpx.HTTPStatusError) and error.__cause__.response.status_code == 423:
             return False
         raise
-    # Afterwards: `strict` does not mind a limit that is switched off, and one may be changed at any moment.
+    # Afterward: `strict` does not mind a limit that is switched off, and one may be changed at any moment.
     require_limit(name)
     return True
 

@@ -228,7 +228,7 @@ def _server_known() -> Iterator[None]:
 
 
 def _interruption_in(error: BaseException) -> BaseException | None:
-    """A signal's exception that a library wrapped in one of its own (pydantic does, while it serialises)."""
+    """A signal's exception that a library wrapped in one of its own (pydantic does, while it serializes)."""
     cause: BaseException | None = error
     while cause is not None:
         if not isinstance(cause, Exception):

@@ -111,7 +111,7 @@ def _effort(system: System, batches: Sequence[NDArray[np.float32]], truth: Seque
 
 
 def recall(answers: list[list[str]], truth: list[list[str]]) -> float:
-    """Share of the true neighbours that were found."""
+    """Share of the true neighbors that were found."""
     hits = sum(len(set(one) & set(other)) for one, other in zip(answers, truth, strict=True))
     return hits / sum(map(len, truth))
 

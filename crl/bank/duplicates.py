@@ -2,10 +2,10 @@
 
 Nothing is missed, and nothing found depends on how it was looked for; two bounds save the work.
 
-- *Cells.* The home of a vector is the cell whose centre it has the largest product with. Let x be at home in cell a, y
+- *Cells.* The home of a vector is the cell whose center it has the largest product with. Let x be at home in cell a, y
   in cell b, |x − y| ≤ r. Then x·(a − b) ≥ 0 and y·(b − a) ≥ 0, and their sum (x − y)·(a − b) is at most r·|a − b|, so
   one of the two is at most half of that. So it is enough that each vector *visits* the cells b with
-  x·(a − b) ≤ r·|a − b| / 2 and is compared with those at home there. Any centres will do; good ones leave few visits.
+  x·(a − b) ≤ r·|a − b| / 2 and is compared with those at home there. Any centers will do; good ones leave few visits.
 - *Head and tail.* An orthogonal basis splits a vector into a short head and a tail, and x·y ≤ head·head + |tail||tail|
   (Cauchy-Schwarz). That is itself a product of short vectors (the length of the tail is one more coordinate); only
   pairs that it lets through are compared in full. Principal components make it tight.
@@ -30,7 +30,7 @@ _MOST_CELLS = 1024
 _TOO_MANY_VISITS = 0.25
 """Share of cells visited from which cells are given up: without them half of all is compared, and nothing gathered."""
 _SAMPLE = 20_000
-"""Vectors that centres and components are worked out from."""
+"""Vectors that centers and components are worked out from."""
 _ROWS, _COLUMNS = 1024, 8192
 """Largest block of products at once (32 MiB)."""
 _DENSE = 0.02
@@ -187,34 +187,34 @@ def _cells(
 ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
     """Cell [N] of every row, and the rows that visit each cell; one cell where visits would save nothing."""
     total = len(embeddings_ND)
-    centres_CD = _centres(embeddings_ND)
-    if len(centres_CD) > 1:
+    centers_CD = _centers(embeddings_ND)
+    if len(centers_CD) > 1:
         sample = embeddings_ND[:: -(-total // 2000)]
-        _, visiting_SC = _visiting(sample, centres_CD, radius, margin)
+        _, visiting_SC = _visiting(sample, centers_CD, radius, margin)
         if visiting_SC.mean() > _TOO_MANY_VISITS:
-            centres_CD = centres_CD[:1]
+            centers_CD = centers_CD[:1]
     home_N = np.empty(total, dtype=np.int64)
     rows, cells = [], []
     for at in range(0, total, _COLUMNS):
-        home, visiting = _visiting(embeddings_ND[at : at + _COLUMNS], centres_CD, radius, margin)
+        home, visiting = _visiting(embeddings_ND[at : at + _COLUMNS], centers_CD, radius, margin)
         home_N[at : at + _COLUMNS] = home
         in_rows, in_cells = np.nonzero(visiting)
         rows.append((in_rows + at).astype(np.int32))
         cells.append(in_cells.astype(np.int32))
     row_V, cell_V = np.concatenate(rows), np.concatenate(cells)
     by_cell_V = np.argsort(cell_V, kind="stable")
-    starts = np.cumsum(np.bincount(cell_V, minlength=len(centres_CD)))[:-1]
+    starts = np.cumsum(np.bincount(cell_V, minlength=len(centers_CD)))[:-1]
     return home_N, [part.astype(np.int64) for part in np.split(row_V[by_cell_V], starts)]
 
 
 def _visiting(
-    vectors_BD: NDArray[np.float32], centres_CD: NDArray[np.float32], radius: float, margin: float
+    vectors_BD: NDArray[np.float32], centers_CD: NDArray[np.float32], radius: float, margin: float
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Home [B] of every vector, and whether [B, C] it visits a cell that is not its home."""
-    products_BC = vectors_BD @ centres_CD.T
+    products_BC = vectors_BD @ centers_CD.T
     home_B = products_BC.argmax(axis=1)
-    square_C = np.einsum("cd,cd->c", centres_CD, centres_CD, dtype=np.float64)
-    apart_CC = square_C[:, None] + square_C - 2 * (centres_CD.astype(np.float64) @ centres_CD.T.astype(np.float64))
+    square_C = np.einsum("cd,cd->c", centers_CD, centers_CD, dtype=np.float64)
+    apart_CC = square_C[:, None] + square_C - 2 * (centers_CD.astype(np.float64) @ centers_CD.T.astype(np.float64))
     reach_CC = (radius / 2 * np.sqrt(np.maximum(apart_CC, 0.0)) + 4 * margin).astype(np.float32)
     behind_BC = products_BC[np.arange(len(vectors_BD)), home_B][:, None] - products_BC
     visiting_BC = behind_BC <= reach_CC[home_B]
@@ -222,8 +222,8 @@ def _visiting(
     return home_B.astype(np.int64), visiting_BC
 
 
-def _centres(embeddings_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Unit centres [C, D] by k-means over a sample; one where the bank is small enough to be a single block."""
+def _centers(embeddings_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Unit centers [C, D] by k-means over a sample; one where the bank is small enough to be a single block."""
     import faiss
 
     total, dimension = embeddings_ND.shape

@@ -1,7 +1,7 @@
 """Eviction: which entries of a full family go, from columns.
 
 `fifo` takes the smallest `order`. `least_useful` takes the smallest sum of outcomes / (uses + 1), the mean shrunk
-towards 0 (unknown) by one pseudo-use; entries whose text was written in this round go last, ties take the oldest.
+toward 0 (unknown) by one pseudo-use; entries whose text was written in this round go last, ties take the oldest.
 """
 
 from __future__ import annotations

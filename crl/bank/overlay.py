@@ -2,7 +2,7 @@
 
 A round touches thousands of a bank's entries, the bank may hold a million. So nothing here is made of every entry: what
 the round's operations name (ids, digests of texts) is looked up in the columns once, in one pass each, and whatever
-happens to those entries afterwards happens to a few rows beside the columns. What is named later is looked up later.
+happens to those entries afterward happens to a few rows beside the columns. What is named later is looked up later.
 """
 
 from __future__ import annotations

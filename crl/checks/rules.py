@@ -303,7 +303,7 @@ SUITES: dict[type[Row], Suite] = {
         ranges={"free_mean": (-1, 1)},
         rows={
             "an outcome is +1 or -1": "outcome IN (-1, 1)",
-            "the difference is taken where there are free twins": together("free_mean", "guided_minus_free"),
+            "the difference is taken where the group has unguided rollouts": together("free_mean", "guided_minus_free"),
             "the difference is outcome minus free mean": (
                 "guided_minus_free IS NULL OR abs(guided_minus_free - (outcome - free_mean)) < 1e-9"
             ),

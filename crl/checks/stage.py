@@ -17,7 +17,7 @@ import pyarrow as pa
 from crl.checks.compiled import broken, connected
 from crl.checks.suite import Config, sentence_of
 from crl.checks.suites import applying, key_of, suite_of
-from crl.checks.summaries import summarise
+from crl.checks.summaries import summarize
 from crl.errors import DataCheckFailed
 from crl.records import Row
 
@@ -71,7 +71,7 @@ def check_tables(
 def numbered(tables: Mapping[type[Row], pa.Table]) -> dict[str, pa.Table]:
     """The tables by name as expectations see them: token lists as counts, the position of each row in `row`."""
     return {
-        row_type.table: summarise(table).append_column("row", pa.array(range(table.num_rows), pa.int64()))
+        row_type.table: summarize(table).append_column("row", pa.array(range(table.num_rows), pa.int64()))
         for row_type, table in tables.items()
     }
 

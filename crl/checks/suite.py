@@ -20,7 +20,7 @@ SQL = "unexpected_rows_expectation"
 NOT_NULL = "expect_column_values_to_not_be_null"
 TABLES = "tables"
 """Key of `meta`: the other tables that a query reads. The rule applies where a stage wrote all of them."""
-SUMMARISED = ("token_ids", "loss_mask", "logprobs", "choices")
+SUMMARIZED = ("token_ids", "loss_mask", "logprobs", "choices")
 """List columns that counts stand for in tables that have all of them (`summaries.py`)."""
 
 
@@ -131,7 +131,7 @@ def together(*columns: str) -> str:
 def _required(row_type: type[Row]) -> Iterator[str]:
     """Columns that may not be null, but for those that counts stand for."""
     schema = schema_of(row_type)
-    dropped = SUMMARISED if set(SUMMARISED) <= set(schema.names) else ()
+    dropped = SUMMARIZED if set(SUMMARIZED) <= set(schema.names) else ()
     return (each.name for each in schema if not each.nullable and each.name not in dropped)
 
 

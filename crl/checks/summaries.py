@@ -14,7 +14,7 @@ _ROUNDING = 1e-4
 """A log-softmax may come out above 0 by rounding."""
 
 
-def summarise(table: pa.Table) -> pa.Table:
+def summarize(table: pa.Table) -> pa.Table:
     """The table with `token_ids`, `loss_mask` and `logprobs` replaced by counts; unchanged if it has none of them.
 
     Added columns, one value per row: `n_tokens`, `n_mask`, `n_logprobs` (lengths), `trained` (mask is 1), `bad_tokens`

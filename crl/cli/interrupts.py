@@ -26,7 +26,7 @@ def interruptible(again: str) -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:
         raise _Terminated
 
-    # Prefect has a handler of its own while a flow runs, and hands the signal on to this one afterwards.
+    # Prefect has a handler of its own while a flow runs, and hands the signal on to this one afterward.
     previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield

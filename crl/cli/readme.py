@@ -17,7 +17,7 @@ from crl.cli.train import an_entry, ending
 from crl.report.curves import success_charts
 from crl.report.picture import picture
 from crl.report.story_view import story_tree
-from crl.report.summary import summarise
+from crl.report.summary import summarize
 from crl.report.why import why
 from crl.run.directory import RunDirectory
 
@@ -32,7 +32,7 @@ def blocks(run_path: Path) -> dict[str, str]:
     run = RunDirectory.open(run_path)
     stages = sum(len(run.complete_stages(number)) for number in run.rounds())
     shown = Path("runs") / run.experiment_name
-    found = {"ending": "\n".join(ending(str(shown), stages, summarise(run_path)))}
+    found = {"ending": "\n".join(ending(str(shown), stages, summarize(run_path)))}
     entry = an_entry(run_path)
     if entry is not None:
         found["why"] = _story(run_path, entry)
@@ -64,7 +64,7 @@ def main(run_path: Path, folder: Path, longer: Path | None = None) -> None:
     found = blocks(run_path)
     (folder / PICTURE).write_text(picture(run_path) + "\n", encoding="utf-8")
     if longer is not None:
-        _, held_out = success_charts(summarise(longer))
+        _, held_out = success_charts(summarize(longer))
         (folder / CURVE).write_text(held_out.picture() + "\n", encoding="utf-8")
     text, missing = inserted((folder / README).read_text(encoding="utf-8"), found)
     (folder / README).write_text(text, encoding="utf-8")

@@ -23,14 +23,14 @@ def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
     from crl.cli.screen import console
     from crl.report.round_tables import notes, round_tables
-    from crl.report.summary import summarise
+    from crl.report.summary import summarize
     from crl.run.journal import Journal
     from crl.run.lease import lease_state
 
     path = find_run(run)
     out = console()
     out.print(f"run {shown(path)}")
-    summaries = summarise(path)
+    summaries = summarize(path)
     for table in round_tables(summaries):
         out.print()
         out.print(table)

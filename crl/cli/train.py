@@ -156,11 +156,11 @@ def _interruptible(path: Path) -> Iterator[None]:
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     from crl.report.page import write_report
     from crl.report.round_tables import notes, round_tables
-    from crl.report.summary import summarise
+    from crl.report.summary import summarize
     from crl.report.views import write_catalog
 
     out = console()
-    summaries = summarise(path)
+    summaries = summarize(path)
     for table in round_tables(summaries):
         out.print()
         out.print(table)

@@ -145,11 +145,11 @@ class ExtractorObjective(Model):
         "used", description="Mean reward of the whole batch, or of its outputs that are not malformed."
     )
     return_reward: Literal["none", "free_mean"] | float = Field(
-        "none", description="Reward of `return`: unscored, the free twins' outcome, or a number."
+        "none", description="Reward of `return`: unscored, the mean of its group's unguided rollouts, or a number."
     )
     credit: Literal["outcome", "guided_minus_free", "running_usefulness"] = Field(
         "outcome",
-        description="Reward of a use: ±1 as the paper; less the free twins' mean; or the entry's running usefulness.",
+        description="Reward of a use: ±1 as the paper; ±1 less the mean of unguided rollouts; or running usefulness.",
     )
     usefulness_decay: float = Field(0.95, gt=0, lt=1, description="Decay of the running usefulness.")
 
@@ -160,7 +160,7 @@ class SelfDistillationConfig(Model):
     every: int = Field(1, ge=1, description="Every N rounds.")
     first_round: int = Field(1, ge=1, description="First round it may happen in.")
     episodes: Literal["beats_free", "wins"] = Field(
-        "beats_free", description="Guided episodes above the mean reward of their free twins, or all that were won."
+        "beats_free", description="Guided episodes above the mean reward of unguided ones, or all that were won."
     )
     weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
 

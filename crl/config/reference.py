@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from crl.config.keys import FIRST_KEYS, field_schema, inlined, models
@@ -21,12 +23,35 @@ _BOUNDS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}",
 
 
 def page() -> str:
-    """The page as Markdown: the first keys, then one table per model."""
+    """The page as Markdown: the first keys, then one table per model and registered kind."""
     parts = [_HEAD, _table({key: field_schema(key) for key in FIRST_KEYS})]
     for name, model in models().items():
         if "properties" in model:
-            parts.append(f"\n## {name}\n\n{model.get('description', '')}\n" + _table(model["properties"]))
+            parts.append(_section(name, model["properties"], model.get("description", "")))
+            for field, schema in model["properties"].items():
+                parts += _kinds(f"{name}.{field}", list(filter(_registered, schema.get("anyOf", []))))
     return "".join(parts)
+
+
+def _section(name: str, fields: dict[str, dict[str, Any]], description: str) -> str:
+    return f"\n## {name}\n\n{description}\n" + _table(fields)
+
+
+def _kinds(place: str, members: list[dict[str, Any]]) -> Iterator[str]:
+    """A section per registered kind; keys that only repeat those of an earlier kind are referred to."""
+    seen: dict[str, str] = {}
+    for member in members:
+        fields, description = dict(member["properties"]), f"`{place}`: {member['description']}"
+        others = json.dumps({key: value for key, value in fields.items() if key != "kind"}, sort_keys=True)
+        if others in seen:
+            fields, description = {"kind": fields["kind"]}, f"{description} Further keys: those of {seen[others]}."
+        seen.setdefault(others, _link(member["title"]))
+        yield _section(member["title"], fields, description)
+
+
+def _registered(schema: dict[str, Any]) -> bool:
+    """Whether it is a member of a registry's union: a class that a `kind` names, written out in place."""
+    return "const" in schema.get("properties", {}).get("kind", {})
 
 
 def _table(fields: dict[str, dict[str, Any]]) -> str:
@@ -41,21 +66,30 @@ def _table(fields: dict[str, dict[str, Any]]) -> str:
 
 def _values(schema: dict[str, Any]) -> str:
     """What a field accepts, in words."""
+    if _registered(schema):
+        return _link(schema["title"])
+    if schema.get("title") == "module:Class":
+        return "`module:Class`"
     for union in ("anyOf", "oneOf"):
         if union in schema:
             return " or ".join(dict.fromkeys(map(_values, schema[union])))
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         model = models()[name]
-        return f"[{name}](#{name.lower()})" if "properties" in model else _values(model)
+        return _link(name) if "properties" in model else _values(model)
     if "const" in schema or "enum" in schema:
         return ", ".join(_shown(value) for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         return f"list of {_values(schema['items'])}" if "items" in schema else "list"
     if schema.get("type") == "object":
-        return f"one {_values(schema['additionalProperties'])} per name" if "additionalProperties" in schema else "any"
+        values = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties", True))
+        return f"one {_values(values)} per name" if isinstance(values, dict) else "any"
     bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
     return " ".join([schema.get("type", "any"), *([", ".join(bounds)] if bounds else [])])
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')})"
 
 
 def _shown(value: Any) -> str:

@@ -32,7 +32,7 @@ class LoraConfig(Model):
 
 
 class OptimizerConfig(Model):
-    """Optimiser of a role."""
+    """Optimizer of a role."""
 
     kind: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or plain SGD (for comparing gradients).")
     learning_rate: float = Field(1e-6, gt=0, le=10, description="Learning rate; constant after the warm-up.")
@@ -110,7 +110,7 @@ class RoleConfig(Model):
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
     engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples for it.")
     lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")
-    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimiser.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Optimizer.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="Update engine.")
 
     @model_validator(mode="after")

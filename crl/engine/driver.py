@@ -209,7 +209,7 @@ class Driver:
 
     @contextmanager
     def round(self, round_number: int) -> Iterator[tuple[str, ...]]:
-        """Around the stages of a round: gives their names, and afterwards prunes what retention lets go."""
+        """Around the stages of a round: gives their names, and afterward prunes what retention lets go."""
         from crl.run.retention import prune
 
         started, stages = time.monotonic(), self.stages(round_number)

@@ -1,10 +1,10 @@
 """What the engine lends its stages: environments, policies, trainers, the embedder. All of it is cache.
 
-At most one set of weights a role is held: those of the next round replace those of the last. A trainer's optimiser
+At most one set of weights a role is held: those of the next round replace those of the last. A trainer's optimizer
 state is several times its model, so at most one is held, and no sampling copy of its role beside it; of small models
 (:data:`SMALL_BYTES`) both trainers stay, and new weights are read into the living copy. A trainer that a stage asked
-for counts as spoilt until the stage says where it stands (`trained`); a stage that failed in between never hands a
-half-made update on.
+for counts as dirty until the stage says which update it has reached (`trained`); a stage that failed in between never
+hands on half an update.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class EngineServices:
         return policy
 
     def trainer(self, role: str, weights: Weights) -> Trainer:
-        """The role's trainer standing at the weights of a row, optimiser state included."""
+        """The role's trainer standing at the weights of a row, optimizer state included."""
         held = self._trainers.get(role)
         if held is not None and held[0] == weights.weights_digest:
             trainer = held[1]

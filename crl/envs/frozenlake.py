@@ -4,7 +4,7 @@ Each seed draws its own map: side, agent, goal, and each other cell safe with `f
 be reached within the turn limit and the map is on the seed's side of what is held out (`crl/envs/levels.py`; side,
 start, goal and holes are its content). Plain, the symbols are gymnasium's and the rules are told; masked (the variant
 of the Experiential RL paper), symbols are abstract and only the names of the actions are told: what the symbols mean
-has to be learnt.
+has to be learned.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class MiniHackEnvironment:
         )
 
     def oracle(self, slot: int) -> str | None:
-        """A good next move towards the stairs from what is known of the level; None where no way is known."""
+        """A good next move toward the stairs from what is known of the level; None where no way is known."""
         state = self._slots[slot]
         if state.done or state.screen.asks or not self._seeks_stairs:
             return None

@@ -60,9 +60,9 @@ def _lost(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Tu
         first, where = sightings[0]
         after = [turn.action for turn in turns[first:] if turn.valid and turn.action is not None]
         if after:
-            return f"With > {where}, {_listed(after)} did not reach it: go {towards(where)}."
+            return f"With > {where}, {_listed(after)} did not reach it: go {toward(where)}."
     elif last:
-        return f"After {_listed(moves)} > was in sight, {last}: then go {towards(last)}."
+        return f"After {_listed(moves)} > was in sight, {last}: then go {toward(last)}."
     walls = dict.fromkeys(
         turn.action
         for turn, following in pairwise(turns)
@@ -75,7 +75,7 @@ def _lost(moves: list[str], sightings: list[tuple[int, str]], turns: Sequence[Tu
     return f"{told}: try {untried[0]}." if untried else f"{told}."
 
 
-def towards(bearing: str) -> str:
+def toward(bearing: str) -> str:
     """The move that a bearing asks for first: `2 east 1 north` asks for northeast."""
     words = re.findall(r"[a-z]+", bearing)
     north_south = next((word for word in words if word in ("north", "south")), "")

@@ -1,4 +1,4 @@
-"""A good next move towards the stairs, for warm-start demonstrations.
+"""A good next move toward the stairs, for warm-start demonstrations.
 
 The oracle walks: breadth-first search over the cells known so far to the stairs down, or to the cell from which most of
 the unknown is seen next. It uses what an agent can know (the map and where it has stood), so that a demonstration
@@ -31,7 +31,7 @@ _CMAP_TRAPS = range(42, 65)
 _PATIENCE = 4
 """Times an action is proposed at one place: a stubborn door or a hidden wall must not hold the oracle for ever."""
 _CURIOSITY = 0.6
-"""Moves that one unknown neighbour of a cell is worth when choosing where to explore."""
+"""Moves that one unknown neighbor of a cell is worth when choosing where to explore."""
 
 
 class Walker:
@@ -95,11 +95,11 @@ class Walker:
             reached = [cell for cell in cells if cell in first]
             return first[min(reached, key=lambda cell: (distance[cell], cell))] if reached else None
 
-        towards = nearest(cell for cell in ways if screen.chars_RC[cell] == ord(">"))
-        if towards is None and locked:
-            towards = self._use_key(screen, kinds, start, nearest)
-        if towards is not None:
-            return towards
+        toward = nearest(cell for cell in ways if screen.chars_RC[cell] == ord(">"))
+        if toward is None and locked:
+            toward = self._use_key(screen, kinds, start, nearest)
+        if toward is not None:
+            return toward
         best: tuple[float, Cell] | None = None
         for cell in first:
             gain = self._unknown_around(screen, cell)

@@ -10,7 +10,7 @@ What is held out, by construction (no list is kept):
 - layouts (symbols, their cells, the agent's cell): a layout's hash decides whether it is for evaluation; seeds from
   `held_out_from` on draw only such layouts, smaller ones never do, in all realms and worlds (`crl/envs/levels.py`);
 - rules: of the ordered pairs of symbols, each realm reserves a quarter by hash for worlds; practice draws the others.
-  Every pair is practised in other realms, so that no pair is less likely than another to an actor that knows nothing.
+  Every pair is practiced in other realms, so that no pair is less likely than another to an actor that knows nothing.
 """
 
 from __future__ import annotations
@@ -335,8 +335,8 @@ def _distances(side: int, target: int, blocked: frozenset[int]) -> tuple[int, ..
     while queue:
         cell = queue.popleft()
         for action in ACTIONS:
-            neighbour = _moved(side, cell, action)  # moves can be undone, so ways back are ways there
-            if neighbour not in found and neighbour not in blocked:
-                found[neighbour] = found[cell] + 1
-                queue.append(neighbour)
+            neighbor = _moved(side, cell, action)  # moves can be undone, so ways back are ways there
+            if neighbor not in found and neighbor not in blocked:
+                found[neighbor] = found[cell] + 1
+                queue.append(neighbor)
     return tuple(found.get(cell, _FAR) for cell in range(side**2))

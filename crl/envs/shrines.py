@@ -10,7 +10,7 @@ What is held out, by construction (no list is kept):
 - games: the set of things that are there decides by its hash (`crl/envs/levels.py`); seeds from `held_out_from` on draw
   only such sets, smaller ones never do, at every shrine and in every world;
 - rules: of all ordered choices of things a quarter is reserved for worlds, by hash; practice draws the others,
-  and practises at shrines of other names, so that a warm start teaches how to play and no answer.
+  and practices at shrines of other names, so that a warm start teaches how to play and no answer.
 """
 
 from __future__ import annotations

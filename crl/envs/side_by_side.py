@@ -23,7 +23,7 @@ from crl.protocols import Environment, Start, Step, StopReason
 
 _OF_ALL = ("truth", "lesson", "practice")
 _OF_A_SLOT = ("content", "hint")
-"""What an environment may also know (protocols `Judge`, `Instructive`, `Teacher`, `Levelled`)."""
+"""What an environment may also know (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`)."""
 
 
 class SideBySide:

@@ -32,7 +32,7 @@ from crl.protocols import Policy
 from crl.records import Episode, Operation, Turn
 
 SHORTEST_TRAJECTORY = 120
-"""Characters below which a trajectory says too little to distil anything from."""
+"""Characters below which a trajectory says too little to distill anything from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DistillItem:
 
 
 def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig) -> list[DistillItem]:
-    """The episodes to distil, in their order: guided ones or all; those the environment broke have no outcome.
+    """The episodes to distill, in their order: guided ones or all; those the environment broke have no outcome.
 
     `guided` takes all of a round in which nothing guided: an empty bank would stay empty for ever.
     """
@@ -70,7 +70,7 @@ def distill_wave(
     weights_digest: str,
     round: int,
 ) -> list[Distilled]:
-    """Distil each episode once; one result per item, in their order."""
+    """Distill each episode once; one result per item, in their order."""
     origin = Origin(round, "distill", weights_digest, config.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
     fitted = [_fitted(policy, item, prompt, config, room) for item in items]

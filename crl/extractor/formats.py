@@ -2,7 +2,7 @@
 
 `lines`: one operation per line and nothing else; blank lines are skipped, keywords may be in any case.
 
-    ADD: text            UPDATE: text           RETURN            (distil)
+    ADD: text            UPDATE: text           RETURN            (distill)
     KEEP 1,2             MERGE 1,3: text        DROP 4            (merge)
 
 `json` (as the paper): a list of operations, an object with a list under `operations`, or one operation. It may be in

@@ -17,17 +17,17 @@ SMALLEST_STD = 1e-6
 """Below this population standard deviation every advantage is 0: all rewards of the subgroup are equal."""
 
 
-def standardised(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean"]) -> NDArray[np.float64]:
+def standardized(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean"]) -> NDArray[np.float64]:
     """Rewards [K] less their mean, divided by their population standard deviation when `normalise` is `std`.
 
     All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0 (section 2).
     """
     if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
         return np.zeros_like(rewards_K)
-    centred_K: NDArray[np.float64] = rewards_K - rewards_K.mean()
+    centered_K: NDArray[np.float64] = rewards_K - rewards_K.mean()
     if normalise == "std":
-        centred_K /= rewards_K.std()
-    return centred_K
+        centered_K /= rewards_K.std()
+    return centered_K
 
 
 def subgroup_advantages(
@@ -60,6 +60,6 @@ def subgroup_advantages(
     )
     for members, share in shares:
         if members.any():
-            advantages[members] = standardised(rewards[members], normalise)
+            advantages[members] = standardized(rewards[members], normalise)
             weights[members] = share / members.sum() / groups
     return advantages, weights

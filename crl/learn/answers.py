@@ -29,18 +29,18 @@ def answer_rewards(
 ) -> list[AnswerReward]:
     """One reward per answer that was sampled for a usable episode, in the order of `questions`.
 
-    The reward is the outcome, less what the free twins of the group came to with `credit: guided_minus_free`; a running
+    The reward is the outcome; `guided_minus_free` subtracts the mean of the group's unguided rollouts; a running
     usefulness belongs to an entry, so with it too an answer earns the outcome. An empty answer is a malformed output:
     it earns `malformed_reward`, and is left out where that is `none`.
     """
     outcomes = {episode.episode_id: outcome(episode) for episode in episodes if usable(episode)}
-    twins = free_means(episodes) if config.credit == "guided_minus_free" else {}
+    unguided = free_means(episodes) if config.credit == "guided_minus_free" else {}
     earned = []
     for question in questions:
         if question.generation_id is None or question.episode_id not in outcomes:
             continue
         if question.answer is not None:
-            reward = outcomes[question.episode_id] - twins.get(question.episode_id, 0.0)
+            reward = outcomes[question.episode_id] - unguided.get(question.episode_id, 0.0)
             earned.append(AnswerReward(question.generation_id, "answer", reward))
         elif config.malformed_reward != "none":
             earned.append(AnswerReward(question.generation_id, "malformed", float(config.malformed_reward)))

@@ -29,8 +29,8 @@ class MicroBatch:
     """Every token but the first: targets_BT[b, t] is predicted at position t."""
     mask_BT: torch.Tensor
     """1 where the target was sampled by the model, as float."""
-    behaviour_BT: torch.Tensor
-    """Stored behaviour log-probabilities of the targets."""
+    behavior_BT: torch.Tensor
+    """Stored behavior log-probabilities of the targets."""
     advantages_B: torch.Tensor
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
@@ -118,7 +118,7 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         attention_mask_BT=padded([[1] * (len(sample.token_ids) - 1) for sample in samples], torch.long),
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
-        behaviour_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
+        behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),

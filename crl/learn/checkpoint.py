@@ -1,15 +1,15 @@
-"""A role's checkpoint: sampling weights and optimiser state, the same bytes whenever the same update is repeated.
+"""A role's checkpoint: sampling weights and optimizer state, the same bytes whenever the same update is repeated.
 
 Layout of a checkpoint directory::
 
     model.safetensors, config.json, generation_config.json          full weights (float32), or
     adapter_model.safetensors, adapter_config.json                  the adapter alone (peft layout)
-    deepspeed/engine.json                                           ZeRO stage, ranks, optimiser; updates so far
-    deepspeed/optimizer-rank00000.safetensors                       this rank's part of the optimiser state
+    deepspeed/engine.json                                           ZeRO stage, ranks, optimizer; updates so far
+    deepspeed/optimizer-rank00000.safetensors                       this rank's part of the optimizer state
 
 The state is written here rather than by DeepSpeed's `save_checkpoint`, whose files repeat the weights once or twice
 (module states, float32 partitions) next to the sampling weights. Weights are float32 throughout, so the sampling
-weights are the training weights, and weights plus optimiser state are all that resuming needs.
+weights are the training weights, and weights plus optimizer state are all that resuming needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _state_file(directory: Path, rank: int) -> Path:
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], directory: Path, rank: int) -> None:
-    """Write this rank's optimiser state: one tensor per part and state name. `parts` are what the optimiser steps."""
+    """Write this rank's optimizer state: one tensor per part and state name. `parts` are what the optimizer steps."""
     tensors = {
         f"{index:05d}.{name}": value.detach().cpu().contiguous()
         for index, part in enumerate(parts)
@@ -72,7 +72,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tenso
         tensors = load_file(path)
     except Exception as error:
         raise RecordDamaged(
-            f"optimiser state cannot be read: {error}",
+            f"optimizer state cannot be read: {error}",
             expected="the file that the update wrote",
             where=str(path),
             next_step="run `crl verify` on the run",
@@ -91,7 +91,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tenso
 
 
 def write_engine(directory: Path, engine: Mapping[str, Any], updates: int) -> None:
-    """Write what the optimiser state was made by, and in how many updates."""
+    """Write what the optimizer state was made by, and in how many updates."""
     path = directory / ENGINE_DIRECTORY / "engine.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**engine, "updates": updates}
@@ -99,9 +99,9 @@ def write_engine(directory: Path, engine: Mapping[str, Any], updates: int) -> No
 
 
 def optimizer_updates(directory: Path, engine: Mapping[str, Any]) -> int | None:
-    """Updates that made the checkpoint's optimiser state; None where it has none: a supervised start leaves none.
+    """Updates that made the checkpoint's optimizer state; None where it has none: a supervised start leaves none.
 
-    Raises FrozenMethodChanged where it was made with another ZeRO stage, number of ranks or optimiser.
+    Raises FrozenMethodChanged where it was made with another ZeRO stage, number of ranks or optimizer.
     """
     path = directory / ENGINE_DIRECTORY / "engine.json"
     if not path.is_file():
@@ -110,7 +110,7 @@ def optimizer_updates(directory: Path, engine: Mapping[str, Any]) -> int | None:
     updates = found.pop("updates", 0)
     if found != dict(engine):
         raise FrozenMethodChanged(
-            f"the optimiser state was written by {found}",
+            f"the optimizer state was written by {found}",
             expected=f"{dict(engine)}",
             where=str(path),
             next_step="train with the settings of the run, or start a new experiment from these weights",

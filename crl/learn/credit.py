@@ -3,7 +3,7 @@
 The score of a text belongs to the output that wrote the version used (`Retrieval.generation_id`), so an updated or
 merged entry pays the output that last wrote it. Of several experiences that guided an episode (top_k) each is used, and
 each earns the whole outcome. Episodes that an environment broke (`stop_reason` error) say nothing
-about an experience: they earn no credit and are no twins; :func:`credit_metrics` counts them.
+about an experience: they earn no credit and nothing is compared with them; :func:`credit_metrics` counts them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def credits_of(
     """
     _check_played_as_judged(episodes, judgements)
     chosen = shown_by_episode(retrievals)
-    twins = free_means(episodes)
+    unguided = free_means(episodes)
     credits = []
     for episode in episodes:
         if not (episode.guided and usable(episode)):
@@ -80,7 +80,7 @@ def credits_of(
                 where=f"round {episode.round}",
                 next_step="run `crl verify` on the run",
             )
-        earned, free_mean = outcome(episode), twins.get(episode.episode_id)
+        earned, free_mean = outcome(episode), unguided.get(episode.episode_id)
         credits += [
             Credit(
                 round=episode.round,

@@ -19,7 +19,7 @@ RIGHT = 1.0
 """Truth of a note that is fully right."""
 FEWEST_NOTES = 8
 """With fewer notes, one of them being most of them says nothing."""
-UPDATE_FIGURES = ("ratio_mean", "ratio_max", "behaviour_gap")
+UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch")
 """Figures of an update that are repeated as they are; its two clipped shares are summed up."""
 
 

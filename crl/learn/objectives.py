@@ -1,15 +1,15 @@
-"""The objectives: what an update maximises, as losses to minimise. The heart of the project, in one sitting.
+"""The objectives: what an update maximizes, as losses to minimize. The heart of the project, in one sitting.
 
 Every function takes tensors of one micro-batch, B samples of T target tokens:
 
 - ``logprobs_BT``: log-probabilities under the weights being trained (with gradient); 0 outside the mask;
-- ``behaviour_BT``: log-probabilities **stored when the tokens were sampled**. They are never recomputed: recomputing
+- ``behavior_BT``: log-probabilities **stored when the tokens were sampled**. They are never recomputed: recomputing
   them just before an update makes every ratio 1, and nothing is ever clipped;
 - ``mask_BT``: 1 on tokens the model sampled, else 0;
 - ``advantages_B``, ``weights_B``: the sample's advantage and its factor in the objective.
 
 Each returns the loss and its :class:`Statistics`. Losses of micro-batches **add up** to the loss of the batch: whatever
-an objective divides by is known before (a weight, or the `normaliser` passed in), so gradients do not depend on how
+an objective divides by is known before (a weight, or the `normalizer` passed in), so gradients do not depend on how
 the batch was cut. All are sums over samples, in float32 or wider.
 """
 
@@ -36,8 +36,8 @@ class Statistics:
     clipped_low: float = 0.0
     """Tokens whose ratio the lower bound changed the objective of."""
     clipped_high: float = 0.0
-    gap_sum: float = 0.0
-    """Sum of |log-probability - stored behaviour log-probability|."""
+    mismatch_sum: float = 0.0
+    """Sum of |log-probability - stored behavior log-probability|."""
 
     def __add__(self, other: Statistics) -> Statistics:
         totals = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
@@ -45,13 +45,13 @@ class Statistics:
         return Statistics(**totals)
 
 
-def _log_ratio(logprobs_BT: torch.Tensor, behaviour_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    return ((logprobs_BT - behaviour_BT) * mask_BT).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+def _log_ratio(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    return ((logprobs_BT - behavior_BT) * mask_BT).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
 def _statistics(
     logprobs_BT: torch.Tensor,
-    behaviour_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     ratio_BT: torch.Tensor,
     low_BT: torch.Tensor,
@@ -64,13 +64,13 @@ def _statistics(
             ratio_max=float((ratio_BT * mask_BT).max()) if mask_BT.numel() else 0.0,
             clipped_low=float((low_BT * mask_BT).sum()),
             clipped_high=float((high_BT * mask_BT).sum()),
-            gap_sum=float(((logprobs_BT - behaviour_BT).abs() * mask_BT).sum()),
+            mismatch_sum=float(((logprobs_BT - behavior_BT).abs() * mask_BT).sum()),
         )
 
 
 def grpo_objective(
     logprobs_BT: torch.Tensor,
-    behaviour_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     advantages_B: torch.Tensor,
     weights_B: torch.Tensor,
@@ -83,9 +83,9 @@ def grpo_objective(
     weight w_k holds 1/2 1/K_c and the mean over groups. A token counts as clipped where the bound takes its gradient
     away: a ratio above it with A > 0, below it with A < 0.
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, behaviour_BT, mask_BT)
+    log_ratio_BT = _log_ratio(logprobs_BT, behavior_BT, mask_BT)
     if config.ratio == "sequence":
-        sequence_B1 = ((logprobs_BT - behaviour_BT) * mask_BT).sum(1, keepdim=True)
+        sequence_B1 = ((logprobs_BT - behavior_BT) * mask_BT).sum(1, keepdim=True)
         log_ratio_BT = sequence_B1.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).expand_as(log_ratio_BT)
     ratio_BT = log_ratio_BT.exp()
     advantages_B1 = advantages_B[:, None]
@@ -96,31 +96,31 @@ def grpo_objective(
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
     low_BT = (ratio_BT < 1 - config.clip) & (advantages_B1 < 0)
     high_BT = (ratio_BT > 1 + config.clip) & (advantages_B1 > 0)
-    return -(weights_B * objective_B).sum(), _statistics(logprobs_BT, behaviour_BT, mask_BT, ratio_BT, low_BT, high_BT)
+    return -(weights_B * objective_B).sum(), _statistics(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT)
 
 
 def cispo_objective(
     logprobs_BT: torch.Tensor,
-    behaviour_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     advantages_B: torch.Tensor,
     weights_B: torch.Tensor,
     config: ExtractorObjective,
     *,
-    normaliser: float,
+    normalizer: float,
 ) -> tuple[torch.Tensor, Statistics]:
-    """Eq. 3: - 1/normaliser sum_i sum_t sg(clip(rho, 1 - eps_low, 1 + eps_high)) w_i A_i log pi(m_it).
+    """Eq. 3: - 1/normalizer sum_i sum_t sg(clip(rho, 1 - eps_low, 1 + eps_high)) w_i A_i log pi(m_it).
 
-    `normaliser` is sum_i |m_i|, the trained tokens of the **whole** batch, over micro-batches and ranks. The weight
+    `normalizer` is sum_i |m_i|, the trained tokens of the **whole** batch, over micro-batches and ranks. The weight
     w_i is eq. 7. Both bounds act, and no token loses its gradient: the ratio is a constant (sg, stop gradient). The
     value of this loss measures no progress. A token counts as clipped where its ratio lies outside a bound.
     """
-    ratio_BT = _log_ratio(logprobs_BT.detach(), behaviour_BT, mask_BT).exp()
+    ratio_BT = _log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
     clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
     scale_B1 = (weights_B * advantages_B)[:, None]
-    loss = -(clipped_BT * scale_B1 * logprobs_BT * mask_BT).sum() / normaliser
+    loss = -(clipped_BT * scale_B1 * logprobs_BT * mask_BT).sum() / normalizer
     low_BT, high_BT = ratio_BT < 1 - config.clip_low, ratio_BT > 1 + config.clip_high
-    return loss, _statistics(logprobs_BT, behaviour_BT, mask_BT, ratio_BT, low_BT, high_BT)
+    return loss, _statistics(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT)
 
 
 def nll_objective(
@@ -128,10 +128,10 @@ def nll_objective(
     mask_BT: torch.Tensor,
     weights_B: torch.Tensor,
     *,
-    normaliser: float,
+    normalizer: float,
 ) -> tuple[torch.Tensor, Statistics]:
-    """Next-token loss: - 1/normaliser sum_i w_i sum_t log pi(y_it), normaliser = trained tokens of the whole batch."""
-    loss = -(weights_B[:, None] * logprobs_BT * mask_BT).sum() / normaliser
+    """Next-token loss: - 1/normalizer sum_i w_i sum_t log pi(y_it), normalizer = trained tokens of the whole batch."""
+    loss = -(weights_B[:, None] * logprobs_BT * mask_BT).sum() / normalizer
     never_BT = torch.zeros_like(mask_BT)
     ones_BT = torch.ones_like(mask_BT)
     return loss, _statistics(logprobs_BT, logprobs_BT, mask_BT, ones_BT, never_BT, never_BT)
@@ -140,18 +140,18 @@ def nll_objective(
 Term = tuple[torch.Tensor, Statistics]
 
 
-def grpo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ActorObjective, normaliser: float) -> Term:
+def grpo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ActorObjective, normalizer: float) -> Term:
     """:func:`grpo_objective` of a micro-batch; its weights hold all that it divides by."""
-    tensors = (batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
     return grpo_objective(logprobs_BT, *tensors, config)
 
 
-def cispo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ExtractorObjective, normaliser: float) -> Term:
+def cispo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ExtractorObjective, normalizer: float) -> Term:
     """:func:`cispo_objective` of a micro-batch."""
-    tensors = (batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
-    return cispo_objective(logprobs_BT, *tensors, config, normaliser=normaliser)
+    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    return cispo_objective(logprobs_BT, *tensors, config, normalizer=normalizer)
 
 
-def nll_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, normaliser: float) -> Term:
+def nll_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, normalizer: float) -> Term:
     """:func:`nll_objective` of a micro-batch."""
-    return nll_objective(logprobs_BT, batch.mask_BT, batch.weights_B, normaliser=normaliser)
+    return nll_objective(logprobs_BT, batch.mask_BT, batch.weights_B, normalizer=normalizer)

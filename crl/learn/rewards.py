@@ -2,9 +2,9 @@
 
 The paper's reward of a use is the outcome of the episode, ±1 (section 3). `extractor_objective.credit` offers two more:
 
-- `guided_minus_free` takes off what the free twins of the same group came to on average, so that an experience is not
-  paid for a task that is won without it. Where there is no free twin nothing can be taken off: such a use earns its
-  outcome, and :func:`reward_metrics` counts it.
+- `guided_minus_free` subtracts the mean outcome of the unguided rollouts of the same group, so that an experience is
+  not rewarded for a task that is won without it. Without any unguided rollout nothing is subtracted: such a use earns
+  its outcome, and :func:`reward_metrics` counts it.
 - `running_usefulness` pays what the entry has come to be worth after the use, U ← decay·U + (1 − decay)·outcome, as
   Skill1 (2605.06130) keeps it. U starts at 0 and is divided by 1 − decay^uses, which makes it a mean of the outcomes
   at any time: undivided, the first uses of an entry would earn a twentieth of what they say, beside a malformed
@@ -113,7 +113,7 @@ def _rejected(judgement: Judgement, retrieval: Retrieval | None) -> UseReward:
 def reward_metrics(
     rewards: Sequence[UseReward], config: ExtractorObjective, *, round: int, stage: str = "credit"
 ) -> list[Metric]:
-    """How many uses had no free twin to be compared with, where they are paid by the difference; else nothing."""
+    """How many uses had no unguided rollout to be compared with, where the difference is rewarded; else nothing."""
     if config.credit != "guided_minus_free":
         return []
     alone = sum(row.basis == "outcome" for row in rewards)

@@ -1,6 +1,6 @@
 """Samples: generations with an advantage and a weight. All that an update ever reads, whatever produced them.
 
-Ids, masks and behaviour log-probabilities are copied from the token record: what was sampled is what is trained.
+Ids, masks and behavior log-probabilities are copied from the token record: what was sampled is what is trained.
 """
 
 from __future__ import annotations

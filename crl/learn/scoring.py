@@ -76,7 +76,7 @@ class ScoredModel(nn.Module):
             )
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         logits_NV = output.logits[0].float() / temperature_N[:, None]
-        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - log_normaliser(logits_NV, choices_NC)
+        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - log_normalizer(logits_NV, choices_NC)
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
 
@@ -86,7 +86,7 @@ class ScoredModel(nn.Module):
         return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def log_normaliser(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> torch.Tensor:
+def log_normalizer(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> torch.Tensor:
     """log sum exp [N] over each row's choices, padded with -1; over the whole row where it has none."""
     if choices_NC is None:
         return logits_NV.logsumexp(1)

@@ -1,6 +1,6 @@
 """Self-distillation (section 6): guided episodes that went well, trained by next-token loss without the experience.
 
-The tokens that a guided actor sampled are learnt in the context that a free one would have had: the rows
+The tokens that a guided actor sampled are learned in the context that a free one would have had: the rows
 `stripped_contexts`, which the stage that played the episodes wrote. In the paper it helps early and collapses late when
 done in every round; `method.recipe.self_distillation` says in which rounds it happens.
 """
@@ -20,7 +20,7 @@ def distilled_episodes(episodes: Sequence[Episode], config: SelfDistillationConf
     """The guided episodes to learn from, in their order.
 
     `beats_free`: those whose reward is above the mean reward of the free episodes of their group, so none where a
-    group has no free one. `wins`: all that were won. Episodes that the environment broke are neither learnt nor twins.
+    group has no free one. `wins`: all that were won. Episodes that the environment broke are left out.
     """
     sound = [episode for episode in episodes if usable(episode)]
     if config.episodes == "wins":
@@ -49,7 +49,7 @@ def nll_samples(
 
     The loss of all of them is weight · mean over their trained tokens of −log π, beside the policy objective: the
     update divides by the tokens of these samples alone. Logits are divided by the temperature that sampled the tokens.
-    Nothing was sampled in these contexts, so there are no behaviour log-probabilities: they are 0 and not read.
+    Nothing was sampled in these contexts, so there are no behavior log-probabilities: they are 0 and not read.
     Raises RecordDamaged for an episode without a stripped context or token record.
     """
     samples = []

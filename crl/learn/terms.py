@@ -3,9 +3,9 @@
 Functions are named and imported where the update runs, so a recipe can list its objectives without torch. A function
 takes one micro-batch and returns its part of the loss of the whole batch::
 
-    def term(batch: MicroBatch, logprobs_BT, config, normaliser) -> tuple[Tensor, Statistics]
+    def term(batch: MicroBatch, logprobs_BT, config, normalizer) -> tuple[Tensor, Statistics]
 
-`normaliser` is the number of trained tokens of all samples of that objective, over micro-batches and ranks.
+`normalizer` is the number of trained tokens of all samples of that objective, over micro-batches and ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The update: one optimiser step over a batch of samples, on the DeepSpeed engine (ZeRO 0 to 3).
+"""The update: one optimizer step over a batch of samples, on the DeepSpeed engine (ZeRO 0 to 3).
 
-:class:`Trainer` holds a role's model, optimiser and engine. It reads samples and writes a checkpoint directory (layout
+:class:`Trainer` holds a role's model, optimizer and engine. It reads samples and writes a checkpoint directory (layout
 in `checkpoint`); it knows nothing of rounds or of the record. Several may live in one process, one after another or
 side by side; :meth:`Trainer.dispose` frees what one holds.
 """
@@ -39,16 +39,16 @@ class Trainer:
     """A role's model on a DeepSpeed engine, ready to update. Construct it on every rank with the same arguments.
 
     Args:
-        role: model, LoRA, optimiser and DeepSpeed settings.
+        role: model, LoRA, optimizer and DeepSpeed settings.
         model_path: directory of the base model (transformers layout).
-        checkpoint: weights to start from; with optimiser state it resumes bit by bit, without (a supervised start) the
-            optimiser starts fresh. None starts from the base model.
+        checkpoint: weights to start from; with optimizer state it resumes bit by bit, without (a supervised start) the
+            optimizer starts fresh. None starts from the base model.
         threads: CPU threads of this process.
         seed: of a fresh adapter's random part.
 
     Raises:
         BadInput: the model cannot be loaded, or the number of processes is not the configured one.
-        FrozenMethodChanged: the optimiser state was made with other engine settings.
+        FrozenMethodChanged: the optimizer state was made with other engine settings.
         NotDeepSpeed: what DeepSpeed returned is not its engine.
     """
 
@@ -87,7 +87,7 @@ class Trainer:
         self._parts = self._stepped_tensors(trainable)
         self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
         self._updates = 0
-        """Steps that the optimiser has taken, in this process or before: the warm-up goes by them."""
+        """Steps that the optimizer has taken, in this process or before: the warm-up goes by them."""
         updates = None if checkpoint is None else checkpoints.optimizer_updates(checkpoint, self._signature)
         if checkpoint is not None and updates is not None:
             checkpoints.load_optimizer(self._optimizer, self._parts, checkpoint, self._state_rank)
@@ -102,11 +102,11 @@ class Trainer:
         *,
         inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
-        """One optimiser step that minimises the sum of the samples' objectives, each by its name; the same figures on
+        """One optimizer step that minimizes the sum of the samples' objectives, each by its name; the same figures on
         every rank.
 
         Every rank gets all samples and works on its share. Gradients equal those of one process in one batch: each
-        objective's normaliser is taken over all samples, and DeepSpeed's mean over ranks is undone. Samples that cannot
+        objective's normalizer is taken over all samples, and DeepSpeed's mean over ranks is undone. Samples that cannot
         change the weights (advantage or weight 0) are not run. When none can, **no step is taken** (`stepped` 0):
         momentum from earlier rounds must not move the weights when this round says nothing.
 
@@ -157,7 +157,7 @@ class Trainer:
             "ratio_max": statistics.ratio_max,
             "clipped_low": statistics.clipped_low / tokens,
             "clipped_high": statistics.clipped_high / tokens,
-            "behaviour_gap": statistics.gap_sum / tokens,
+            "logprob_mismatch": statistics.mismatch_sum / tokens,
         }
         return figures
 
@@ -167,7 +167,7 @@ class Trainer:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})
         terms = {kind: self._term(kind, objectives) for kind in kinds}
-        normalisers = {
+        normalizers = {
             kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
         }
         shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size)
@@ -187,7 +187,7 @@ class Trainer:
                 batch.choices_NC,
             )
             kind = batch.objective
-            loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalisers[kind])
+            loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalizers[kind])
             if share:
                 total, statistics = sums[batch.objective]
                 sums[batch.objective] = total + float(loss.detach()), statistics + counted
@@ -254,7 +254,7 @@ class Trainer:
     # -- weights and state -----------------------------------------------------------------------------------------
 
     def _stepped_tensors(self, trainable: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-        """The float32 tensors that the optimiser steps on this rank: parameters, or ZeRO's flat partitions of them."""
+        """The float32 tensors that the optimizer steps on this rank: parameters, or ZeRO's flat partitions of them."""
         stage, zero = self.role.deepspeed.zero_stage, self._engine.optimizer
         if stage == 0:
             return list(trainable)
@@ -265,7 +265,7 @@ class Trainer:
 
     @property
     def _state_rank(self) -> int:
-        """Whose optimiser state this rank reads: without ZeRO all ranks have the same, and rank 0 writes it."""
+        """Whose optimizer state this rank reads: without ZeRO all ranks have the same, and rank 0 writes it."""
         return self._ranks.rank if self.role.deepspeed.zero_stage > 0 else 0
 
     def weights(self) -> Gradients:
@@ -294,7 +294,7 @@ class Trainer:
             dist.barrier()
 
     def dispose(self) -> None:
-        """Free the model, the optimiser and the engine. The trainer may not be used afterwards."""
+        """Free the model, the optimizer and the engine. The trainer may not be used afterward."""
         zero, module = self._engine.optimizer, self._engine.module
         self._engine.destroy()
         # Hooks inside autograd hold the engine in cycles that the collector cannot see: empty what they hold.
@@ -330,7 +330,7 @@ def learning_rate(config: OptimizerConfig, update: int) -> float:
 
 
 def _optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own optimisers: DeepSpeed's compile on first use, and these have the same state on every device."""
+    """torch's own optimizers: DeepSpeed's compile on first use, and these have the same state on every device."""
     if config.kind == "sgd":
         return torch.optim.SGD(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
     return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay)

@@ -1,7 +1,7 @@
 """Supervised start of a role before round 1, with TRL's SFTTrainer: form, not the answer.
 
-It reads token-exact samples of objective `nll` (ids and masks as they will be trained later; nothing is re-tokenised)
-and writes sampling weights in the layout of `checkpoint`, without optimiser state: the first RL update starts a fresh
+It reads token-exact samples of objective `nll` (ids and masks as they will be trained later; nothing is re-tokenized)
+and writes sampling weights in the layout of `checkpoint`, without optimizer state: the first RL update starts a fresh
 one. It runs plainly, without DeepSpeed, and says so (`deepspeed` 0 in the figures). One process does it: with several
 ranks, rank 0 calls it and the others wait.
 """
@@ -113,8 +113,8 @@ def _train(
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
-    class LearntTokensTrainer(SFTTrainer):  # type: ignore[misc]
-        """Runs the vocabulary head on learnt tokens only, and computes no entropy or accuracy that nobody reads: of a
+    class TrainedTokensTrainer(SFTTrainer):  # type: ignore[misc]
+        """Runs the vocabulary head on trained tokens only, and computes no entropy or accuracy that nobody reads: of a
         step of a miniature these were a third."""
 
         def compute_loss(
@@ -140,7 +140,7 @@ def _train(
         ]
     )
     with tempfile.TemporaryDirectory(prefix="crl-warm-start-") as scratch, _plainly(), _configs_kept(model):
-        trainer: Any = LearntTokensTrainer(
+        trainer: Any = TrainedTokensTrainer(
             model=model,
             args=SFTConfig(
                 output_dir=scratch,
@@ -184,21 +184,21 @@ def _train(
     return losses
 
 
-def next_token_loss(model: Any, inputs: dict[str, Any], learnt: Any) -> torch.Tensor:
-    """Mean next-token loss over the labels that are learnt; `learnt` is their number over all micro-batches of a step.
+def next_token_loss(model: Any, inputs: dict[str, Any], num_label_tokens: Any) -> torch.Tensor:
+    """Mean next-token loss over the trained labels; `num_label_tokens` counts them over the micro-batches of a step.
 
-    `inputs` holds `input_ids` and `labels` [B, T] (-100: not learnt) and maybe an attention mask.
+    `inputs` holds `input_ids` and `labels` [B, T] (-100: not trained) and perhaps an attention mask.
     """
     labels_BT = inputs["labels"]
-    learnt_BT = torch.zeros_like(labels_BT, dtype=torch.bool)
-    learnt_BT[:, :-1] = labels_BT[:, 1:] != _IGNORED
-    with head_only_at(model, learnt_BT):
+    trained_BT = torch.zeros_like(labels_BT, dtype=torch.bool)
+    trained_BT[:, :-1] = labels_BT[:, 1:] != _IGNORED
+    with head_only_at(model, trained_BT):
         logits_NV = model(
             input_ids=inputs["input_ids"], attention_mask=inputs.get("attention_mask"), use_cache=False
         ).logits[0]
-    targets_N = labels_BT[:, 1:][learnt_BT[:, :-1]]
+    targets_N = labels_BT[:, 1:][trained_BT[:, :-1]]
     loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="sum")
-    return loss / (learnt if learnt is not None else max(1, len(targets_N)))
+    return loss / (num_label_tokens if num_label_tokens is not None else max(1, len(targets_N)))
 
 
 def _schedule(config: WarmStartConfig) -> str:

@@ -39,7 +39,7 @@ def check_embedder(name: str, query_instruction: str | None = None) -> None:
     elif not HUB_ID.fullmatch(name):
         raise BadInput(
             f"Unknown embedder {name!r}.",
-            expected=f"{', '.join(EMBEDDERS)}, a directory of a sentence-transformers model, or organisation/model",
+            expected=f"{', '.join(EMBEDDERS)}, a directory of a sentence-transformers model, or organization/model",
             where="retrieval.embedder",
             next_step="Correct the name.",
         )

@@ -48,7 +48,7 @@ def write_miniature(
         positions: longest sequence in tokens.
         seed: of the random weights.
         parts: words that begin as the sum of other words, for those made of several things (a symbol and its cell):
-            what they have in common need not be learnt word by word.
+            what they have in common need not be learned word by word.
     """
     import torch
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers

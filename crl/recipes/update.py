@@ -68,7 +68,7 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
 
 
 def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Figures of a round's optimiser steps as one: counts are summed, `ratio_max` is the largest, the others are means
+    """Figures of a round's optimizer steps as one: counts are summed, `ratio_max` is the largest, the others are means
     over the steps that have them. `stepped` is the number of steps that were taken."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for step in steps for name in step):

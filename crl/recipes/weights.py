@@ -30,7 +30,7 @@ def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weig
 def identify(base_digest: str, checkpoint: Path) -> str:
     """SHA-256 over the base model's digest and the sampling weights of a checkpoint.
 
-    Only what samples counts: optimiser state in subdirectories is digested by the manifest.
+    Only what samples counts: optimizer state in subdirectories is digested by the manifest.
     """
     digest = hashlib.sha256(base_digest.encode())
     for path in sorted(path for path in checkpoint.iterdir() if path.is_file()):

@@ -20,7 +20,7 @@ class Credit(Row):
     content_digest: A[str, "version of the entry"]
     generation_id: A[str, "extractor output that wrote that version"]
     outcome: A[float, "+1 success, -1 failure (section 3)"]
-    free_mean: A[float | None, "mean outcome of the free twins of the same group; null without any"]
+    free_mean: A[float | None, "mean outcome of the unguided rollouts of the same group; null without any"]
     guided_minus_free: A[float | None, "outcome minus free_mean: a diagnostic, never trained on"]
 
 
@@ -100,11 +100,11 @@ class Sample(Row):
     reward: A[float, "reward before the baseline"]
     advantage: A[float, "advantage of eq. 3 or 5; 1 for nll"]
     weight: A[float, "factor of this sample in the objective (subgroup weight, eq. 7)"]
-    step: A[int, "optimiser step of the update, from 0; samples of one step are one batch"] = 0
+    step: A[int, "optimizer step of the update, from 0; samples of one step are one batch"] = 0
     temperature: A[float, "logits are divided by it, as when sampling"]
     token_ids: A[list[int], TOKENS, "whole sequence"]
     loss_mask: A[list[int], MASK, "1 on trained tokens"]
-    logprobs: A[list[float], FLOATS, "stored behaviour log-probabilities"]
+    logprobs: A[list[float], FLOATS, "stored behavior log-probabilities"]
     choices: A[list[list[int]], CHOICES, "ids that each trained token was chosen among; none: the vocabulary"] = (
         dataclasses.field(default_factory=list)
     )

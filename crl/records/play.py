@@ -179,7 +179,7 @@ class Generation(Row):
     temperature: A[float, "sampling temperature; log-probabilities are of the scaled distribution"]
     token_ids: A[list[int], TOKENS, "whole sequence, prompt and observations included"]
     loss_mask: A[list[int], MASK, "1 where the model sampled the token, 0 where it read it or had no choice"]
-    logprobs: A[list[float], FLOATS, "behaviour log-probability where the mask is 1 (before top-k / top-p), else 0"]
+    logprobs: A[list[float], FLOATS, "behavior log-probability where the mask is 1 (before top-k / top-p), else 0"]
     prompt: A[str, "text of the first prompt"]
     output: A[str, "text the model wrote (all turns)"]
     stop_reason: A[str, "why sampling ended"]

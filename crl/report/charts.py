@@ -78,10 +78,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart. `colour` is 0 to 7: the same thing has the same color in every chart."""
+    """One line of a chart. `color` is 0 to 7: the same thing has the same color in every chart."""
 
     name: str
-    colour: int
+    color: int
     points: Sequence[Point] = field(default_factory=tuple)
     marked: bool = True
     """Whether its points have marks: a level that was measured once has none."""
@@ -104,7 +104,7 @@ def line_chart(
     share: bool = False,
     rounds: tuple[float, float] | None = None,
 ) -> Chart:
-    """Lines over rounds. `top` is the largest value of the axis, `rounds` its ends; `share` labels it in per cent."""
+    """Lines over rounds. `top` is the largest value of the axis, `rounds` its ends; `share` labels it in percent."""
     drawn = [line for line in lines if line.points]
     places = dict(sorted((point.x, point.at) for line in drawn for point in line.points))
     values = [{point.x: point.told for point in line.points} for line in drawn]
@@ -117,7 +117,7 @@ def line_chart(
             band = [(point.x, point.low, point.high) for point in line.points if point.low is not None and point.high]
             if len(band) > 1:
                 xs, low, high = zip(*band, strict=True)
-                axes.fill_between(xs, low, high, lw=0, alpha=0.15, color=_hex(line.colour), clip_on=False, gid="band")
+                axes.fill_between(xs, low, high, lw=0, alpha=0.15, color=_hex(line.color), clip_on=False, gid="band")
         return [_plotted(axes, place, line) for place, line in enumerate(drawn)]
 
     return Chart(
@@ -175,7 +175,7 @@ def bar_chart(
 
 def _plotted(axes: Axes, place: int, line: Line) -> Artist:
     mark, size = _MARKS[0] if place == 0 else _MARKS[1 + (place - 1) % 3]
-    color, marked = _hex(line.colour), line.marked and len(line.points) <= _MARKED
+    color, marked = _hex(line.color), line.marked and len(line.points) <= _MARKED
     (drawn,) = axes.plot(
         [point.x for point in line.points], [point.y for point in line.points], color=color, clip_on=False,
         linestyle=_LINES[place % len(_LINES)], marker=mark if marked else None, markersize=size, markeredgewidth=1.6,

@@ -1,6 +1,6 @@
 """The charts of a run: which figures of the rounds become lines and bars, and how long runs are pooled.
 
-In every chart one colour means with experience, another without: training and held-out success compare at a glance.
+In every chart one color means with experience, another without: training and held-out success compare at a glance.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LIMIT = 120
 """Most points of a line, bars of a chart: a longer run has consecutive rounds pooled into one."""
 OUTCOMES = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4), ("keep", 5), ("rejected", 7),
             ("malformed", 6))  # fmt: skip
-"""What becomes of what the extractor asks for, with a colour each; a malformed output asks for nothing."""
+"""What becomes of what the extractor asks for, with a color each; a malformed output asks for nothing."""
 AGES = ((0, "this round"), (1, "1–3"), (4, "4–15"), (16, "16–63"), (64, "64+"))
 """Classes of age in rounds: smallest age, name."""
 Observed = tuple[str, bool, tuple[tuple[str, str, int], ...]]
-"""A chart of figures of the stage `health`: title, whether shares are drawn, its lines as (name, figure, colour)."""
+"""A chart of figures of the stage `health`: title, whether shares are drawn, its lines as (name, figure, color)."""
 HEALTH: tuple[Observed, ...] = (
     ("kinds of extractor outputs", True, (
         ("add", "share_add", 0), ("update", "share_update", 2), ("return", "share_return", 4),
@@ -43,9 +43,9 @@ HEALTH: tuple[Observed, ...] = (
 )  # fmt: skip
 """What the extractor writes, and what the updates learn from."""
 _RAMP = 10
-"""First of the colours that grow stronger."""
+"""First of the colors that grow stronger."""
 _STAGES = 6
-"""Stages with a colour of their own; the rest are one."""
+"""Stages with a color of their own; the rest are one."""
 _WITH, _WITHOUT, _THIRD, _RANDOM = 0, 1, 2, 4
 _TRAINING, _HELD_OUT = "success in training", "success on held-out seeds"
 
@@ -92,7 +92,7 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
 def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Growth, what became of the extractor's operations, how old the bank is and how old what it lends."""
     size = round_line("entries", _THIRD, summaries, lambda each: _float(each.bank))
-    mix = [(name, colour) for name, colour in OUTCOMES if name != "malformed"]
+    mix = [(name, color) for name, color in OUTCOMES if name != "malformed"]
     rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
     used = round_line("used", _WITH, summaries, lambda each: each.health.get("used_age_mean"))
     ages = _Ages(summaries)
@@ -117,8 +117,8 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         "malformed", 6, summaries, lambda each: each.malformed / each.outputs if each.outputs else None
     )
     clipped = [
-        round_line(f"{role}", colour, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
-        for role, colour in (("extractor", 0), ("actor", 1))
+        round_line(f"{role}", color, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
+        for role, color in (("extractor", 0), ("actor", 1))
     ]
     buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [
@@ -136,8 +136,8 @@ def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
     charts = []
     for title, share, named in figures:
         lines = [
-            round_line(name, colour, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
-            for name, figure, colour in named
+            round_line(name, color, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
+            for name, figure, color in named
         ]
         if any(line.points for line in lines):
             charts.append(line_chart(title, lines, top=1.0 if share else None, share=share))
@@ -214,7 +214,7 @@ def round_bars(
 
 
 def round_line(
-    name: str, colour: int, summaries: Sequence[RoundSummary], of: Callable[[RoundSummary], float | None]
+    name: str, color: int, summaries: Sequence[RoundSummary], of: Callable[[RoundSummary], float | None]
 ) -> Line:
     """A figure of the rounds as a line; of rounds that share a point, the mean. Rounds without it have no point."""
     points = []
@@ -223,7 +223,7 @@ def round_line(
         if values:
             mean = sum(values) / len(values)
             points.append(Point(_middle(group), mean, _named(group), f"{mean:.4g}"))
-    return Line(name, colour, points)
+    return Line(name, color, points)
 
 
 def _rate_point(group: Sequence[RoundSummary], rate: Rate) -> Point:

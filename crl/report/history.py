@@ -15,7 +15,7 @@ from pathlib import Path
 from crl.errors import BadInput
 from crl.report.checks import StageChecks, checks_of
 from crl.report.diff import BankDiff, bank_diff
-from crl.report.summary import RoundSummary, summarise
+from crl.report.summary import RoundSummary, summarize
 from crl.run.directory import RunDirectory
 
 _ROUND = re.compile(r"\d{4,}")
@@ -44,7 +44,7 @@ class History:
         return [number for number, found in self._read().items() if found]
 
     def summaries(self) -> list[RoundSummary]:
-        """As `summarise`, oldest first. Raises RecordDamaged."""
+        """As `summarize`, oldest first. Raises RecordDamaged."""
         return [summary for found in self._read().values() for summary in found]
 
     def diff(self, round_number: int) -> BankDiff | None:
@@ -73,7 +73,7 @@ class History:
         new = [number for number, stamp in stamps.items() if self._summaries.get(number, (0,))[0] != stamp]
         if new:
             found: dict[int, list[RoundSummary]] = {number: [] for number in new}
-            for summary in summarise(self.run_path, new if len(new) <= _MANY else None):
+            for summary in summarize(self.run_path, new if len(new) <= _MANY else None):
                 found.setdefault(summary.round, []).append(summary)
             for number in new:
                 self._summaries[number] = (stamps[number], found[number])

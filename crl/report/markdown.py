@@ -54,7 +54,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     lines += [
         "## Success",
         "",
-        "Won/played; brackets are 95 % intervals in per cent.",
+        "Won/played; brackets are 95 % intervals in percent.",
         "",
         *_table(success_rows(shown, random_policy(summaries))),
     ]
@@ -90,7 +90,7 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
         if random.episodes:
             rows.append({"": "held out, random policy", "with experience": "–", "without": random.told})
         lines += _table(rows)
-        lines.append(f"Round {newest.label}. Brackets and bands are 95 % intervals of the rate (Wilson), in per cent.")
+        lines.append(f"Round {newest.label}. Brackets and bands are 95 % intervals of the rate (Wilson), in percent.")
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +132,7 @@ def _change(change: Change, proposed: bool) -> list[str]:
         lines.append(f"  - {'stays' if refused else 'was'} {code(was)}")
     lines += [f"  - from {code(parent.entry_id)} {code(parent.text)}" for parent in change.parents]
     family = f", {plain(change.family)}" if change.family else ""
-    # What a person would refuse is an operation; what stands in the bank afterwards is an entry.
+    # What a person would refuse is an operation; what stands in the bank afterward is an entry.
     name = (change.operation_id if proposed else change.entry_id) or change.entry_id or "no entry"
     return [*lines, f"  - {code(name)}{family}"]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from crl.report.round_tables import round_tables
-from crl.report.summary import summarise
+from crl.report.summary import summarize
 
 WIDTH = 132
 """Columns of the picture: the widest table fits."""
@@ -18,7 +18,7 @@ def picture(run_path: Path) -> str:
     from rich.console import Console
 
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    for table in round_tables(summarise(run_path)):
+    for table in round_tables(summarize(run_path)):
         console.print(table)
         console.print()
     svg = console.export_svg(title=f"crl train {run_path.name}", unique_id="crl")

@@ -24,7 +24,7 @@ _TOKENS = (
     ("extractor read", "extractor_tokens_read", 0), ("extractor wrote", "extractor_tokens_sampled", 2),
 )  # fmt: skip
 _PLACES = (("training", ("plan", "collect"), 2), ("held out", ("evaluate",), 3))
-"""Where retrieval and answers happen: a name, its stages, its colour."""
+"""Where retrieval and answers happen: a name, its stages, its color."""
 
 
 def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
@@ -47,13 +47,13 @@ def _tokens(summaries: Sequence[RoundSummary]) -> Chart:
     def heights(each: RoundSummary) -> list[float]:
         return [each.health.get(figure, 0.0) / 1000 for _, figure, _ in _TOKENS]
 
-    kinds = [(name, colour) for name, _, colour in _TOKENS]
+    kinds = [(name, color) for name, _, color in _TOKENS]
     return round_bars("thousand tokens per round", kinds, summaries, heights, mean=True)
 
 
 def _playing(summaries: Sequence[RoundSummary]) -> Chart:
     lines = [
-        round_line(name, colour, summaries, _each(("evaluate",), f"play {arm}", 1)) for name, arm, colour in _HELD_OUT
+        round_line(name, color, summaries, _each(("evaluate",), f"play {arm}", 1)) for name, arm, color in _HELD_OUT
     ]
     return line_chart("seconds per game, held out", lines)
 
@@ -72,12 +72,12 @@ def _costs(
 
         return figure
 
-    return line_chart(title, [round_line(name, colour, summaries, mean(arm)) for name, arm, colour in arms])
+    return line_chart(title, [round_line(name, color, summaries, mean(arm)) for name, arm, color in arms])
 
 
 def _times(title: str, work: str, factor: float, summaries: Sequence[RoundSummary]) -> Chart:
     lines: list[Line] = [
-        round_line(name, colour, summaries, _each(stages, work, factor)) for name, stages, colour in _PLACES
+        round_line(name, color, summaries, _each(stages, work, factor)) for name, stages, color in _PLACES
     ]
     return line_chart(title, lines)
 

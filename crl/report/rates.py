@@ -53,7 +53,7 @@ class Rate:
 
     @property
     def span(self) -> str:
-        """The interval in per cent: `14–69`."""
+        """The interval in percent: `14–69`."""
         if self.interval is None:
             return NOTHING
         low, high = self.interval

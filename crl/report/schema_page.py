@@ -69,7 +69,7 @@ def page() -> str:
 
 
 def _table(columns: list[tuple[str, str, str]]) -> str:
-    rows = "".join(f"| {name} | {kind} | {_cell(meaning)} |\n" for name, kind, meaning in columns)
+    rows = "".join(f"| {name} | `{kind}` | {_cell(meaning)} |\n" for name, kind, meaning in columns)
     return f"\n| column | type | meaning |\n|---|---|---|\n{rows}"
 
 

@@ -30,7 +30,7 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
 
 
 def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The newest failed stage that was not committed afterwards."""
+    """The newest failed stage that was not committed afterward."""
     failed: dict[tuple[Any, Any], dict[str, Any]] = {}
     for event in events:
         place = (event.get("round"), event.get("stage"))

@@ -3,7 +3,7 @@
 A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unless waves are mixed. Its rows share one
 session, which keeps the key-value cache between turns; a finished row is dropped from it. The token record of an
 episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is
-tokenised twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller; no file is
+tokenized twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller; no file is
 written here. What becomes of a turn that asks a question (search-and-ask) is in `asking.py`.
 """
 

@@ -2,7 +2,7 @@
 
 What is left out: the experience and the offer to ask in the first prompt, every turn that asked a question (answered or
 refused), and what was replied to it. What stays is copied id for id from the token record; only the first prompt is
-tokenised, by the function that opens a free episode. A reply that no own turn follows is left out as well: the context
+tokenized, by the function that opens a free episode. A reply that no own turn follows is left out as well: the context
 ends, as a free episode's record does, with what the actor wrote.
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.report.markdown import rounds_markdown
-from crl.report.summary import RoundSummary, random_policy, summarise
+from crl.report.summary import RoundSummary, random_policy, summarize
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
@@ -22,7 +22,7 @@ def round_digest(run: RunDirectory, number: int) -> str:
 
 def figures_of(run: RunDirectory, numbers: Sequence[int]) -> Iterator[RoundFigures]:
     """The figures of complete rounds, in order. Raises RecordDamaged."""
-    summaries = summarise(run.path)
+    summaries = summarize(run.path)
     success, metrics = _rows(run.path)
     for number in sorted(numbers):
         until = [each for each in summaries if each.round <= number]

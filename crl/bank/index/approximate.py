@@ -1,6 +1,6 @@
 """Approximate search for large scopes: inverted lists over short codes (FAISS), candidates ranked by exact cosines.
 
-A **quantizer** is learned from a sample: centroids, each the centre of one list, and levels for what is left of a
+A **quantizer** is learned from a sample: centroids, each the center of one list, and levels for what is left of a
 vector after its centroid is taken off, two bits a dimension. A vector's list and code depend on the quantizer and on
 the vector alone. A query reads the codes of its nearest lists, and the best of them are ranked as exact search ranks.
 
@@ -82,10 +82,10 @@ class Quantizer:
         clustering = faiss.Clustering(scaled_SD.shape[1], min(lists, len(scaled_SD)))
         clustering.niter, clustering.int_centroids, clustering.seed = _ROUNDS, True, 1
         clustering.min_points_per_centroid, clustering.max_points_per_centroid = 1, len(scaled_SD)
-        centres = faiss.IndexFlatL2(scaled_SD.shape[1])
-        clustering.train(scaled_SD, centres)
+        centers = faiss.IndexFlatL2(scaled_SD.shape[1])
+        clustering.train(scaled_SD, centers)
         centroids_LD = faiss.vector_to_array(clustering.centroids).reshape(-1, scaled_SD.shape[1])
-        left_SD = scaled_SD - centroids_LD[centres.search(scaled_SD, 1)[1][:, 0]]
+        left_SD = scaled_SD - centroids_LD[centers.search(scaled_SD, 1)[1][:, 0]]
         # Sums of squares of whole numbers: exact in float64, whatever the order.
         squares_D = np.square(left_SD.astype(np.float64)).sum(axis=0)
         return cls(centroids_LD, np.sqrt(squares_D / len(left_SD)).astype(np.float32))

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from crl.lab.study.config import Study
 from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
-from crl.lab.study.results import Figures, StudyResult, read_figures, summarise_study
+from crl.lab.study.results import Figures, StudyResult, read_figures, summarize_study
 from crl.lab.study.table import study_markdown
 from crl.run.files import write_atomically
 
@@ -45,7 +45,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
     from crl.lab.study.page import write_study_page
 
     figures = read_figures(runs)
-    result = summarise_study(study, figures)
+    result = summarize_study(study, figures)
     contents = {
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),

@@ -22,7 +22,7 @@ from crl.report.page import REPORT, Inline, environment
 from crl.run.files import write_atomically
 
 PAGE = "study.html"
-COLOURS = 8
+COLORS = 8
 POINTS = 120
 """Most points of a line; of a longer one every so many rounds are left out."""
 
@@ -79,8 +79,8 @@ def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
         compared = {reference for arm in mine for name, reference in against if name == arm.arm}
         if switch is not None:
             mine = [arms[name] for name in arms if name in compared and arms[name] not in mine] + mine
-        # More lines than colours cannot be told apart: they take further charts.
-        groups += [(switch, mine[at : at + COLOURS]) for at in range(0, len(mine), COLOURS)]
+        # More lines than colors cannot be told apart: they take further charts.
+        groups += [(switch, mine[at : at + COLORS]) for at in range(0, len(mine), COLORS)]
     return [(switch, _charts(shown)) for switch, shown in groups]
 
 
@@ -97,11 +97,11 @@ def _charts(arms: Sequence[ArmResult]) -> list[Chart]:
     charts = []
     for title, bank in (("success with bank", True), ("success without bank", False)):
         lines = []
-        for colour, (arm, with_bank, without) in enumerate(drawn):
+        for color, (arm, with_bank, without) in enumerate(drawn):
             shown = with_bank if bank and with_bank is not None else without
             if shown is not None:
                 name = f"{arm.title} (no bank)" if bank and with_bank is None else arm.title
-                lines.append(Line(name, colour, _points(shown.curve)))
+                lines.append(Line(name, color, _points(shown.curve)))
         charts.append(line_chart(title, lines, top=top, share=True))
     return charts
 

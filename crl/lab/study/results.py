@@ -128,7 +128,7 @@ def read_figures(runs: Sequence[PlannedRun]) -> Figures:
     return found
 
 
-def summarise_study(study: Study, figures: Figures) -> StudyResult:
+def summarize_study(study: Study, figures: Figures) -> StudyResult:
     """Means, intervals and differences. Pure: the same figures give the same result."""
     arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
     by_name = {arm.arm: arm for arm in arms}

@@ -2,7 +2,7 @@
 
 The first turn writes a plan (key, its cell, goal, its cell) before the move: without a plan, supervised
 learning of this task stays on a plateau. Later turns are moves of shortest safe ways; some slip to any safe move, so
-that the actor meets states off the way, and a slip is not learnt. Hints say the rule, half of it, or nothing.
+that the actor meets states off the way, and a slip is not learned. Hints say the rule, half of it, or nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAMILY = "practice"
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """One demonstration: what was played, and its token record with a loss only where something is to be learnt."""
+    """One demonstration: what was played, and its token record with a loss only where something is to be learned."""
 
     task: Task
     episode: Episode

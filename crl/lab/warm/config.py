@@ -47,7 +47,7 @@ class ActorDemonstrations(Model):
     episodes: int = Field(40_000, ge=1, le=1_000_000, description="Demonstrations.")
     full: float = Field(0.60, ge=0, le=1, description="Share with a hint that says key and goal.")
     partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that says the key only.")
-    slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learnt.")
+    slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learned.")
     asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
     judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
 
@@ -71,7 +71,7 @@ class ExtractorDemonstrations(Model):
 
 
 class WarmStartFile(Model):
-    """One warm start: a model, an environment to practise in, and what is demonstrated to each role."""
+    """One warm start: a model, an environment to practice in, and what is demonstrated to each role."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; models are warm:<name>/<role>.")
     seed: int = Field(1, ge=0, lt=2**32, description="Seed of everything.")
@@ -80,14 +80,14 @@ class WarmStartFile(Model):
     miniature: MiniatureConfig = Field(MiniatureConfig(), description="Sizes, where the model is a miniature.")
     context: int = Field(256, ge=64, le=1_048_576, description="Longest sequence in tokens.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="autocast and gradient checkpointing count.")
-    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practises.")
+    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practices.")
     prompts: dict[str, PromptConfig] = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
     training: Training = Field(Training(), description="Supervised update, of both roles at once.")
     actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
     extractor: ExtractorDemonstrations = Field(ExtractorDemonstrations(), description="And for the extractor.")
 
     @model_validator(mode="after")
-    def _practises(self) -> WarmStartFile:
+    def _practices(self) -> WarmStartFile:
         if not self.environment.practice:
             raise ValueError("environment.practice must be true: a warm start may not see the rules of a world")
         return self

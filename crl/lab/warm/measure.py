@@ -1,6 +1,6 @@
 """What a warm start taught, on held-out practice layouts: success under hints of different worth, truth of notes.
 
-Figures for people, kept in the record of the warm start; nothing is learnt from them.
+Figures for people, kept in the record of the warm start; nothing is learned from them.
 """
 
 from __future__ import annotations

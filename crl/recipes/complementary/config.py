@@ -62,7 +62,7 @@ class BankRecipeConfig(RecipeConfig):
     self_distillation: SelfDistillationConfig | None = Field(
         None, description="Self-distillation of guided episodes; none: not."
     )
-    warm_up_rounds: int = Field(0, ge=0, description="Rounds that collect and distil before anything is trained.")
+    warm_up_rounds: int = Field(0, ge=0, description="Rounds that collect and distill before anything is trained.")
     warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
 
     def guided_members(self, group_size: int, round_number: int) -> int:
@@ -171,7 +171,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
         )
     if config.guided_share_rounds > 0 and config.guided_share_end is None:
         yield BadInput(
-            f"the guided share is to move over {config.guided_share_rounds} rounds, towards nothing",
+            f"the guided share is to move over {config.guided_share_rounds} rounds, toward nothing",
             expected="guided_share_end: the share after these rounds",
             where="method.recipe.guided_share_end",
             next_step="set it, or leave guided_share_rounds out",
@@ -243,14 +243,14 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     if config.self_distillation is not None:
         if ACTOR not in config.TRAINED:
             yield BadInput(
-                f"recipe {config.kind} does not train the actor, so it distils nothing into it",
+                f"recipe {config.kind} does not train the actor, so it distills nothing into it",
                 expected="a recipe that trains the actor",
                 where="method.recipe.self_distillation",
                 next_step="leave self_distillation out, or choose another recipe",
             )
         if config.self_distillation.episodes == "beats_free" and shares == {rollout.group_size}:
             yield BadInput(
-                "guided episodes are to beat their free twins, and guided_share leaves no member free",
+                "guided episodes are to beat unguided rollouts of the same group, and guided_share leaves none",
                 expected="a share that leaves some free, or episodes: wins",
                 where="method.recipe.self_distillation.episodes",
                 next_step="lower recipe.guided_share, or set self_distillation.episodes to wins",

@@ -1,5 +1,5 @@
 """Demonstrations in practice games (`warm_start.demonstrations: practice`): how to play and how to write notes, and no
-answer, since the rules that are practised are nobody's (protocol `Teacher`).
+answer, since the rules that are practiced are nobody's (protocol `Teacher`).
 
 The actor is shown notes that are true and plays as the rule of the game wants; with a true note at hand that is what
 the note says, so it learns to read notes. The extractor is shown games of players of any skill, guided by notes that

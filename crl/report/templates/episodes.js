@@ -127,7 +127,7 @@
         ["bank of round", found.bank_round]);
     }
     if (known(found.outcome)) pairs.push(["credit", signed(found.outcome, 0)]);
-    if (known(found.free_mean)) pairs.push(["free twins", signed(found.free_mean, 2)]);
+    if (known(found.free_mean)) pairs.push(["unguided rollouts of the same group", signed(found.free_mean, 2)]);
     if (known(found.guided_minus_free)) pairs.push(["difference", signed(found.guided_minus_free, 2)]);
     const search = element("button", "Episodes with this entry", "link");
     search.type = "button";

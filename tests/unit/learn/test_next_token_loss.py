@@ -1,4 +1,4 @@
-"""The loss of a supervised step, whose head sees learnt tokens only, against plain cross entropy over all of them."""
+"""The loss of a supervised step, whose head sees trained tokens only, against plain cross entropy over all of them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def model(base_model: Path) -> Any:
 
 
 def batch(*, seed: int = 0, share: float = 0.5) -> dict[str, Tensor]:
-    """A padded batch in which about a share of the tokens is learnt; never one of the padding."""
+    """A padded batch in which about a share of the tokens is trained; never one of the padding."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(LENGTHS), max(LENGTHS))
     ids_BT = torch.randint(VOCABULARY, size, generator=generator)
     mask_BT = torch.arange(size[1])[None] < torch.tensor(LENGTHS)[:, None]
     ids_BT[~mask_BT] = 0
-    learnt_BT = (torch.rand(size, generator=generator) < share) & mask_BT
+    trained_BT = (torch.rand(size, generator=generator) < share) & mask_BT
     return {
         "input_ids": ids_BT,
-        "labels": ids_BT.masked_fill(~learnt_BT, IGNORED),
+        "labels": ids_BT.masked_fill(~trained_BT, IGNORED),
         "attention_mask": mask_BT.long(),
     }
 
@@ -64,12 +64,12 @@ def test_loss_and_gradients_are_those_of_plain_cross_entropy(model: Any) -> None
         torch.testing.assert_close(mine[name], gradient, msg=name)
 
 
-def test_padding_and_what_is_not_learnt_change_nothing(model: Any) -> None:
+def test_padding_and_what_is_not_trained_change_nothing(model: Any) -> None:
     inputs = batch()
-    learnt = int((inputs["labels"][:, 1:] != IGNORED).sum())
+    trained = int((inputs["labels"][:, 1:] != IGNORED).sum())
     alone = torch.stack(
         [
-            next_token_loss(model, {name: value[row : row + 1, :length] for name, value in inputs.items()}, learnt)
+            next_token_loss(model, {name: value[row : row + 1, :length] for name, value in inputs.items()}, trained)
             for row, length in enumerate(LENGTHS)
         ]
     )
@@ -87,7 +87,7 @@ def test_micro_batches_of_a_step_add_up_to_its_mean(model: Any) -> None:
     torch.testing.assert_close(found, sum(plain(model, part, "sum") for part in parts) / sum(numbers))
 
 
-def test_nothing_learnt_is_no_loss_and_the_head_is_whole_again(model: Any) -> None:
+def test_nothing_trained_is_no_loss_and_the_head_is_whole_again(model: Any) -> None:
     inputs = batch()
     silent = {**inputs, "labels": torch.full_like(inputs["labels"], IGNORED)}
     loss = next_token_loss(model, silent, None)
