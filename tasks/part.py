@@ -20,7 +20,8 @@ from prefect.runtime import task_run
 
 from crl.config import Runtime
 from crl.engine.detached import run_order
-from crl.engine.spread import Figures, PartOrder, PartOutcome
+from crl.engine.jobs import ProgressFigures
+from crl.engine.spread import PartOrder, PartOutcome
 from crl.errors import CrlError
 from tasks.failures import failed, log_error, placed
 from tasks.stage import PROGRESS_LOG_SECONDS, progress_line, retries_of
@@ -66,10 +67,10 @@ def part_task(runtime: Runtime) -> Task[..., Any]:
     return run_part.with_options(**retries_of(runtime))
 
 
-def _progress(place: str, log: Callable[..., None]) -> Callable[[Figures], None]:
+def _progress(place: str, log: Callable[..., None]) -> Callable[[ProgressFigures], None]:
     last = time.monotonic()
 
-    def tell(figures: Figures) -> None:
+    def tell(figures: ProgressFigures) -> None:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_LOG_SECONDS:
             last = time.monotonic()

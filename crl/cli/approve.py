@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.bank import show_diff
-from crl.cli.places import RunArgument, shown
-from crl.errors import ApprovalPending, BadInput
+from crl.cli.shared import RunArgument, console, show_diff, shown
+from crl.errors import BadInput
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ def approve(
 
     The first decision holds.
     """
-    from crl.cli.screen import console
     from crl.recipes import recipe_of
     from crl.recipes.approvals import check_choices, decide, login_name
     from crl.recipes.complementary.approve import refusals_of
@@ -62,22 +60,6 @@ def approve(
     first = "" if asked.decision is None else "decided already: "
     out.print(f"round {asked.round}: {first}{decision.told()}", soft_wrap=True)
     out.print(_next(path, decision), soft_wrap=True)
-
-
-def say_pending(error: ApprovalPending, path: Path) -> None:
-    """What a run that waits for a person ends with: nothing failed, and what to type."""
-    from crl.cli.screen import console
-
-    out = console()
-    out.print(f"\n{error.found}", soft_wrap=True)
-    out.print("nothing failed: every complete stage is kept, and nothing runs any more. next:")
-    where = shown(path)
-    for command, purpose in (
-        (f"crl approve {where} --show", "what would change"),
-        (f"crl approve {where}", "approve it, or --reject ID, or --reject-all"),
-        (f"crl resume {where}", "go on after that"),
-    ):
-        out.print(f"  {command:<{len(where) + 20}}   {purpose}", soft_wrap=True)
 
 
 def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> PendingApproval:

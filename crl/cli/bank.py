@@ -9,20 +9,17 @@ import csv
 import json
 import os
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.places import RunArgument, shown
-from crl.cli.sql import Format
+from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
 from crl.report.sorting import Sort
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.report.bank import ShownEntry
-    from crl.report.diff import BankDiff
 
 app = typer.Typer(
     help="The experience bank after any round. Its entries, why each is there, what changed; to export and import.",
@@ -38,13 +35,6 @@ _PAGE = 50
 
 RoundOption = Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")]
 FamilyOption = Annotated[str | None, typer.Option(help="Only this task family.")]
-
-
-class Plain(StrEnum):
-    """For people, or for programs."""
-
-    text = "text"
-    json = "json"
 
 
 PlainOption = Annotated[Plain, typer.Option("--format", help="For people, or as JSON.")]
@@ -82,7 +72,6 @@ def show(
         _print_rows([_plain(entry) for entry in entries], format, list(_NAMES))
         return
     _print_entries(entries, title=f"bank after round {bank.round}")
-    from crl.cli.screen import console
 
     out = console()
     if not entries:
@@ -115,17 +104,6 @@ def diff(
         show_diff(found)
 
 
-def show_diff(diff: BankDiff) -> None:
-    """Print a bank diff: its headline, then one row per change."""
-    from crl.cli.screen import console, print_listing
-    from crl.report.diff import diff_listing
-
-    out = console()
-    out.print(diff.headline(), soft_wrap=True)
-    if diff.changes:
-        print_listing(out, diff_listing(diff))
-
-
 UntilOption = Annotated[int | None, typer.Option(min=0, help="As it stood after this round; default now.")]
 EntryArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the experience, from `crl bank show`.")]
 
@@ -139,7 +117,6 @@ def why(
     format: PlainOption = Plain.text,
 ) -> None:
     """Say where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
-    from crl.cli.screen import console
     from crl.report.story_view import story_tree
     from crl.report.why import why as story_of
 
@@ -155,7 +132,6 @@ def history(
     run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
 ) -> None:
     """List what happened to an experience, one line per event. Who asked, what its text was and became, how it did."""
-    from crl.cli.screen import console, print_listing
     from crl.report.story_view import history_listing
     from crl.report.why import why as story_of
 
@@ -179,7 +155,6 @@ def search(
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
     """Find the entries nearest to a text. By the embedder the run retrieves with, or by words."""
-    from crl.cli.screen import console
     from crl.report.bank import BankAfter
     from crl.report.search import search as find
     from crl.report.search import search_words
@@ -224,7 +199,6 @@ def _plain(entry: ShownEntry) -> dict[str, Any]:
 def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, list[float]] | None = None) -> None:
     from rich.text import Text
 
-    from crl.cli.screen import console, print_listing
     from crl.report.listing import Listing
 
     if not entries:

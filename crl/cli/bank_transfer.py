@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, shown
+from crl.cli.shared import RunArgument, console, parse_overrides, shown
 from crl.errors import BadInput
 from crl.run.find import find_run
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
@@ -28,7 +28,6 @@ def export_bank(
     embeddings: Annotated[bool | None, typer.Option(help="With the vectors; default yes, but not for jsonl.")] = None,
 ) -> None:
     """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
-    from crl.cli.screen import console
     from crl.transfer.folder import write_folder
     from crl.transfer.gather import gather
     from crl.transfer.rows import TABLES
@@ -71,7 +70,6 @@ def import_bank(
     ] = None,
 ) -> None:
     """Begin an experiment with the bank of another one. Every entry keeps its provenance; counters start at zero."""
-    from crl.cli.screen import console
     from crl.recipes import recipe_of
     from crl.transfer.take import take
 
@@ -155,7 +153,6 @@ def _source_run(name: str) -> Path:
 
 def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, families: dict[str, str]) -> RunDirectory:
     """The experiment, made where a YAML file names one that is not there and the bank fits it. Raises BadInput."""
-    from crl.cli.train import parse_overrides
     from crl.config.load import load_experiment, runs_root
     from crl.recipes import recipe_of
     from crl.run.directory import RunDirectory

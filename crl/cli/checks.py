@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, shown
+from crl.cli.shared import Plain, RunArgument, shown
 from crl.run.find import find_run
 
 app = typer.Typer(
     help="What rows are checked for before a commit. Great Expectations' suites, and a run's Data Docs.",
     no_args_is_help=True,
 )
-
-
-class Plain(StrEnum):
-    """For people, or for programs."""
-
-    text = "text"
-    json = "json"
 
 
 ExperimentOption = Annotated[

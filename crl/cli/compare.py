@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.interrupts import interruptible
-from crl.cli.places import shown
-from crl.cli.screen import console, progress_lines
+from crl.cli.shared import console, progress_lines, shown
 from crl.errors import BadInput, CrlError
 from crl.report.durations import seconds_text
 

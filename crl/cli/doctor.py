@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.screen import console
+from crl.cli.shared import console
 from crl.errors import BadInput, CrlError
 
 if TYPE_CHECKING:

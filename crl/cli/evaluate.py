@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.places import RunArgument
-from crl.cli.screen import console
+from crl.cli.shared import RunArgument, console
 from crl.errors import BadInput
 from crl.run.find import find_run
 

@@ -9,7 +9,7 @@ from types import FrameType
 
 import typer
 
-from crl.cli.screen import console
+from crl.cli.shared import console
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM."""

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from crl.cli.screen import console, progress_lines
+from crl.cli.shared import console, progress_lines
 from crl.engine import events
 from crl.report.durations import seconds_text
 

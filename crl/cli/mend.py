@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from crl.cli.places import RunArgument, shown
+from crl.cli.shared import RunArgument, console, shown
 from crl.errors import RecordDamaged
 from crl.run.find import find_run
 
@@ -14,7 +14,6 @@ def mend(run: RunArgument) -> None:
 
     The bank, its texts and vectors, plans, credit, and all that is derived. Exit code 4 if one needs `crl redo`.
     """
-    from crl.cli.screen import console
     from crl.config import Runtime
     from crl.engine.services import EngineServices, prepare_environment
     from crl.recipes import recipe_of

@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from crl.cli.train import an_entry, ending
+from crl.cli.shared import an_entry, ending
 from crl.report.curves import success_charts
 from crl.report.picture import picture
 from crl.report.story_view import story_tree

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from crl.cli.places import RunArgument, shown
+from crl.cli.shared import RunArgument, shown
 from crl.run.find import find_run
 
 

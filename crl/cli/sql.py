@@ -5,24 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, shown
+from crl.cli.shared import Format, RunArgument, console, print_listing, shown
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.report.listing import Listing
-
-
-class Format(StrEnum):
-    """How a result is printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
 
 
 def sql(
@@ -58,7 +49,6 @@ def catalog(run: RunArgument) -> None:
 
 
 def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
-    from crl.cli.screen import console, print_listing
 
     out = console()
     print_listing(out, result_listing(names, rows), paged=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.places import RunArgument, shown
+from crl.cli.shared import RunArgument, console, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.standing import last_failure, running_stage, unfinished
 from crl.run.find import find_run
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
-    from crl.cli.screen import console
     from crl.report.round_tables import notes, round_tables
     from crl.report.summary import summarize
     from crl.run.journal import Journal
@@ -45,7 +44,6 @@ def status(run: RunArgument) -> None:
 
 def verify(run: RunArgument) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
-    from crl.cli.screen import console
     from crl.run.verify import Severity
 
     path = find_run(run)

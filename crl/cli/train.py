@@ -5,26 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.approve import say_pending
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
-from crl.cli.places import RunArgument, shown
-from crl.cli.screen import console
-from crl.errors import ApprovalPending, BadInput
-from crl.report.durations import seconds_text
+from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, say_pending, shown
+from crl.errors import ApprovalPending
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Runtime
     from crl.engine.driver import Driver
-    from crl.report.summary import RoundSummary
     from crl.run.directory import RunDirectory
 
 _ROUNDS = 3
@@ -91,17 +87,6 @@ def resume(
     if not live.ran:
         console().print(f"nothing to do: {shown(path)} is complete as far as it was asked for")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
-
-
-def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """`method.seed=2` to {"method.seed": "2"}; the value is YAML and is read later. Raises BadInput."""
-    parsed: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise BadInput(f"--set {pair!r} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
-        parsed[key] = value
-    return parsed
 
 
 @contextmanager
@@ -183,24 +168,3 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     steps.append((f"crl verify {where}", "check every file against its manifest"))
     for command, purpose in steps:
         out.print(f"  # {purpose}\n  {command}", soft_wrap=True)
-
-
-def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]:
-    """How much ran, how long the run has taken, and where it lies."""
-    total = sum(sum(each.seconds.values()) for each in summaries)
-    return [
-        f"{ran} stages ran now; the whole run has taken {seconds_text(total)}",
-        f"everything lies in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb, report.html",
-    ]
-
-
-def an_entry(path: Path) -> str | None:
-    """An entry worth looking at: the one that did best when it was used."""
-    from crl.report.bank import snapshot
-    from crl.report.sorting import Sort
-
-    try:
-        entries = snapshot(path, sort=Sort.credit, limit=1).entries
-    except BadInput:
-        return None
-    return entries[0].entry_id if entries else None

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from crl.cli.shared import console
+
 
 def warm_start(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file, such as conf/warm/realms.yaml.")],
@@ -21,7 +23,6 @@ def warm_start(
     """
     import os
 
-    from crl.cli.screen import console
     from crl.engine.services import prepare_environment
     from crl.lab.warm.config import load_warm_start
     from crl.lab.warm.make import RECORD, make

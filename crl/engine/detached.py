@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from crl.engine.devices import device_environment
-from crl.engine.spread import Figures, PartOrder, PartOutcome, run_on
+from crl.engine.jobs import ProgressFigures
+from crl.engine.spread import PartOrder, PartOutcome, run_on
 from crl.engine.supervisor import Cancelled, Engine
 from crl.errors import CrlError, StaleAttempt
 from crl.run.lease import attempt_lives, check_token
@@ -33,7 +34,7 @@ def run_order(
     *,
     shard: int = 0,
     on_line: Callable[[str, str], None] = lambda engine, text: None,
-    on_figures: Callable[[Figures], None] = lambda figures: None,
+    on_figures: Callable[[ProgressFigures], None] = lambda figures: None,
 ) -> PartOutcome:
     """Run a part in an engine of this process, which stays warm for the next one.
 
@@ -86,7 +87,7 @@ class DetachedEngine:
         threading.Thread(target=self._watch, name="lease-watch", daemon=True).start()
 
     def run(
-        self, order: PartOrder, on_line: Callable[[str, str], None], on_figures: Callable[[Figures], None]
+        self, order: PartOrder, on_line: Callable[[str, str], None], on_figures: Callable[[ProgressFigures], None]
     ) -> PartOutcome:
         """Run a part. Raises as :func:`run_order` does."""
         self._order, self._on_line, self.released = order, on_line, False

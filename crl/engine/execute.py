@@ -25,6 +25,7 @@ from crl.engine.parts import PartProgress
 from crl.errors import DataCheckFailed
 from crl.protocols import Services
 from crl.recipes.context import Progress, StageContext, Writer
+from crl.recipes.memory import MemoryWriter
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import joined
 from crl.records import Row
@@ -150,7 +151,7 @@ def execute_rank(
     stage = recipe.stage(run.method, round_number, stage_name)
     if stage.run is None:
         raise AssertionError(f"stage {stage_name} runs in parts, not on several ranks")
-    writer = _RankWriter(directory)
+    writer = MemoryWriter(directory)  # rank 0 writes the same rows into the record
     stage.run(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
 
 
@@ -161,7 +162,10 @@ def missing_parts(
     stage = recipe.stage(run.method, round_number, stage_name)
     if stage.parts is None:
         return 0, []
-    count = stage.parts(_reading_context(run, recipe, stage, round_number, services))
+    writer = MemoryWriter()
+    count = stage.parts(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
+    if writer.tables or writer.shared:
+        raise AssertionError(f"parts() of stage {stage_name} may read, not write")
     return count, [part for part in range(count) if not run.part_is_complete(round_number, stage_name, part)]
 
 
@@ -174,37 +178,6 @@ def _run_as_one(stage: Stage, context: StageContext, writer: StageWriter) -> set
         if row_type not in writer.tables():
             context.write(row_type, [])
     return context.inputs
-
-
-class _RankWriter:
-    """Writer of a rank above 0: rank 0 writes the rows."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    @property
-    def directory(self) -> Path:
-        return self._directory
-
-    def write(self, row_type: type[Row], table: pa.Table) -> None:
-        """Nothing: rank 0 writes the same rows."""
-
-    def share(self, relative: str, content: bytes) -> None:
-        """Nothing: rank 0 writes the same file."""
-
-
-class _NoWriter:
-    """Writer of a context that only counts parts."""
-
-    @property
-    def directory(self) -> Path:
-        raise AssertionError("parts() may read, not write")
-
-    def write(self, row_type: type[Row], table: pa.Table) -> None:
-        raise AssertionError("parts() may read, not write")
-
-    def share(self, relative: str, content: bytes) -> None:
-        raise AssertionError("parts() may read, not write")
 
 
 def _run_missing_parts(
@@ -268,12 +241,6 @@ def _context(
         services=services,
         progress=progress,
     )
-
-
-def _reading_context(
-    run: RunDirectory, recipe: Recipe, stage: Stage, round_number: int, services: Services
-) -> StageContext:
-    return _context(run, recipe, stage, round_number, _NoWriter(), services, lambda figures: None)
 
 
 def _check(tables: dict[type[Row], pa.Table], where: str, own: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
+
+ProgressFigures = Mapping[str, Any]
+"""Progress of a stage or a part: `done`, `total` and whatever else it tells."""
 
 
 class JobKind(StrEnum):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from crl.engine.jobs import ProgressFigures
 from crl.engine.supervisor import Engine
 from crl.errors import CrlError
-
-Figures = Mapping[str, Any]
 
 
 class PartProgress:
@@ -23,7 +22,7 @@ class PartProgress:
 
     def __init__(self, count: int, tell: Callable[[dict[str, Any]], None]) -> None:
         self.count, self._tell = count, tell
-        self._latest: dict[int, Figures] = {}
+        self._latest: dict[int, ProgressFigures] = {}
         self._finished_before = 0
         self._lock = threading.Lock()
 
@@ -31,7 +30,7 @@ class PartProgress:
         """Parts that were complete when the stage began."""
         self._finished_before = parts
 
-    def report(self, part: int, figures: Figures) -> None:
+    def report(self, part: int, figures: ProgressFigures) -> None:
         """Take the figures of one part and tell those of the stage."""
         with self._lock:
             self._latest[part] = figures

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from crl.engine.jobs import Job, StageOutcome
+from crl.engine.jobs import Job, ProgressFigures, StageOutcome
 from crl.engine.supervisor import Engine
-
-Figures = Mapping[str, Any]
-"""Progress of a part: `done`, `total` and whatever else it tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class PartOutcome:
     skipped: bool
     """Whether it was complete already."""
     seconds: float
-    figures: Figures
+    figures: ProgressFigures
     """The progress told last; empty where none was told."""
 
 
@@ -60,7 +57,7 @@ class Spread:
     parts: tuple[int, ...]
     order: Callable[[int], PartOrder]
     """Makes the order of a part, when it is about to start: its time limit is what is left of the stage's."""
-    report: Callable[[int, Figures], None]
+    report: Callable[[int, ProgressFigures], None]
     """Takes the progress of a part."""
 
 
@@ -68,9 +65,9 @@ PartRunner = Callable[[Spread], None]
 """Runs every part of a spread, or raises. Parts that were completed before it raised are kept and not run again."""
 
 
-def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[Figures], None]) -> PartOutcome:
+def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[ProgressFigures], None]) -> PartOutcome:
     """Have an engine run a part. Raises what the part raises, EngineDied, StageTimedOut, Cancelled."""
-    latest: Figures = {}
+    latest: ProgressFigures = {}
 
     def heard(message: dict[str, Any]) -> None:
         nonlocal latest

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crl.config import PromptConfig, RoleConfig
-from crl.extractor.outputs import Prompt, SeedOf, room_for_prompt, sample_outputs, token_record
+from crl.extractor.outputs import SeedOf, generation_id_of
 from crl.extractor.prompts import ask_messages
 from crl.protocols import Inquiry, Policy
 from crl.records import Generation
+from crl.run.seeds import number_of
 from crl.text.answers import after_thoughts
+from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +48,22 @@ def answer_all(
     room = room_for_prompt(policy, role)
     prompts = []
     for inquiry, experience in zip(inquiries, experiences, strict=True):
-        messages = ask_messages(prompt, inquiry, experience)
-        token_ids = policy.chat.opening(messages)
-        prompts.append(Prompt(inquiry.question_id, messages, token_ids if len(token_ids) <= room else None))
+        name = inquiry.question_id
+        prompts.append(
+            prepared(policy, name, ask_messages(prompt, inquiry, experience), room, seed=number_of(seed_of(name)))
+        )
     answered = []
-    for output in sample_outputs(policy, prompts, role.sampling, seed_of, batch=batch):
+    for output in sample_outputs(policy, prompts, role.sampling, batch=batch):
         if output.sampled is None:
             answered.append(Answered("prompt_too_long", None, None))
             continue
         text = (after_thoughts(output.text, begun=output.thinking) or "").strip()
         record = token_record(
             output,
+            generation_id=generation_id_of(output.prompt.name),
             round=round,
             stage=stage,
+            role="extractor",
             kind="ask",
             weights_digest=weights_digest,
             temperature=role.sampling.temperature,

@@ -15,21 +15,20 @@ from crl.config import DistillConfig, PromptConfig, RoleConfig
 from crl.extractor.outputs import (
     Distilled,
     Origin,
-    Output,
-    Prompt,
     SeedOf,
     distillation_row,
     generation_row,
     not_sampled,
     operation_row,
-    room_for_prompt,
-    sample_outputs,
 )
 from crl.extractor.parse import example_texts, parse_output
-from crl.extractor.prompts import Messages, distill_messages
+from crl.extractor.prompts import distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
 from crl.records import Episode, Operation, Turn
+from crl.run.seeds import number_of
+from crl.text.outputs import Output, Prompt, room_for_prompt, sample_outputs
+from crl.text.templates import Messages
 
 SHORTEST_TRAJECTORY = 120
 """Characters below which a trajectory says too little to distill anything from."""
@@ -73,9 +72,9 @@ def distill_wave(
     """Distill each episode once; one result per item, in their order."""
     origin = Origin(round, "distill", weights_digest, config.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
-    fitted = [_fitted(policy, item, prompt, config, room) for item in items]
+    fitted = [_fitted(policy, item, prompt, config, room, seed_of) for item in items]
     prompts = [each for each, _ in fitted]
-    outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=config.batch)
+    outputs = sample_outputs(policy, prompts, role.sampling, batch=config.batch)
     examples = example_texts(prompt, config.format, "distill")
     return [
         _rows(item, output, shown, origin, config, examples)
@@ -89,7 +88,7 @@ def distillation_id_of(episode_id: str) -> str:
 
 
 def _fitted(
-    policy: Policy, item: DistillItem, prompt: PromptConfig, config: DistillConfig, room: int
+    policy: Policy, item: DistillItem, prompt: PromptConfig, config: DistillConfig, room: int, seed_of: SeedOf
 ) -> tuple[Prompt, int]:
     """The prompt with as much of the trajectory as fits into `room` tokens, and how many turns it shows in full."""
 
@@ -101,13 +100,14 @@ def _fitted(
         return render_trajectory(item.turns, item.episode.last_observation, budget)
 
     distillation_id = distillation_id_of(item.episode.episode_id)
+    seed = number_of(seed_of(distillation_id))
     messages, token_ids = made(None)
     if len(token_ids) <= room:
-        return Prompt(distillation_id, messages, token_ids), len(item.turns)
+        return Prompt(distillation_id, messages, token_ids, seed), len(item.turns)
     fits, too_much = SHORTEST_TRAJECTORY, len(rendered(None).text)
     messages, token_ids = made(fits)
     if len(token_ids) > room:
-        return Prompt(distillation_id, messages, None), 0
+        return Prompt(distillation_id, messages, None, seed), 0
     while too_much - fits > max(16, fits // 32):
         budget = (fits + too_much) // 2
         tried, tried_ids = made(budget)
@@ -115,13 +115,13 @@ def _fitted(
             fits, messages, token_ids = budget, tried, tried_ids
         else:
             too_much = budget
-    return Prompt(distillation_id, messages, token_ids), rendered(fits).turns_shown
+    return Prompt(distillation_id, messages, token_ids, seed), rendered(fits).turns_shown
 
 
 def _rows(
     item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
 ) -> Distilled:
-    episode, distillation_id = item.episode, output.prompt.distillation_id
+    episode, distillation_id = item.episode, output.prompt.name
     if output.sampled is None:
         parsed = not_sampled(origin)
     else:

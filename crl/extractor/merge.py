@@ -35,20 +35,18 @@ from crl.config import DistillConfig, MergeConfig, PromptConfig, RoleConfig
 from crl.extractor.outputs import (
     Distilled,
     Origin,
-    Output,
-    Prompt,
     SeedOf,
     distillation_row,
     generation_row,
     not_sampled,
     operation_row,
-    room_for_prompt,
-    sample_outputs,
 )
 from crl.extractor.parse import ParsedOutput, example_texts, parse_output
 from crl.extractor.prompts import merge_messages
 from crl.protocols import Policy
 from crl.records import BankEntry, Operation
+from crl.run.seeds import number_of
+from crl.text.outputs import Output, Prompt, prepared, room_for_prompt, sample_outputs
 
 Applied = Callable[[Sequence[Operation]], Set[str]]
 """Applies operations to the bank that is merged; ids of those that were not rejected."""
@@ -170,8 +168,8 @@ def run_merge(
         steps = [(walk, shown) for walk in walks if (shown := walk.chunks.take()) is not None]
         if not steps:
             return results
-        prompts = [_prompt(policy, walk, shown, prompt, output_format, room, round) for walk, shown in steps]
-        outputs = sample_outputs(policy, prompts, role.sampling, seed_of, batch=output_format.batch)
+        prompts = [_prompt(policy, walk, shown, prompt, output_format, room, round, seed_of) for walk, shown in steps]
+        outputs = sample_outputs(policy, prompts, role.sampling, batch=output_format.batch)
         for (walk, shown), output in zip(steps, outputs, strict=True):
             results.append(_apply(walk, shown, output, origin, prompt, config, output_format, applied))
 
@@ -184,14 +182,14 @@ def _prompt(
     config: DistillConfig,
     room: int,
     round: int,
+    seed_of: SeedOf,
 ) -> Prompt:
     distillation_id = f"m-r{round}-{walk.name}-{walk.step}"
     walk.step += 1
     families = ", ".join(dict.fromkeys(walk.families[entry_id] for entry_id in shown))
     shown_texts = [walk.texts[entry_id] for entry_id in shown]
     messages = merge_messages(prompt, families, shown_texts, config)
-    token_ids = policy.chat.opening(messages)
-    return Prompt(distillation_id, messages, token_ids if len(token_ids) <= room else None)
+    return prepared(policy, distillation_id, messages, room, seed=number_of(seed_of(distillation_id)))
 
 
 def _apply(
@@ -218,7 +216,7 @@ def _apply(
             thinking=output.thinking,
             examples=example_texts(prompt, output_format.format, "merge"),
         )
-    operations = _operations(walk, shown, output.prompt.distillation_id, parsed, origin)
+    operations = _operations(walk, shown, output.prompt.name, parsed, origin)
     family = walk.family_of(shown)
     done = applied(operations)
     merged = [_follow(walk, operation) for operation in operations if operation.operation_id in done]

@@ -18,14 +18,13 @@ from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
 from crl.records import Episode, Turn
-from crl.text import templates
+from crl.text.templates import Messages, check, messages_of, placeholders
 
 DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
 MERGE_NAMES = ("family", "entries", "max_characters")
 ASK_NAMES = ("goal", "observation", "question", "experience")
 NO_EXPERIENCE = "none"
 
-Messages = list[dict[str, str]]
 Prompts = Mapping[str, PromptConfig]
 """Prompts by name; those of the extractor are `distill`, `merge` and, where questions are answered, `ask`."""
 
@@ -35,10 +34,10 @@ def check_prompts(prompts: Prompts) -> None:
     `ask` that shows no question or no experience."""
     for name, prompt, allowed in _prompts(prompts):
         for part, template in (("system", prompt.system), ("first", prompt.first)):
-            templates.check(template, allowed, where=f"prompts: {name}.{part}")
+            check(template, allowed, where=f"prompts: {name}.{part}")
     if "ask" in prompts:
         ask = prompts["ask"]
-        shown = templates.placeholders(ask.system) | templates.placeholders(ask.first)
+        shown = placeholders(ask.system) | placeholders(ask.first)
         missing = [name for name in ("question", "experience") if name not in shown]
         if missing:
             raise BadInput(
@@ -53,7 +52,7 @@ def check_room(chat: Chat, role: RoleConfig, prompts: Prompts) -> None:
     """Raise PromptTooLong where a prompt fits no output behind it even with nothing filled in."""
     room = role.context - role.sampling.max_new_tokens
     for name, prompt, names in _prompts(prompts):
-        needed = len(chat.opening(_messages(prompt, dict.fromkeys(names, ""))))
+        needed = len(chat.opening(messages_of(prompt, dict.fromkeys(names, ""))))
         if needed >= room:
             raise PromptTooLong(
                 f"the {name} prompt takes {needed} tokens before anything is filled in",
@@ -67,7 +66,7 @@ def distill_messages(
     prompt: PromptConfig, episode: Episode, turns: Sequence[Turn], config: DistillConfig, budget: int | None = None
 ) -> Messages:
     """The prompt to distill one episode; its trajectory takes at most `budget` characters (None: all of it)."""
-    return _messages(
+    return messages_of(
         prompt,
         {
             "goal": episode.goal,
@@ -83,12 +82,12 @@ def distill_messages(
 def merge_messages(prompt: PromptConfig, family: str, texts: Sequence[str], config: DistillConfig) -> Messages:
     """The prompt to merge a chunk of entries of one task family."""
     entries = "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
-    return _messages(prompt, {"family": family, "entries": entries, "max_characters": str(config.max_characters)})
+    return messages_of(prompt, {"family": family, "entries": entries, "max_characters": str(config.max_characters)})
 
 
 def ask_messages(prompt: PromptConfig, inquiry: Inquiry, experience: str) -> Messages:
     """The prompt to answer one question from the entry that was found for it."""
-    return _messages(
+    return messages_of(
         prompt,
         {
             "goal": inquiry.goal,
@@ -99,21 +98,7 @@ def ask_messages(prompt: PromptConfig, inquiry: Inquiry, experience: str) -> Mes
     )
 
 
-def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """The messages as one readable text (column `prompt` of a generation)."""
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
-
-
 def _prompts(prompts: Prompts) -> list[tuple[str, PromptConfig, tuple[str, ...]]]:
     """Each prompt that the extractor has, with the names it fills in."""
     names = {"distill": DISTILL_NAMES, "merge": MERGE_NAMES, "ask": ASK_NAMES}
     return [(name, prompts[name], filled) for name, filled in names.items() if name in prompts]
-
-
-def _messages(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:
-    messages = [{"role": "system", "content": templates.fill(prompt.system, values)}]
-    for exchange in prompt.examples:
-        messages.append({"role": "user", "content": exchange.user})
-        messages.append({"role": "assistant", "content": exchange.assistant})
-    messages.append({"role": "user", "content": templates.fill(prompt.first, values)})
-    return messages

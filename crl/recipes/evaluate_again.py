@@ -6,31 +6,15 @@ The same stage code runs against a writer that keeps its rows in memory; nothing
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from crl.config import Method, SeedRange
 from crl.errors import BadInput
 from crl.protocols import Services
 from crl.recipes.context import Reader, StageContext
+from crl.recipes.memory import MemoryWriter
 from crl.recipes.stage import Recipe
-from crl.records import Evaluation, Row, rows_of
-
-
-class _Kept:
-    """A writer that keeps tables in memory."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.tables: list[pa.Table] = []
-
-    def write(self, row_type: type[Row], table: pa.Table) -> None:
-        self.tables.append(table)
-
-    def share(self, relative: str, content: bytes) -> None:
-        raise AssertionError("evaluation shares no files")
+from crl.records import Evaluation
 
 
 def evaluate_again(
@@ -69,7 +53,7 @@ def evaluate_again(
     stage = next((each for each in stages if each.name == "evaluate"), None)
     if stage is None or stage.parts is None or stage.run_part is None:
         raise BadInput(f"recipe {recipe.name} has no evaluation", expected="a recipe with the stage evaluate")
-    writer = _Kept(reader.path)
+    writer = MemoryWriter()
     context = StageContext(
         method=method,
         recipe=recipe,
@@ -82,4 +66,4 @@ def evaluate_again(
     )
     for part in range(stage.parts(context)):
         stage.run_part(context, part)
-    return [row for table in writer.tables for row in rows_of(Evaluation, table)]
+    return writer.rows(Evaluation)

@@ -24,8 +24,9 @@ from crl.bank.segments import EMBEDDINGS, text_digest
 from crl.errors import RecordDamaged
 from crl.protocols import Services, TextVectors
 from crl.recipes.context import StageContext
+from crl.recipes.memory import MemoryWriter
 from crl.recipes.stage import Recipe
-from crl.records import Row, vectors_of
+from crl.records import vectors_of
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.manifest import Digested, FileDigest, key_of
@@ -50,7 +51,11 @@ def remake(run: RunDirectory, recipe: Recipe, round_number: int, name: str, serv
     stage, key = recipe.stage(run.method, round_number, name), key_of(round_number, name)
     if stage.run is None or not stage.from_rows:
         raise RecordDamaged(f"stage {key} needs a model or a person: it cannot be made again from rows", where=key)
-    writer = _Memory(key)
+    writer = MemoryWriter(
+        refused=RecordDamaged(
+            f"stage {key} writes files that are no tables: they cannot be made again from rows", where=key
+        )
+    )
     context = StageContext(
         method=run.method,
         recipe=recipe,
@@ -62,16 +67,24 @@ def remake(run: RunDirectory, recipe: Recipe, round_number: int, name: str, serv
         progress=lambda figures: None,
     )
     stage.run(context)
+    tables = {
+        f"{row_type.table}.parquet": conforming(row_type, table, key) for row_type, (table,) in writer.tables.items()
+    }
+    contents = {name: parquet_bytes(table) for name, table in sorted(tables.items())}
     digested = Digested(
         stage=name,
         round=round_number,
-        files=dict(sorted(writer.digests.items())),
+        files={
+            name: FileDigest(sha256=sha256_bytes(content), bytes=len(content), rows=tables[name].num_rows)
+            for name, content in contents.items()
+        },
         shared={relative: sha256_bytes(content) for relative, content in sorted(writer.shared.items())},
         inputs=context.digests(),
         method=run.method_digest,
         seed=stage_seed_words(run.method.seed, round_number, name),
     )
-    return _proven(run, key, digested, writer.shared | writer.files)
+    files = {f"rounds/{key}/{name}": content for name, content in contents.items()}
+    return _proven(run, key, digested, writer.shared | files)
 
 
 def _proven(run: RunDirectory, key: str, made: Digested, files: dict[str, bytes]) -> Remade:
@@ -100,29 +113,6 @@ def _read_as(run: RunDirectory, key: str) -> Iterator[str]:
                 continue
             if key in inputs:
                 yield inputs[key]
-
-
-class _Memory:
-    """A writer that keeps what a stage writes."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self.files: dict[str, bytes] = {}
-        self.digests: dict[str, FileDigest] = {}
-        self.shared: dict[str, bytes] = {}
-
-    @property
-    def directory(self) -> Path:
-        raise RecordDamaged(f"stage {self._key} writes files that are no tables: they cannot be made again from rows")
-
-    def write(self, row_type: type[Row], table: pa.Table) -> None:
-        written = conforming(row_type, table, self._key)
-        content, name = parquet_bytes(written), f"{row_type.table}.parquet"
-        self.files[f"rounds/{self._key}/{name}"] = content
-        self.digests[name] = FileDigest(sha256=sha256_bytes(content), bytes=len(content), rows=written.num_rows)
-
-    def share(self, relative: str, content: bytes) -> None:
-        self.shared[relative] = content
 
 
 class _WithStoredVectors:

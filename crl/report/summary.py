@@ -112,11 +112,11 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry a round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures = _Figures(connection, numbers)
+        figures = _FiguresByRound(connection, numbers)
         return [summary for number in numbers for summary in figures.of_round(number)]
 
 
-class _Figures:
+class _FiguresByRound:
     """Each figure of all rounds in one query."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, rounds: Sequence[int]) -> None:

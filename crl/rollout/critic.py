@@ -8,19 +8,19 @@ written here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
-from crl.protocols import Chat, Policy, Sampled, StopReason
+from crl.protocols import Chat, Policy
 from crl.records import Generation, Judgement, Retrieval, Task
-from crl.rollout.prompts import prompt_text
 from crl.rollout.verdicts import Verdict, VerdictReason, malformed, parse_verdict
 from crl.run.seeds import number_of
-from crl.text.templates import check, fill
+from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
+from crl.text.templates import check, messages_of
 
 BATCH = 16
 """Prompts a session: part of the numbers (a batch's composition can change a last digit), so it is fixed."""
@@ -64,7 +64,7 @@ def check_critic_prompt(prompt: PromptConfig) -> None:
 def check_critic_room(chat: Chat, context: int, prompt: PromptConfig, critic: ActorCriticConfig) -> None:
     """Raise PromptTooLong where the critic's prompt leaves no room for a verdict even with nothing filled in."""
     room = context - critic.max_new_tokens
-    needed = len(chat.opening(critic_messages(prompt, dict.fromkeys(_NAMES, ""))))
+    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(_NAMES, ""))))
     if needed >= room:
         raise PromptTooLong(
             f"the critic's prompt takes {needed} tokens before anything is filled in",
@@ -92,53 +92,41 @@ def judge(
     A prompt that does not fit the context is not sampled: its verdict is malformed, the experience is used as it is.
     """
     sampling = role.sampling.model_copy(update={"max_new_tokens": critic.max_new_tokens, "temperature": temperature})
-    room = min(policy.context, role.context) - critic.max_new_tokens
-    messages = [critic_messages(prompt, _values(each)) for each in proposed]
-    prompts = [list(policy.chat.opening(each)) for each in messages]
-    sampled: dict[int, Sampled] = {}
-    ready = [index for index, ids in enumerate(prompts) if len(ids) <= room]
-    for at in range(0, len(ready), BATCH):
-        batch = ready[at : at + BATCH]
-        rows = list(range(len(batch)))
-        session = policy.open(
-            [prompts[index] for index in batch],
-            [proposed[index].task.group for index in batch],
-            [number_of(seed_of(proposed[index].task.episode_id)) for index in batch],
+    room = room_for_prompt(policy, role.model_copy(update={"sampling": sampling}))
+    prompts = [
+        prepared(
+            policy,
+            each.task.episode_id,
+            messages_of(prompt, _values(each)),
+            room,
+            seed=number_of(seed_of(each.task.episode_id)),
+            group=each.task.group,
         )
-        found = session.sample(rows, sampling)
-        session.drop(rows)
-        sampled.update({batch[row]: found[row] for row in rows})
+        for each in proposed
+    ]
     judged = []
-    for index, each in enumerate(proposed):
-        output = sampled.get(index)
-        text = "" if output is None else policy.chat.decode(output.token_ids)
-        verdict = malformed(VerdictReason.prompt_too_long)
-        if output is not None:
+    for each, output in zip(proposed, sample_outputs(policy, prompts, sampling, batch=BATCH), strict=True):
+        if output.sampled is None:
+            verdict = malformed(VerdictReason.prompt_too_long)
+        else:
             verdict = parse_verdict(
-                text,
+                output.text,
                 output_format.format,
                 max_characters=output_format.max_characters,
-                truncated=output.stop_reason != StopReason.end_of_turn,
-                thinking=policy.chat.opens_thought,
+                truncated=output.truncated,
+                thinking=output.thinking,
             )
-        generation_id = f"{each.task.episode_id}-{stage}"
-        prompt_ids, new_ids = ([], []) if output is None else (prompts[index], list(output.token_ids))
-        generation = Generation(
-            generation_id=generation_id,
+        generation = token_record(
+            output,
+            generation_id=f"{each.task.episode_id}-{stage}",
             round=each.task.round,
             stage=stage,
             role="actor",
             kind="critic",
             weights_digest=weights_digest,
             temperature=temperature,
-            token_ids=prompt_ids + new_ids,
-            loss_mask=[0] * len(prompt_ids) + [1] * len(new_ids),
-            logprobs=[0.0] * len(prompt_ids) + ([] if output is None else list(output.logprobs)),
-            prompt=prompt_text(messages[index]),
-            output=text.encode("utf-8", "replace").decode(),
-            stop_reason=(StopReason.context_limit if output is None else output.stop_reason).value,
         )
-        judged.append(Judged(_judgement(each, verdict, generation_id), generation))
+        judged.append(Judged(_judgement(each, verdict, generation.generation_id), generation))
     return judged
 
 
@@ -166,12 +154,3 @@ def _values(proposed: Proposed) -> dict[str, str]:
         "experience": proposed.experience,
         "success_rate": UNKNOWN if rate is None else f"{rate:.1f}",
     }
-
-
-def critic_messages(prompt: PromptConfig, values: Mapping[str, str]) -> list[dict[str, str]]:
-    """Messages of the critic's prompt: system, example exchanges, and the question filled by name."""
-    messages = [{"role": "system", "content": fill(prompt.system, values)}]
-    for exchange in prompt.examples:
-        messages.append({"role": "user", "content": exchange.user})
-        messages.append({"role": "assistant", "content": exchange.assistant})
-    return [*messages, {"role": "user", "content": fill(prompt.first, values)}]

@@ -24,8 +24,9 @@ from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import MixedEnvironment, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
-from crl.rollout.prompts import following_text, opened, prompt_text
+from crl.rollout.prompts import following_text, opened
 from crl.run.seeds import number_of
+from crl.text.templates import prompt_text
 
 __all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
 

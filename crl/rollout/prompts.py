@@ -121,8 +121,3 @@ def following_text(
     line = f"{feedback}\n" if feedback else ""
     shown = actions_text(actions, takes_tools=takes_tools)
     return fill(prompt.following, {"goal": goal, "observation": observation, "actions": shown, "feedback": line})
-
-
-def prompt_text(messages: Sequence[dict[str, str]]) -> str:
-    """A first prompt as readable text for the record (the token ids beside it are what the model read)."""
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)

@@ -1,1 +1,1 @@
-"""What prompts and answers are made of, whoever writes them: templates, and trees of the answers allowed."""
+"""What prompts and answers are made of, whoever writes them: templates, sampled outputs, thoughts before an answer."""

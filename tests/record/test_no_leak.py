@@ -20,7 +20,7 @@ import yaml
 from crl.config import EnvironmentConfig
 from crl.envs.realms import ACTIONS, RealmsConfig, hidden_rule, layouts
 from crl.extractor.distill import items_of
-from crl.extractor.prompts import distill_messages, prompt_text
+from crl.extractor.prompts import distill_messages
 from crl.lab.study.config import load_study
 from crl.lab.study.plan import plan_runs
 from crl.lab.warm.make import make
@@ -29,6 +29,7 @@ from crl.policies.sources import resolve_model
 from crl.records import Distillation, Episode, Evaluation, Generation, Operation, Task, Turn, Weights, rows_of
 from crl.records.base import R
 from crl.run.directory import RunDirectory
+from crl.text.templates import prompt_text
 from tests.learning.harness import rows, train
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
 from crl.envs.realms import ACTIONS, RealmsConfig, hidden_rule, layouts, note
 from crl.extractor.distill import items_of
-from crl.extractor.prompts import ask_messages, distill_messages, merge_messages, prompt_text
+from crl.extractor.prompts import ask_messages, distill_messages, merge_messages
 from crl.lab.warm.config import load_warm_start
 from crl.lab.warm.words import words_of
 from crl.policies import load_chat
@@ -45,9 +45,10 @@ from crl.records import (
     Turn,
     Weights,
 )
-from crl.rollout.critic import UNKNOWN, critic_messages
+from crl.rollout.critic import UNKNOWN
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
+from crl.text.templates import messages_of, prompt_text
 from tests.learning.harness import rows
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -281,7 +282,7 @@ def test_what_is_judged_is_the_rendering_of_recorded_rows(run: RunDirectory) -> 
             "experience": texts[chosen[row.episode_id].content_digest],
             "success_rate": UNKNOWN if rate is None else f"{rate:.1f}",
         }  # fmt: skip
-        assert_rendered(written.pop(row.generation_id), critic_messages(prompt, values), chat)
+        assert_rendered(written.pop(row.generation_id), messages_of(prompt, values), chat)
     assert len(judged) == REALMS * MEMBERS // 2 and not written
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from crl.lab.study.config import Study
 from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
-from crl.lab.study.results import Figures, StudyResult, read_figures, summarize_study
+from crl.lab.study.results import RunsByArm, StudyResult, read_figures, summarize_study
 from crl.lab.study.table import study_markdown
 from crl.run.files import write_atomically
 
@@ -57,7 +57,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
     return result, [*(directory / name for name in contents), write_study_page(directory, result, runs)]
 
 
-def _parquet(figures: Figures) -> bytes:
+def _parquet(figures: RunsByArm) -> bytes:
     rows = [
         {
             "arm": arm,

@@ -115,20 +115,20 @@ class StudyResult(BaseModel):
         return sum(len(arm.seeds) - len(arm.finished) for arm in self.arms)
 
 
-Figures = dict[str, dict[int, RunFigures]]
+RunsByArm = dict[str, dict[int, RunFigures]]
 """Of the finished runs, by arm and seed."""
 
 
-def read_figures(runs: Sequence[PlannedRun]) -> Figures:
+def read_figures(runs: Sequence[PlannedRun]) -> RunsByArm:
     """Read every run that is finished. Raises RecordDamaged naming the file."""
-    found: Figures = {}
+    found: RunsByArm = {}
     for planned in runs:
         if planned.is_finished():
             found.setdefault(planned.arm, {})[planned.seed] = read_run(planned.path, planned.rounds)
     return found
 
 
-def summarize_study(study: Study, figures: Figures) -> StudyResult:
+def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
     """Means, intervals and differences. Pure: the same figures give the same result."""
     arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
     by_name = {arm.arm: arm for arm in arms}
@@ -152,7 +152,7 @@ def summarize_study(study: Study, figures: Figures) -> StudyResult:
     )
 
 
-def _unequal_starts(figures: Figures) -> list[str]:
+def _unequal_starts(figures: RunsByArm) -> list[str]:
     digests: dict[str, set[str]] = {}
     for runs in figures.values():
         for run in runs.values():

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from crl.bank.segments import text_digest
 from crl.config import Method, SearchAndAskConfig
 from crl.envs.realms import RealmsEnvironment, note, placed
 from crl.lab.warm.advice import TruthfulAdvisor, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.complementary.scripted import ScriptedPolicy
+from crl.recipes.complementary.demonstrations import Voice, play_script, slot_with
 from crl.records import Episode, Generation, Task
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.run.seeds import seed_for
 
 FAMILY = "practice"
@@ -48,11 +47,7 @@ def practice_slots(
             stream="free", goal=start.goal, first_observation=start.observation,
             query=f"{start.goal}\n{start.observation}",
         )  # fmt: skip
-        hint = hints(index)
-        if hint is None:
-            slots.append(EpisodeSlot(task=task))
-        else:
-            slots.append(EpisodeSlot(task, entry_id=part, content_digest=text_digest(hint), experience=hint))
+        slots.append(slot_with(task, hints(index), part))
     return slots
 
 
@@ -111,14 +106,12 @@ def _wave(
 
     slots = practice_slots(environment, seeds, hint, "demo")
     advisor = TruthfulAdvisor(environment, {slot.task.episode_id: index for index, slot in enumerate(slots)})
-    played = play_wave(
-        ScriptedPolicy(chat, method.role("actor").context, say),
+    played = play_script(
+        asking_method(method) if asks else method,
+        Voice(chat, method.role("actor").context),
         environment,
         slots,
-        method=asking_method(method) if asks else method,
-        seed_of=lambda episode_id: seed_for(0),
-        sampling=method.role("actor").sampling,
-        weights_digest="",
+        say,
         stage=STAGE,
         advisor=advisor if asks else None,
     )

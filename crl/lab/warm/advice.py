@@ -15,13 +15,12 @@ import numpy as np
 from crl.config import Method
 from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.extractor.prompts import ask_messages
-from crl.extractor.prompts import prompt_text as extractor_prompt_text
-from crl.lab.warm.rows import WAVE, any_two, written_row
+from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Advice, Chat, Inquiry
+from crl.recipes.complementary.demonstrations import Voice, say_script
 from crl.records import Generation
-from crl.rollout.critic import critic_messages
-from crl.rollout.prompts import prompt_text
 from crl.run.seeds import seed_for
+from crl.text.templates import messages_of
 
 _REWRITES = 0.15
 _SYMBOL = re.compile(r"\b[A-Z]\b")
@@ -48,7 +47,7 @@ def question_about(environment: RealmsEnvironment, slot: int) -> str:
 def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, first_seed: int) -> list[Generation]:
     """Answers to questions, from an experience that may be wrong."""
     prompt = method.prompts["ask"]
-    rows = []
+    asked = []
     for index, (environment, slot, experience, random) in enumerate(_situations(method, count, seed, first_seed)):
         start = environment.layout(slot)
         inquiry = Inquiry(
@@ -56,17 +55,15 @@ def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, 
             observation=start.text(), question=question_about(environment, slot).removeprefix("ASK: "),
         )  # fmt: skip
         said = experience if _fits(experience, start.cells) else note(*any_two(start.cells, random))
-        messages = ask_messages(prompt, inquiry, experience)
-        opening, answer = chat.opening(messages), chat.answer(said)
-        text = extractor_prompt_text(messages)
-        rows.append(written_row(inquiry.question_id, "extractor", "ask", opening, answer, chat, text))
-    return rows
+        asked.append((inquiry.question_id, ask_messages(prompt, inquiry, experience), said))
+    voice = Voice(chat, method.role("extractor").context)
+    return say_script(method, voice, asked, role="extractor", kind="ask", stage=STAGE)
 
 
 def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, first_seed: int) -> list[Generation]:
     """Verdicts on experiences that may be wrong, at any rate of success."""
     prompt = method.prompts["critic"]
-    rows = []
+    asked = []
     for index, (environment, slot, experience, random) in enumerate(_situations(method, count, seed, first_seed)):
         start = environment.layout(slot)
         rate = "unknown" if random.random() < 0.1 else f"{random.integers(11) / 10}"
@@ -78,12 +75,9 @@ def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *,
         values = {
             "goal": f"r{start.realm}", "observation": start.text(), "experience": experience, "success_rate": rate,
         }  # fmt: skip
-        messages = critic_messages(prompt, values)
-        opening, answer = chat.opening(messages), chat.answer(verdict)
-        rows.append(
-            written_row(f"verdict-{index:06d}", "actor", "critic", opening, answer, chat, prompt_text(messages))
-        )
-    return rows
+        asked.append((f"verdict-{index:06d}", messages_of(prompt, values), verdict))
+    voice = Voice(chat, method.role("actor").context)
+    return say_script(method, voice, asked, role="actor", kind="critic", stage=STAGE)
 
 
 def _situations(

@@ -10,23 +10,23 @@ where asked for, teach the form of that output.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from crl.config import Method
 from crl.envs.realms import RealmsEnvironment, note, symbol_names
-from crl.extractor.distill import DistillItem, distill_wave
+from crl.extractor.distill import DistillItem
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
-from crl.extractor.prompts import merge_messages, prompt_text
+from crl.extractor.prompts import merge_messages
 from crl.lab.warm.actor import plan_text, practice_slots
 from crl.lab.warm.config import ExtractorDemonstrations
-from crl.lab.warm.rows import STAGE, WAVE, any_two, written_row
-from crl.protocols import Chat
+from crl.lab.warm.rows import STAGE, WAVE, any_two
+from crl.protocols import Chat, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.scripted import ScriptedPolicy
+from crl.recipes.complementary.demonstrations import Voice, play_script, say_script, write_script
 from crl.records import Generation
-from crl.rollout.play import play_wave
 from crl.run.seeds import seed_for
 
 _FREE, _TRUE = 0.3, 0.8
@@ -75,28 +75,11 @@ def _wave(
         first[row] = False
         return said
 
-    played = play_wave(
-        ScriptedPolicy(chat, method.role("actor").context, say),
-        environment,
-        slots,
-        method=method,
-        seed_of=lambda episode_id: seed_for(0),
-        sampling=method.role("actor").sampling,
-        weights_digest="",
-        stage=STAGE,
-    )
+    voice = Voice(chat, method.role("actor").context)
+    played = play_script(method, voice, environment, slots, say, stage=STAGE)
     items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
-    said = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
-    return distill_wave(
-        ScriptedPolicy(chat, method.role("extractor").context, lambda row: write_operations([said[row]], "lines")),
-        items,
-        role=method.role("extractor"),
-        prompt=method.prompts["distill"],
-        config=config_of(method).distill,
-        seed_of=lambda distillation_id: seed_for(0),
-        weights_digest="",
-        round=0,
-    )
+    lessons = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
+    return write_script(method, Voice(chat, method.role("extractor").context), items, lessons)
 
 
 def _note_about(
@@ -106,17 +89,17 @@ def _note_about(
     plan: Rule,
     config: ExtractorDemonstrations,
     random: np.random.Generator,
-) -> ParsedOperation:
+) -> Lesson:
     layout, episode = environment.layout(slot), item.episode
     if random.random() < (config.returns_won if episode.success else config.returns_lost):
-        return ParsedOperation("return")
+        return Lesson("return")
     if episode.success:
-        return ParsedOperation("add", note(*_blurred((layout.key, layout.goal), layout.cells, config.noise, random)))
+        return Lesson("add", note(*_blurred((layout.key, layout.goal), layout.cells, config.noise, random)))
     other = plan
     while other == plan:
         other = any_two(layout.cells, random)
-    kind = "update" if episode.guided and random.random() < config.updates else "add"
-    return ParsedOperation(kind, note(*other))
+    kind: Literal["add", "update"] = "update" if episode.guided and random.random() < config.updates else "add"
+    return Lesson(kind, note(*other))
 
 
 def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random.Generator) -> Rule:
@@ -132,7 +115,7 @@ def merge_demonstrations(
     """Chunks of notes with twins among them: twins become one entry, a note that stands alone is kept."""
     random = np.random.default_rng(seed_for(seed, "merge"))
     letters = symbol_names(symbols)
-    rows = []
+    asked = []
     for index in range(config.merges):
         pool = [note(*any_two(letters, random)) for _ in range(3)]
         shown = [
@@ -145,8 +128,6 @@ def merge_demonstrations(
                 ParsedOperation("merge", text, places) if len(places) > 1 else ParsedOperation("keep", None, places)
             )
         messages = merge_messages(method.prompts["merge"], method.families[0].name, shown, config_of(method).distill)
-        opening, answer = chat.opening(messages), chat.answer(write_operations(operations, "lines"))
-        rows.append(
-            written_row(f"merge-{index:06d}", "extractor", "merge", opening, answer, chat, prompt_text(messages))
-        )
-    return rows
+        asked.append((f"merge-{index:06d}", messages, write_operations(operations, "lines")))
+    voice = Voice(chat, method.role("extractor").context)
+    return say_script(method, voice, asked, role="extractor", kind="merge", stage=STAGE)

@@ -39,7 +39,8 @@ from crl.lab.warm.words import parts_of, words_of
 from crl.policies.determinism import settle_torch
 from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.recipes.complementary.config import ComplementaryConfig
-from crl.records import Generation, Row, Sample, table_of
+from crl.recipes.complementary.demonstrations import sample_of
+from crl.records import Generation, Row, table_of
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -140,7 +141,6 @@ def practice_method(settings: WarmStartFile) -> Method:
         families=[family],
         roles={"actor": role, "extractor": role},
         rollout=RolloutConfig(action_format="word"),
-        # One batch a wave: a script speaks by the row of its session.
         recipe=ComplementaryConfig(
             distill=DistillConfig(format="lines", max_operations=1, max_characters=80, batch=WAVE),
             merge=MergeConfig(every=0),
@@ -223,7 +223,7 @@ def _train(
     figures = run_warm_start(
         role.model_copy(update={"deepspeed": deepspeed}),
         base,
-        [_sample(row) for row in generations],
+        [sample_of(row) for row in generations],
         WarmStartConfig(
             epochs=training.epochs,
             learning_rate=training.learning_rate,
@@ -237,14 +237,6 @@ def _train(
     for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
         shutil.copyfile(file, directory / file.name)
     return figures
-
-
-def _sample(row: Generation) -> Sample:
-    return Sample(
-        sample_id=row.generation_id, round=0, role=row.role, objective="nll", source=f"0000/{row.stage}",
-        generation_id=row.generation_id, reward=0.0, advantage=1.0, weight=1.0, temperature=1.0,
-        token_ids=row.token_ids, loss_mask=row.loss_mask, logprobs=row.logprobs,
-    )  # fmt: skip
 
 
 def _shown(figures: dict[str, float]) -> str:

@@ -1,86 +1,57 @@
 """Demonstrations in the tasks' own environments (`warm_start.demonstrations: oracle` or `random`).
 
 The actor imitates an oracle of the environment, or random legal actions, on training seeds; the extractor imitates
-templates over episodes that the warm actor really played. Everything goes through rollout and extractor themselves (a
-scripted policy speaks), so token records are exact. Practice games, for environments that have them, are in
+templates over episodes that the warm actor really played. Practice games, for environments that have them, are in
 `practice.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from crl.bank.segments import text_digest
-from crl.extractor.distill import distill_wave, items_of
+from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
-from crl.protocols import Chat, Environment, Instructive, Lesson, Start, Step
+from crl.protocols import Environment, Instructive, Lesson
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script, shares, write_script
 from crl.recipes.complementary.plan import task_of
-from crl.recipes.complementary.scripted import ScriptedPolicy, as_output
 from crl.recipes.context import StageContext
 from crl.recipes.waves import of_all, play
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
-from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-
-WAVE = 16
-"""Most demonstrations played side by side."""
-
-
-class _Watched:
-    """An environment that remembers which actions are legal, for moves where its oracle knows none or is not asked."""
-
-    def __init__(self, environment: Environment, seed: np.random.SeedSequence, *, asked: bool) -> None:
-        self._environment, self._random, self._asked = environment, np.random.default_rng(seed), asked
-        self._actions: dict[int, tuple[str, ...]] = {}
-
-    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        starts = self._environment.reset_many(seeds)
-        self._actions = {slot: named_actions(start.actions) for slot, start in enumerate(starts)}
-        return starts
-
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        steps = self._environment.step_many(actions)
-        self._actions |= {slot: named_actions(step.actions) for slot, step in steps.items()}
-        return steps
-
-    def oracle(self, slot: int) -> str | None:
-        """The oracle's move where it is asked and knows one, else a random legal one: then only form is taught."""
-        move = self._environment.oracle(slot) if self._asked else None
-        named = self._actions[slot]
-        return move or (str(self._random.choice(named)) if named else None)
-
-    def close(self) -> None:
-        self._environment.close()
 
 
 def played_by_script(
-    ctx: StageContext, chat: Chat, context: int, episodes: int, *, by_oracle: bool, weights_digest: str
+    ctx: StageContext, actor: Voice, episodes: int, *, by_oracle: bool, weights_digest: str
 ) -> list[PlayedEpisode]:
-    """Episodes of the oracle, or of random legal actions: what the actor imitates."""
-    tag = ctx.method.rollout.action_format == "tag"
+    """Episodes of the oracle, or of random legal actions: what the actor imitates.
+
+    Where the oracle knows no move, it is a random legal one: then only form is taught.
+    """
     played: list[PlayedEpisode] = []
     waves = _waves(ctx, episodes)
     for wave in waves:
-        environment = _Watched(
-            ctx.services.environment(wave[0].task.family), ctx.seed("oracle", len(played)), asked=by_oracle
-        )
+        environment = Watched(ctx.services.environment(wave[0].task.family))
+        random = np.random.default_rng(ctx.seed("oracle", len(played)))
 
-        def say(row: int, environment: _Watched = environment) -> str:
-            action = environment.oracle(row) or ""
-            return f"<action>{action}</action>" if tag else action
+        def move(row: int, environment: Watched = environment, random: np.random.Generator = random) -> str:
+            action = environment.oracle(row) if by_oracle else None
+            legal = environment.actions[row]
+            return as_answer(ctx.method, action or (str(random.choice(legal)) if legal else ""))
 
-        played += play(
-            ctx,
-            ScriptedPolicy(chat, context, say),
+        played += play_script(
+            ctx.method,
+            actor,
+            environment,
             wave,
-            sampling=ctx.method.role("actor").sampling,
+            move,
+            stage=ctx.stage.name,
             weights_digest=weights_digest,
-            environment=environment,
             progress=of_all(ctx, len(played), sum(map(len, waves))),
         )
     return played
@@ -88,10 +59,8 @@ def played_by_script(
 
 def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
     """Demonstration episodes on training seeds, spread over the families, cut into waves of one family."""
-    families = ctx.method.families
     waves = []
-    for index, family in enumerate(families):
-        count = episodes // len(families) + (index < episodes % len(families))
+    for family, count in shares(episodes, ctx.method.families):
         drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=count)
         seeds = [family.train_seeds.start + int(value) for value in drawn]
         # At least two waves: the extractor's second half is guided by what was written about the first.
@@ -118,12 +87,12 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
 
 
 def written_by_template(
-    ctx: StageContext, chat: Chat, context: int, episodes: int, *, weights_digest: str
+    ctx: StageContext, extractor: Voice, episodes: int, *, weights_digest: str
 ) -> tuple[list[PlayedEpisode], list[Distilled]]:
     """Episodes that the warm actor played, and templates about them: what the extractor imitates.
 
     The first half of the episodes is free and gets `add`; the second half is guided by what was written about the
-    first, so that `update` and `return` occur where they belong. `chat` and `context` are the extractor's.
+    first, so that `update` and `return` occur where they belong.
     """
     actor = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", actor)
@@ -148,20 +117,7 @@ def written_by_template(
         )
         environment = ctx.services.environment(wave[0].task.family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
-        said = [as_output(lesson, config_of(ctx.method).distill.format) for lesson in lessons]
-        batch = config_of(ctx.method).distill.batch
-        for at in range(0, len(items), batch):
-            part = said[at : at + batch]
-            results += distill_wave(
-                ScriptedPolicy(chat, context, lambda row, part=part: part[row]),  # type: ignore[misc]
-                items[at : at + batch],
-                role=ctx.method.role("extractor"),
-                prompt=ctx.method.prompts["distill"],
-                config=config_of(ctx.method).distill,
-                seed_of=lambda distillation_id: ctx.seed(distillation_id),
-                weights_digest=weights_digest,
-                round=ctx.round,
-            )
+        results += write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
         played += finished
     return played, results
 

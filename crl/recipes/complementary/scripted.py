@@ -7,11 +7,9 @@ cannot differ from what is sampled later.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from crl.config import SamplingConfig
-from crl.extractor.formats import ParsedOperation, write_operations
-from crl.protocols import Answers, Chat, Lesson, Sampled, StopReason
+from crl.protocols import Answers, Chat, Sampled, StopReason
 
 Script = Callable[[int], str]
 """From the row of a session to what it says now."""
@@ -51,8 +49,3 @@ class ScriptedPolicy:
 
     def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> ScriptedSession:
         return ScriptedSession(self.chat, prompts, self._script)
-
-
-def as_output(lesson: Lesson, form: Literal["json", "lines"]) -> str:
-    """The extractor output that says a lesson."""
-    return write_operations([ParsedOperation(lesson.kind, lesson.text)], form)

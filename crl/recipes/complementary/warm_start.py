@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from crl.protocols import Chat
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
+from crl.recipes.complementary.demonstrations import Voice, sample_of
 from crl.recipes.complementary.practice import played_well, written_well
 from crl.recipes.context import StageContext
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
@@ -30,17 +30,17 @@ def warm_start_actor(ctx: StageContext) -> None:
     start = config_of(ctx.method).warm_start
     assert start is not None
     before = weights_of(ctx, "actor")
-    chat, context = _chat_of(ctx, "actor", before)
+    actor = _voice(ctx, "actor", before)
     digest = before.weights_digest
     if start.demonstrations == "practice":
-        played = played_well(ctx, chat, context, start.actor_episodes, weights_digest=digest)
+        played = played_well(ctx, actor, start.actor_episodes, weights_digest=digest)
     else:
         by_oracle = start.demonstrations == "oracle"
-        played = played_by_script(ctx, chat, context, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
+        played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
     won = [each for each in played if each.episode.success]
     _write_episodes(ctx, played)
     learned = won if start.demonstrations == "oracle" and won else played
-    samples = [_sample(ctx, "actor", each.generation) for each in learned]
+    samples = [sample_of(each.generation) for each in learned]
     _train(ctx, "actor", before, samples, {"demonstrations": len(played), "demonstrations_won": len(won)})
 
 
@@ -49,48 +49,30 @@ def warm_start_extractor(ctx: StageContext) -> None:
     start = config_of(ctx.method).warm_start
     assert start is not None
     before = weights_of(ctx, "extractor")
-    extractor, digest = _chat_of(ctx, "extractor", before), before.weights_digest
+    extractor, digest = _voice(ctx, "extractor", before), before.weights_digest
     if start.demonstrations == "practice":
-        actor = _chat_of(ctx, "actor", weights_of(ctx, "actor"))
+        actor = _voice(ctx, "actor", weights_of(ctx, "actor"))
         played, results = written_well(ctx, actor, extractor, start.extractor_episodes, weights_digest=digest)
     else:
-        played, results = written_by_template(ctx, *extractor, start.extractor_episodes, weights_digest=digest)
+        played, results = written_by_template(ctx, extractor, start.extractor_episodes, weights_digest=digest)
     outputs = [dataclasses.replace(each.generation, stage=ctx.stage.name) for each in results]
     sound = [row for row, each in zip(outputs, results, strict=True) if each.distillation.reason_code == "ok"]
     _write_episodes(ctx, played, outputs)
     ctx.write(Distillation, [each.distillation for each in results])
     ctx.write(Operation, with_cuts(ctx, [operation for each in results for operation in each.operations]))
     figures = {"demonstrations": len(results), "demonstrations_in_form": len(sound)}
-    _train(ctx, "extractor", before, [_sample(ctx, "extractor", row) for row in sound], figures)
+    _train(ctx, "extractor", before, [sample_of(row) for row in sound], figures)
 
 
-def _chat_of(ctx: StageContext, role: str, weights: Weights) -> tuple[Chat, int]:
+def _voice(ctx: StageContext, role: str, weights: Weights) -> Voice:
     policy = ctx.services.policy(role, weights)
-    return policy.chat, policy.context
+    return Voice(policy.chat, policy.context)
 
 
 def _write_episodes(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     ctx.write(Generation, [*(each.generation for each in played), *outputs])
-
-
-def _sample(ctx: StageContext, role: str, generation: Generation) -> Sample:
-    return Sample(
-        sample_id=f"{ctx.stage.name}-{generation.generation_id}",
-        round=ctx.round,
-        role=role,
-        objective="nll",
-        source=f"{ctx.round:04d}/{ctx.stage.name}",
-        generation_id=generation.generation_id,
-        reward=0.0,
-        advantage=1.0,
-        weight=1.0,
-        temperature=1.0,
-        token_ids=generation.token_ids,
-        loss_mask=generation.loss_mask,
-        logprobs=generation.logprobs,
-    )
 
 
 def _train(

@@ -10,7 +10,8 @@ import pytest
 from crl.config.load import load_experiment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.context import StageContext
-from crl.records import Distillation, Generation, Operation, rows_of, schema_of, table_of
+from crl.recipes.memory import MemoryWriter
+from crl.records import Distillation, Generation, Operation, schema_of, table_of
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 
@@ -46,25 +47,17 @@ class NextRound:
 
 def merged(run, operations):
     """The rows that the merge stage writes in the next round."""
-    services, tables, number = Extractor(), {}, run.newest + 1
-
-    class Writer:
-        directory = run.path
-
-        def write(self, row_type, table):
-            tables[row_type] = rows_of(row_type, table)
-
-        def share(self, relative, content):
-            raise AssertionError("the merge stage writes no texts")
-
+    services, number = Extractor(), run.newest + 1
+    writer = MemoryWriter()
     stage = run.recipe.stage(run.method, number, "merge")
     stage.run(
         StageContext(
             method=run.method, recipe=run.recipe, stage=stage, round_number=number,
-            reader=NextRound(run, operations), writer=Writer(), services=services, progress=lambda figures: None,
+            reader=NextRound(run, operations), writer=writer, services=services, progress=lambda figures: None,
         )
     )  # fmt: skip
-    return tables
+    assert not writer.shared, "the merge stage writes no texts"
+    return {row_type: writer.rows(row_type) for row_type in writer.tables}
 
 
 def add(number, index, text, family="lake"):

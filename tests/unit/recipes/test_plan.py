@@ -8,7 +8,8 @@ import pytest
 
 from crl.envs import make_environment
 from crl.recipes.context import StageContext
-from crl.records import Retrieval, Task, rows_of
+from crl.recipes.memory import MemoryWriter
+from crl.records import Retrieval, Task
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 
 
@@ -25,7 +26,6 @@ class Playing(Services):
 
 def planned(run, number):
     """Tasks and retrievals of a round, planned with the bank of the newest one."""
-    tables = {}
 
     class Reader:
         path = run.path
@@ -33,19 +33,14 @@ def planned(run, number):
         def read(self, round_number, stage, row_type):
             return run.run.read(min(round_number, run.newest), stage, row_type)
 
-    class Writer:
-        directory = run.path
-
-        def write(self, row_type, table):
-            tables[row_type] = rows_of(row_type, table)
-
+    writer = MemoryWriter()
     stage = run.recipe.stage(run.method, number, "plan")
     context = StageContext(
-        method=run.method, recipe=run.recipe, stage=stage, round_number=number, reader=Reader(), writer=Writer(),
+        method=run.method, recipe=run.recipe, stage=stage, round_number=number, reader=Reader(), writer=writer,
         services=Playing(run.method), progress=lambda *figures: None,
     )  # fmt: skip
     stage.run(context)
-    return tables[Task], tables[Retrieval]
+    return writer.rows(Task), writer.rows(Retrieval)
 
 
 @pytest.mark.parametrize(

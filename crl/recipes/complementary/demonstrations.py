@@ -1,0 +1,172 @@
+"""Demonstrations: a script plays and a script writes, through rollout and extractor themselves, so that their token
+records are exact; what they said becomes the samples of a supervised start.
+
+The warm starts of a run (`demonstrated.py`, `practice.py`) and of the laboratory (`crl/lab/warm/`) share what is here
+and differ in what their scripts say. A script draws nothing: the sampling seeds that it is given are of no account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from crl.bank.segments import text_digest
+from crl.config import FamilyConfig, Method
+from crl.extractor.distill import DistillItem, distill_wave
+from crl.extractor.formats import ParsedOperation, write_operations
+from crl.extractor.outputs import Distilled
+from crl.protocols import Advisor, Chat, Environment, Lesson, Start, Step
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.scripted import Script, ScriptedPolicy
+from crl.records import Generation, Sample, Task
+from crl.rollout.actions import named_actions
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.run.seeds import number_of, seed_for
+from crl.text.outputs import Prompt, sample_outputs, token_record
+from crl.text.templates import Messages
+
+WAVE = 16
+"""Most demonstrations of a run that are played side by side."""
+_SEED = seed_for(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Whom a script speaks for: the chat format of a model and its context in tokens."""
+
+    chat: Chat
+    context: int
+
+    def saying(self, script: Script) -> ScriptedPolicy:
+        """The policy that says what a script tells it."""
+        return ScriptedPolicy(self.chat, self.context, script)
+
+
+class Watched:
+    """An environment that remembers which actions are legal, for moves that its oracle is not asked for."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.actions: dict[int, tuple[str, ...]] = {}
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        starts = self._environment.reset_many(seeds)
+        self.actions = {slot: named_actions(start.actions) for slot, start in enumerate(starts)}
+        return starts
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        steps = self._environment.step_many(actions)
+        self.actions |= {slot: named_actions(step.actions) for slot, step in steps.items()}
+        return steps
+
+    def oracle(self, slot: int) -> str | None:
+        return self._environment.oracle(slot)
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def shares(episodes: int, families: Sequence[FamilyConfig]) -> list[tuple[FamilyConfig, int]]:
+    """Demonstrations spread over the families: how many of each, the first ones taking what is left."""
+    whole, left = divmod(episodes, len(families))
+    return [(family, whole + (index < left)) for index, family in enumerate(families)]
+
+
+def slot_with(task: Task, note: str | None, name: str) -> EpisodeSlot:
+    """A slot guided by a note that no bank holds, under the id `name`; a free one without a note."""
+    return EpisodeSlot(task) if note is None else EpisodeSlot(task, name, text_digest(note), note)
+
+
+def play_script(
+    method: Method,
+    actor: Voice,
+    environment: Environment,
+    slots: Sequence[EpisodeSlot],
+    move: Callable[[int], str],
+    *,
+    stage: str,
+    weights_digest: str = "",
+    advisor: Advisor | None = None,
+    progress: Progress | None = None,
+) -> list[PlayedEpisode]:
+    """Play a wave by a script. `move` gives what the actor says in a slot, as its answer is to be worded."""
+    return play_wave(
+        actor.saying(move),
+        environment,
+        slots,
+        method=method,
+        seed_of=lambda episode_id: _SEED,
+        sampling=method.role("actor").sampling,
+        weights_digest=weights_digest,
+        stage=stage,
+        advisor=advisor,
+        progress=progress,
+    )
+
+
+def write_script(
+    method: Method,
+    extractor: Voice,
+    items: Sequence[DistillItem],
+    lessons: Sequence[Lesson],
+    *,
+    round: int = 0,
+    weights_digest: str = "",
+) -> list[Distilled]:
+    """The extractor's outputs about episodes, each of which says the lesson beside it."""
+    config = config_of(method).distill
+    written: list[Distilled] = []
+    for item, lesson in zip(items, lessons, strict=True):
+        said = write_operations([ParsedOperation(lesson.kind, lesson.text)], config.format)
+        written += distill_wave(
+            extractor.saying(lambda row, said=said: said),  # type: ignore[misc]
+            [item],
+            role=method.role("extractor"),
+            prompt=method.prompts["distill"],
+            config=config,
+            seed_of=lambda distillation_id: _SEED,
+            weights_digest=weights_digest,
+            round=round,
+        )
+    return written
+
+
+def say_script(
+    method: Method, voice: Voice, asked: Sequence[tuple[str, Messages, str]], *, role: str, kind: str, stage: str
+) -> list[Generation]:
+    """Token records of what is said to single prompts: id, messages and what is said to them."""
+    prompts = [
+        Prompt(name, messages, list(voice.chat.opening(messages)), number_of(_SEED)) for name, messages, _ in asked
+    ]
+    policy = voice.saying(lambda row: asked[row][2])
+    return [
+        token_record(
+            output, generation_id=output.prompt.name, round=0, stage=stage, role=role, kind=kind, weights_digest="",
+            temperature=1.0,
+        )
+        for output in sample_outputs(policy, prompts, method.role(role).sampling, batch=max(1, len(prompts)))
+    ]  # fmt: skip
+
+
+def as_answer(method: Method, action: str) -> str:
+    """An action as the actor's answers are worded."""
+    return f"<action>{action}</action>" if method.rollout.action_format == "tag" else action
+
+
+def sample_of(generation: Generation) -> Sample:
+    """What a supervised start learns from a demonstration: its token record, under the loss mask that it has."""
+    return Sample(
+        sample_id=f"{generation.stage}-{generation.generation_id}",
+        round=generation.round,
+        role=generation.role,
+        objective="nll",
+        source=f"{generation.round:04d}/{generation.stage}",
+        generation_id=generation.generation_id,
+        reward=0.0,
+        advantage=1.0,
+        weight=1.0,
+        temperature=1.0,
+        token_ids=generation.token_ids,
+        loss_mask=generation.loss_mask,
+        logprobs=generation.logprobs,
+    )

@@ -1,0 +1,127 @@
+"""One sampled output per prompt, in batches, and its token record: shared by whatever is asked once and answers once
+(the critic, the extractor, answers to questions).
+
+The ids sampled are the ids recorded: a generation's `token_ids` are the prompt's ids and the sampled ones, its mask is
+1 on the latter. Rows are returned, no file is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crl.config import RoleConfig, SamplingConfig
+from crl.protocols import Policy, Sampled, StopReason
+from crl.records import Generation
+from crl.text.templates import Messages, prompt_text
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready to be sampled; `token_ids` None where it does not fit the context."""
+
+    name: str
+    """Id of what it is made for: a distillation, a question, an episode."""
+    messages: Messages
+    token_ids: list[int] | None
+    seed: int
+    """Seed of its own random stream."""
+    group: int | None = None
+    """Prompts of one group share most of their text; None: it shares with no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came of a prompt; `sampled` None where it was not sampled."""
+
+    prompt: Prompt
+    sampled: Sampled | None
+    text: str
+    thinking: bool = False
+    """Whether the prompt began a thought, so that the text begins inside it."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the length limit ended it."""
+        return self.sampled is not None and self.sampled.stop_reason != StopReason.end_of_turn
+
+
+def prepared(
+    policy: Policy, name: str, messages: Messages, room: int, *, seed: int, group: int | None = None
+) -> Prompt:
+    """The prompt of messages, ready to be sampled where it takes at most `room` tokens."""
+    token_ids = list(policy.chat.opening(messages))
+    return Prompt(name, messages, token_ids if len(token_ids) <= room else None, seed, group)
+
+
+def room_for_prompt(policy: Policy, role: RoleConfig) -> int:
+    """Tokens a prompt may have so that a whole output fits behind it."""
+    return min(policy.context, role.context) - role.sampling.max_new_tokens
+
+
+def sample_outputs(policy: Policy, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int) -> list[Output]:
+    """One output per prompt, in their order; prompts that do not fit are passed over, with an empty text.
+
+    `batch` is the number of prompts per session. It is part of the method: the composition of a batch can change a last
+    digit.
+    """
+    ready = [(index, prompt, prompt.token_ids) for index, prompt in enumerate(prompts) if prompt.token_ids is not None]
+    sampled: dict[int, Sampled] = {}
+    for first in range(0, len(ready), batch):
+        chosen = ready[first : first + batch]
+        rows = list(range(len(chosen)))
+        groups = [row if prompt.group is None else prompt.group for row, (_, prompt, _) in enumerate(chosen)]
+        session = policy.open([ids for _, _, ids in chosen], groups, [prompt.seed for _, prompt, _ in chosen])
+        found = session.sample(rows, sampling)
+        session.drop(rows)
+        sampled.update({chosen[row][0]: found[row] for row in rows})
+    return [
+        Output(
+            prompt,
+            sampled.get(index),
+            _text(policy, sampled[index]) if index in sampled else "",
+            thinking=policy.chat.opens_thought,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _text(policy: Policy, sampled: Sampled) -> str:
+    # Rows are UTF-8: a lone surrogate, should a tokenizer ever give one, becomes a question mark.
+    return policy.chat.decode(sampled.token_ids).encode("utf-8", "replace").decode()
+
+
+def token_record(
+    output: Output,
+    *,
+    generation_id: str,
+    round: int,
+    stage: str,
+    role: str,
+    kind: str,
+    weights_digest: str,
+    temperature: float,
+) -> Generation:
+    """The token record of an output; without tokens where nothing was sampled."""
+    prompt_ids: list[int] = []
+    new_ids: list[int] = []
+    logprobs: list[float] = []
+    stop_reason = StopReason.context_limit
+    if output.sampled is not None:
+        prompt_ids, new_ids = list(output.prompt.token_ids or []), list(output.sampled.token_ids)
+        logprobs, stop_reason = list(output.sampled.logprobs), output.sampled.stop_reason
+    return Generation(
+        generation_id=generation_id,
+        round=round,
+        stage=stage,
+        role=role,
+        kind=kind,
+        weights_digest=weights_digest,
+        temperature=temperature,
+        token_ids=prompt_ids + new_ids,
+        loss_mask=[0] * len(prompt_ids) + [1] * len(new_ids),
+        logprobs=[0.0] * len(prompt_ids) + logprobs,
+        prompt=prompt_text(output.prompt.messages),
+        output=output.text,
+        stop_reason=stop_reason.value,
+    )
