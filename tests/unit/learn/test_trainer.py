@@ -172,7 +172,9 @@ def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_o
     for number in range(1, 5):
         straight.append(one.update(samples, objectives(ActorObjective())))
         one.save(tmp_path / str(number))
-        one.update([dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective()))  # no step
+        one.update(
+            [dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective())
+        )  # no step
     one.dispose()
     assert [each["learning_rate"] for each in straight] == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5])
     for each in straight:  # the rate that is told is the one that moved the weights
@@ -222,7 +224,9 @@ def test_a_round_that_says_nothing_takes_no_step(base_model: Path, random_sample
     one = trainer(role(), base_model)
     one.update(samples, objectives(ActorObjective()))
     before = one.weights()
-    figures = one.update([dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective()))
+    figures = one.update(
+        [dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective())
+    )
     assert figures == {"samples": 3.0, "samples_without_gradient": 3.0, "stepped": 0.0}
     after = one.weights()
     one.dispose()
