@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,22 @@ from crl.learn.buffer import fill_buffer, select_batches
 from crl.learn.credit import credits_of, entry_scores, free_means
 from crl.learn.rewards import use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
-from crl.learn.trainer import Objective, Trainer
+from crl.learn.terms import Objective, objectives
+from crl.learn.trainer import Trainer
 from crl.policies import load_embedder, load_policy, resolve_model
-from crl.records import BufferItem, EntryScore, Episode, Generation, Retrieval, RetrievalCount, Sample, Task
+from crl.recipes.complementary.config import config_of
+from crl.records import (
+    FREE,
+    GUIDED,
+    BufferItem,
+    EntryScore,
+    Episode,
+    Generation,
+    Retrieval,
+    RetrievalCount,
+    Sample,
+    Task,
+)
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
 
@@ -48,9 +61,9 @@ SETTINGS = {
     "method.families.0.groups": 8,
     "method.families.0.evaluation_seeds.count": 48,
     # Untrained, the actor offers any of the things; the tokens of its choice are sampled and trained as they stand.
-    "method.actor.sampling": {"constrain": "actions", "max_new_tokens": 8},
-    "method.extractor.sampling.max_new_tokens": 64,
-    "method.extractor.optimizer.learning_rate": 2.0e-4,
+    "method.roles.actor.sampling": {"constrain": "actions", "max_new_tokens": 8},
+    "method.roles.extractor.sampling.max_new_tokens": 64,
+    "method.roles.extractor.optimizer.learning_rate": 2.0e-4,
 }
 
 
@@ -63,18 +76,20 @@ class Learner:
         self.policy = load_policy(self.config, self.path, None, threads=1, multi_turn=role == "actor")
         self.trainer = self._trainer(self.config, None)
 
-    def update(self, batches: Sequence[Sequence[Sample]], objective: Objective) -> list[dict[str, float]]:
+    def update(
+        self, batches: Sequence[Sequence[Sample]], objectives: Mapping[str, Objective]
+    ) -> list[dict[str, float]]:
         """One optimizer step per batch; the sampling model then takes the new weights."""
-        steps = [self.trainer.update(batch, objective) for batch in batches]
+        steps = [self.trainer.update(batch, objectives) for batch in batches]
         self.trainer.save(self.checkpoint)
         assert self.policy.take_weights(self.checkpoint)
         return steps
 
-    def imitate(self, batches: Sequence[Sequence[Sample]], objective: Objective) -> list[dict[str, float]]:
+    def imitate(self, batches: Sequence[Sequence[Sample]]) -> list[dict[str, float]]:
         """A supervised start, at a rate of its own."""
         faster = self.config.optimizer.model_copy(update={"learning_rate": 3.0e-3})
         self.trainer = self._trainer(self.config.model_copy(update={"optimizer": faster}), None)
-        steps = self.update(batches, objective)
+        steps = self.update(batches, objectives())
         self.trainer = self._trainer(self.config, self.checkpoint)
         return steps
 
@@ -86,10 +101,11 @@ class CoEvolution:
     """What lasts from round to round: two learners, the bank, and the counters behind eq. 6 and eq. 7."""
 
     def __init__(self, method: Method, scratch: Path) -> None:
-        self.method, (self.family,) = method, method.families
+        self.method, self.recipe, (self.family,) = method, config_of(method), method.families
+        self.objectives = objectives(self.recipe.actor_objective, self.recipe.extractor_objective)
         self.seed = partial(seed_for, method.seed)  # of every random stream, by name
-        self.environment = make_environment(self.family.environment)
-        self.embedder = load_embedder(method.retrieval.embedder)
+        self.environment = make_environment(self.family)
+        self.embedder = load_embedder(self.recipe.retrieval.embedder)
         self.actor, self.extractor = (Learner(method, role, scratch) for role in ("actor", "extractor"))
         self.bank, self.texts = Snapshot.of(0, []), dict[str, str]()
         self.counts: list[RetrievalCount] = []
@@ -101,12 +117,12 @@ class CoEvolution:
 
     def round(self, number: int) -> dict[str, float]:
         """Plan, collect, distill, consolidate, credit, update both; returns figures."""
-        method, objective = self.method, self.method.extractor_objective
+        recipe, objective = self.recipe, self.recipe.extractor_objective
 
         # Plan: K rollouts of each task, half guided, half free, retrieval by eq. 6.
         tasks = self.tasks(number)
         retriever = self.retriever(number, diversify=True)
-        retrievals = self.retrieve(retriever, [task for task in tasks if task.slot == "guided"], advance=True)
+        retrievals = self.retrieve(retriever, [task for task in tasks if task.stream == GUIDED], advance=True)
         self.counts = retriever.counts()
 
         # Collect: guided and free episodes of a group start from the same state; token ids are kept as sampled.
@@ -114,9 +130,11 @@ class CoEvolution:
         episodes = [each.episode for each in played]
 
         # Distill: one output of the extractor per episode, which adds, updates or returns an experience.
-        items = items_of(episodes, [turn for each in played for turn in each.turns], method.distill)
-        policy = self.extractor.policy
-        distilled = distill_wave(policy, items, method=method, seed_of=self.seed, weights_digest="", round=number)
+        items = items_of(episodes, [turn for each in played for turn in each.turns], recipe.distill)
+        distilled = distill_wave(
+            self.extractor.policy, items, role=self.extractor.config, prompt=self.method.prompts["distill"],
+            config=recipe.distill, seed_of=self.seed, weights_digest="", round=number,
+        )  # fmt: skip
         self.written |= {each.generation.generation_id: each.generation for each in distilled}
 
         # Consolidate: the operations become the bank of the next round, by pure rules.
@@ -129,7 +147,7 @@ class CoEvolution:
 
         # The actor's samples: advantages inside the guided and inside the free members of a group (eq. 5).
         generations = {each.generation.generation_id: each.generation for each in played}
-        actor_samples = grpo_samples(episodes, generations, method.actor_objective, round=number)
+        actor_samples = grpo_samples(episodes, generations, recipe.actor_objective, round=number)
 
         # The extractor's samples: outputs wait in a buffer until they are scored, the oldest first; the advantage is
         # the mean score less the batch's mean (eq. 3), weighted by how often an output was trained (eq. 7).
@@ -142,9 +160,9 @@ class CoEvolution:
         extractor_samples = cispo_samples(batches, self.written, objective, round=number)
 
         # Update both: the clipped objective of eq. 4 on the actor, CISPO (eq. 3) on the extractor, a step per batch.
-        actor_steps = self.actor.update([actor_samples], method.actor_objective)
+        actor_steps = self.actor.update([actor_samples], self.objectives)
         steps = [[sample for sample in extractor_samples if sample.step == step] for step in range(len(batches))]
-        extractor_steps = self.extractor.update(steps, objective)
+        extractor_steps = self.extractor.update(steps, self.objectives)
 
         return {
             "free": success(each for each in episodes if not each.guided),
@@ -166,12 +184,13 @@ class CoEvolution:
             drawn = np.random.default_rng(self.seed(f"tasks-{number}")).choice(drawn, self.family.groups, replace=False)
         starts = self.environment.reset_many([seeds.start + int(seed) for seed in drawn])
         size = 1 if held_out else self.method.rollout.group_size
+        guided = 1 if held_out else self.recipe.guided_members(size, number)
         return [
             Task(
                 episode_id=f"{'held-out' if held_out else f'r{number}'}-g{group:04d}-m{member}", round=number,
                 family=self.family.name, group=group, member=member, environment_seed=seeds.start + int(seed),
-                slot="guided" if held_out or member < self.method.rollout.guided_members(number) else "free",
-                goal=start.goal, first_observation=start.observation, query=f"{start.goal}\n{start.observation}",
+                stream=GUIDED if member < guided else FREE, goal=start.goal, first_observation=start.observation,
+                query=f"{start.goal}\n{start.observation}",
             )
             for group, (seed, start) in enumerate(zip(drawn, starts, strict=True))
             for member in range(size)
@@ -180,7 +199,7 @@ class CoEvolution:
     def retriever(self, number: int, *, diversify: bool) -> BankRetriever:
         """Searches the bank of the round before. Exploration (eq. 6) belongs to training only."""
         texts = [self.texts[digest] for digest in self.bank.table["content_digest"].to_pylist()]
-        config = self.method.retrieval.model_copy(update={"diversify": diversify})
+        config = self.recipe.retrieval.model_copy(update={"diversify": diversify})
         vectors_ND = self.embedder.embed(texts)
         return BankRetriever(self.bank, vectors_ND, self.counts, config, round=number, bank_round=self.bank.round)
 
@@ -210,7 +229,7 @@ class CoEvolution:
         """Apply what the extractor asked for."""
         asked = [operation for each in distilled for operation in each.operations]
         operations = [dataclasses.replace(operation, embedder_cut=False) for operation in asked]
-        rules = Rules(self.method.bank, self.method.distill.max_characters)
+        rules = Rules(self.recipe.bank, self.recipe.distill.max_characters)
         result = consolidate(self.bank, operations, self.scores, rules, round=number)
         # A bank names the files of its texts; here they are made and not written.
         changes = place(result.changes, new_segments(result.new_texts.values(), self.embedder), {})
@@ -232,8 +251,8 @@ class CoEvolution:
         for each in self.play(renamed, [], "practice"):
             moves = ", ".join(turn.action for turn in each.turns if turn.action)
             note = ParsedOperation("add", f"One game was {'won by' if each.episode.success else 'lost after'} {moves}.")
-            prompt = distill_messages(self.method.prompts.distill, each.episode, each.turns, self.method.distill)
-            read, said = chat.opening(prompt), chat.answer(write_operations([note], self.method.distill.format))
+            prompt = distill_messages(self.method.prompts["distill"], each.episode, each.turns, self.recipe.distill)
+            read, said = chat.opening(prompt), chat.answer(write_operations([note], self.recipe.distill.format))
             samples.append(
                 Sample(
                     sample_id=each.episode.episode_id, round=0, role="extractor", objective="nll", source="practice",
@@ -243,7 +262,7 @@ class CoEvolution:
                 )
             )  # fmt: skip
         batches = [samples[first : first + 8] for first in range(0, len(samples), 8)] * passes
-        losses = [step["loss"] for step in self.extractor.imitate(batches, self.method.extractor_objective)]
+        losses = [step["loss"] for step in self.extractor.imitate(batches)]
         print(f"supervised start of the extractor: loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps")
 
 

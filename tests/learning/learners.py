@@ -96,7 +96,6 @@ GRPO = """
 name: grpo
 method:
   seed: {seed}
-  recipe: baseline
   families:
     - name: lake
       environment:
@@ -104,20 +103,20 @@ method:
       groups: 6
       train_seeds: {{start: 26, count: 6}}
       evaluation_seeds: {{start: 1000000, count: 1}}
-  actor:
-    model: {model}
-    sampling: {{max_new_tokens: 3}}
-    optimizer: {{learning_rate: 4.0e-3}}
-    deepspeed: {{micro_batch: 32}}
-  extractor: {{model: tiny}}
+  roles:
+    actor:
+      model: {model}
+      sampling: {{max_new_tokens: 3}}
+      optimizer: {{learning_rate: 4.0e-3}}
+      deepspeed: {{micro_batch: 32}}
   rollout: {{group_size: 32, wave_groups: 6}}
   evaluation: {{every: 0}}
-  warm_start: {{actor_episodes: 384, extractor_episodes: 0, epochs: 2, learning_rate: 4.0e-3, demonstrations: random}}
+  recipe:
+    kind: baseline
+    warm_start: {{actor_episodes: 384, extractor_episodes: 0, epochs: 2, learning_rate: 4.0e-3, demonstrations: random}}
   threads: {threads}
   prompts:
     actor: {{system: move, first: "{{experience}}{{observation}}", following: "{{feedback}}{{observation}}"}}
-    distill: {{system: s, first: "{{trajectory}}"}}
-    merge: {{system: s, first: "{{entries}}"}}
 """
 
 
@@ -197,24 +196,26 @@ CISPO = """
 name: cispo
 method:
   seed: {seed}
-  recipe: experience_only
   families:
     - name: lake
       environment: {{kind: frozenlake, size_min: 4, size_max: 4, frozen_probability: 0.7, max_turns: 4}}
       groups: 8
       train_seeds: {{start: 302, count: 1}}
       evaluation_seeds: {{start: 1000000, count: 1}}
-  actor: {{model: {actor}, sampling: {{max_new_tokens: 3}}}}
-  extractor:
-    model: {extractor}
-    sampling: {{max_new_tokens: 8}}
-    optimizer: {{learning_rate: 1.0e-3}}
-    deepspeed: {{micro_batch: 32}}
+  roles:
+    actor: {{model: {actor}, sampling: {{max_new_tokens: 3}}}}
+    extractor:
+      model: {extractor}
+      sampling: {{max_new_tokens: 8}}
+      optimizer: {{learning_rate: 1.0e-3}}
+      deepspeed: {{micro_batch: 32}}
   rollout: {{group_size: 8, wave_groups: 8}}
-  retrieval: {{embedder: lexical, candidates: 24, rank_score: fraction, threshold: -1.0, count_weight: 1.0}}
-  merge: {{every: 0}}
-  bank: {{capacity: 24}}
-  extractor_objective: {{batch: 32}}
+  recipe:
+    kind: experience_only
+    retrieval: {{embedder: lexical, candidates: 24, rank_score: fraction, threshold: -1.0, count_weight: 1.0}}
+    merge: {{every: 0}}
+    bank: {{capacity: 24}}
+    extractor_objective: {{batch: 32}}
   evaluation: {{every: 0}}
   threads: {threads}
   prompts:

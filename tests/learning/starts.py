@@ -69,7 +69,10 @@ def extractor_start(method: Method, base: Path, directory: Path, kinds: Sequence
     for first in range(0, len(items), size):  # a session is a batch, and its rows are counted from 0
         speaker = _speaker(method, base, said[first : first + size].__getitem__)
         batch = items[first : first + size]
-        written += distill_wave(speaker, batch, method=method, seed_of=_seed_of, weights_digest="", round=0)
+        written += distill_wave(
+            speaker, batch, role=method.role("extractor"), prompt=method.prompts["distill"],
+            config=method.recipe.distill, seed_of=_seed_of, weights_digest="", round=0,
+        )  # fmt: skip
     return _trained(method, "extractor", base, [each.generation for each in written], directory, epochs=6)
 
 

@@ -40,14 +40,17 @@ method:
       environment: {kind: frozenlake, size_min: 3, size_max: 3, masked: true, max_turns: 5}
       groups: 4
       evaluation_seeds: {start: 1000000, count: 2}
-  actor: {model: tiny, sampling: {temperature: 0.8, max_new_tokens: 4}, optimizer: {learning_rate: 1.0e-3}}
-  extractor: {model: tiny, sampling: {temperature: 1.2, max_new_tokens: 24}, optimizer: {learning_rate: 1.0e-3}}
+  roles:
+    actor: {model: tiny, sampling: {temperature: 0.8, max_new_tokens: 4}, optimizer: {learning_rate: 1.0e-3}}
+    extractor: {model: tiny, sampling: {temperature: 1.2, max_new_tokens: 24}, optimizer: {learning_rate: 1.0e-3}}
   rollout: {group_size: 8, wave_groups: 3}
-  retrieval: {embedder: lexical, threshold: -1.0}
-  merge: {every: 2, chunk: 3}
-  extractor_objective: {batch: 92}
+  recipe:
+    kind: complementary
+    retrieval: {embedder: lexical, threshold: -1.0}
+    merge: {every: 2, chunk: 3}
+    extractor_objective: {batch: 92}
+    warm_start: {actor_episodes: 48, extractor_episodes: 48, epochs: 4, learning_rate: 4.0e-3, demonstrations: random}
   evaluation: {every: 0}
-  warm_start: {actor_episodes: 48, extractor_episodes: 48, epochs: 4, learning_rate: 4.0e-3, demonstrations: random}
   threads: 1
   prompts:
     actor:
@@ -87,12 +90,13 @@ class Compared:
 def make_experiment(dtype: str, bases: dict[str, Path] | None = None, constrain: str = "none") -> Experiment:
     """Full weights after a warm start, or with `bases` adapters on models that know the form."""
     data = yaml.safe_load(EXPERIMENT)
-    data["method"]["actor"]["sampling"]["constrain"] = constrain
-    for role in ("actor", "extractor"):
-        data["method"][role]["dtype"] = dtype
+    roles = data["method"]["roles"]
+    roles["actor"]["sampling"]["constrain"] = constrain
+    for name, role in roles.items():
+        role["dtype"] = dtype
         if bases is not None:
-            data["method"][role] |= {"model": str(bases[role]), "lora": {"rank": 4, "alpha": 16}}
-            data["method"]["warm_start"] = None
+            role |= {"model": str(bases[name]), "lora": {"rank": 4, "alpha": 16}}
+            data["method"]["recipe"]["warm_start"] = None
     return parse_experiment(data, base=Path(), where="test")
 
 
@@ -326,12 +330,12 @@ method:
       environment: {kind: frozenlake, size_min: 2, size_max: 3, frozen_probability: 0.7, max_turns: 4}
       groups: 4
       evaluation_seeds: {start: 1000000, count: 1}
-  actor:
-    model: smollm2-135m-instruct
-    context: 512
-    sampling: {max_new_tokens: 4}
-    optimizer: {kind: sgd, learning_rate: 1.0e-2}
-  extractor: {model: tiny}
+  roles:
+    actor:
+      model: smollm2-135m-instruct
+      context: 512
+      sampling: {max_new_tokens: 4}
+      optimizer: {kind: sgd, learning_rate: 1.0e-2}
   rollout: {group_size: 6, wave_groups: 2}
   evaluation: {every: 0}
   threads: 1
@@ -345,8 +349,6 @@ method:
         - {user: "G @\nF H", assistant: left}
       first: "{experience}{observation}"
       following: "{feedback}{observation}"
-    distill: {system: s, first: "{trajectory}"}
-    merge: {system: s, first: "{entries}"}
 """
 
 
@@ -355,7 +357,10 @@ method:
 def test_smollm2(tmp_path: Path, dtype: str) -> None:
     """24 episodes sampled after an update: a real model, and fewer episodes for the time it takes."""
     data = yaml.safe_load(SMOLLM)
-    data["method"]["actor"] |= {"dtype": dtype, "deepspeed": {"autocast": "none" if dtype == "float32" else dtype}}
+    data["method"]["roles"]["actor"] |= {
+        "dtype": dtype,
+        "deepspeed": {"autocast": "none" if dtype == "float32" else dtype},
+    }
     try:
         run = train(parse_experiment(data, base=Path(), where="test"), tmp_path, 2)
         weights = weights_by_digest(run)

@@ -21,11 +21,12 @@ def test_the_first_keys_are_in_every_experiment_and_have_a_description() -> None
 def test_a_key_leads_through_references_lists_and_unions() -> None:
     assert field_schema("method.seed")["type"] == "integer"
     assert field_schema("method.families.3.environment.max_turns")["minimum"] == 1
-    assert field_schema("method.warm_start.epochs")["type"] == "integer"
+    assert field_schema("method.recipe.warm_start.epochs")["type"] == "integer"
     whole = inlined(field_schema("method.families"))
     assert "$ref" not in str(whole) and "oneOf" not in str(whole)
-    kinds = [member["properties"]["kind"]["const"] for member in whole["items"]["properties"]["environment"]["anyOf"]]
-    assert {"minihack", "shrines"} <= set(kinds)
+    members = [member["properties"] for member in whole["items"]["properties"]["environment"]["anyOf"]]
+    assert {"minihack", "shrines"} <= {member["kind"].get("const") for member in members}
+    assert all(member["kind"]["description"] for member in members)
 
 
 @pytest.mark.parametrize("key", ["method.sede", "method.seed.more", "method.families.environment", "runtime.", ""])
@@ -39,5 +40,9 @@ def test_a_key_that_does_not_exist_is_an_error(key: str) -> None:
 def test_every_model_comes_before_those_that_its_fields_hold() -> None:
     names = list(models())
     assert names[0] == "Experiment"
-    for earlier, later in (("Method", "FamilyConfig"), ("FamilyConfig", "ShrinesConfig"), ("RoleConfig", "LoraConfig")):
+    for earlier, later in (
+        ("Method", "FamilyConfig"),
+        ("RolloutConfig", "SearchAndAskConfig"),
+        ("RoleConfig", "LoraConfig"),
+    ):
         assert names.index(earlier) < names.index(later)

@@ -64,7 +64,7 @@ def test_an_unknown_key_of_an_environment_lists_its_keys(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"method.rollout.group_size": "3"}, "must be even"),
+        ({"method.rollout.group_size": "3"}, "Expected: an even number"),
         ({"method.families.0.evaluation_seeds.start": "10"}, "overlap"),
         ({"method.seed": "-1"}, "greater than or equal to 0"),
         ({"method.families.4.groups": "1"}, "no index"),

@@ -96,9 +96,9 @@ def test_the_schema_is_the_union_of_what_is_registered(registered):
             jsonschema.validate({"name": "a", "environment": wrong}, schema)
 
 
-def test_an_engine_is_selected_by_role_and_left_out_of_the_dump_at_its_default():
+def test_an_engine_is_selected_by_role():
     assert RoleConfig.model_validate({"engine": "transformers"}) == RoleConfig()
-    assert "engine" not in RoleConfig().model_dump()
+    assert RoleConfig().model_dump()["engine"] == {"kind": "transformers"}
     with pytest.raises(ValidationError, match="there is no engine 'vlm'"):
         RoleConfig.model_validate({"engine": {"kind": "vlm"}})
     with pytest.raises(ValidationError) as caught:

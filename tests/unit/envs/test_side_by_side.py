@@ -142,10 +142,3 @@ def test_it_knows_what_its_instances_know():
     beside.reset_many([1, 2])
     assert isinstance(beside, Judge) and isinstance(beside, Teacher) and isinstance(beside, Leveled)
     assert not isinstance(SideBySide(RealmsConfig().make, workers=2), Teacher)
-
-
-def test_the_settings_of_a_family_are_left_out_at_their_defaults():
-    plain = FamilyConfig(name="a", environment=RealmsConfig())
-    assert not {"workers", "step_time_limit_seconds"} & plain.model_dump().keys()
-    changed = FamilyConfig(name="a", environment=RealmsConfig(), workers=2, step_time_limit_seconds=1.5)
-    assert changed.model_dump()["workers"] == 2 and FamilyConfig.model_validate(changed.model_dump()) == changed

@@ -66,9 +66,12 @@ def make_method(form="lines", chunk=3, context=100_000, merge=None, **distill):
     return Method.model_validate(
         {
             "families": [{"name": "room", "environment": {"kind": "minihack"}}],
-            "extractor": {"context": context, "sampling": {"max_new_tokens": 10}},
-            "distill": {"format": form, "max_characters": 60} | distill,
-            "merge": {"chunk": chunk, **(merge or {})},
+            "roles": {"actor": {}, "extractor": {"context": context, "sampling": {"max_new_tokens": 10}}},
+            "recipe": {
+                "kind": "complementary",
+                "distill": {"format": form, "max_characters": 60} | distill,
+                "merge": {"chunk": chunk, **(merge or {})},
+            },
             "prompts": {
                 "actor": {"system": "s", "first": "{observation}"},
                 "distill": {
@@ -80,6 +83,25 @@ def make_method(form="lines", chunk=3, context=100_000, merge=None, **distill):
             },
         }
     )
+
+
+def distilling(method):
+    """What `distill_wave` takes of a method."""
+    return {
+        "role": method.role("extractor"),
+        "prompt": method.prompts["distill"],
+        "config": method.recipe.distill,
+    }
+
+
+def merging(method):
+    """What `run_merge` takes of a method."""
+    return {
+        "role": method.role("extractor"),
+        "prompt": method.prompts["merge"],
+        "config": method.recipe.merge,
+        "output_format": method.recipe.distill,
+    }
 
 
 def make_episode(number, *, guide=None, family="room", success=True, error=None, goal="reach the stairs"):
@@ -166,6 +188,8 @@ class Kit:
 
     policy = staticmethod(ScriptedPolicy)
     method = staticmethod(make_method)
+    distilling = staticmethod(distilling)
+    merging = staticmethod(merging)
     episode = staticmethod(make_episode)
     turn = staticmethod(make_turn)
     entry = staticmethod(make_entry)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from crl.config import PromptConfig
+from crl.config import PromptConfig, RoleConfig, SamplingConfig
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import generation_id_of
@@ -16,7 +16,7 @@ from crl.extractor.prompts import check_prompts
 from crl.protocols import Inquiry, Policy
 from crl.recipes.complementary.scripted import ScriptedPolicy
 from crl.rollout.prompts import check_prompts as check_actor_prompts
-from tests.unit.rollout.fakes import CharacterChat, method
+from tests.unit.rollout.fakes import CharacterChat
 
 ROOT = Path(__file__).parents[3]
 ASK = PromptConfig(system="Answer.", first="{goal}|{observation}|{question}|{experience}")
@@ -33,13 +33,10 @@ def inquiry(index: int, question: str = "where?") -> Inquiry:
 
 def ask(said: list[str], inquiries: list[Inquiry], context: int = 500) -> list:
     policy: Policy = ScriptedPolicy(Chat(), context, lambda row: said[row])  # type: ignore[assignment]
-    whole = method()
-    sampling = whole.extractor.sampling.model_copy(update={"max_new_tokens": 20})
-    role = whole.extractor.model_copy(update={"sampling": sampling})
+    role = RoleConfig(sampling=SamplingConfig(max_new_tokens=20))
     return answer_all(
-        policy, inquiries, ["note {it}"] * len(inquiries), prompt=ASK,
-        method=whole.model_copy(update={"extractor": role}), seed_of=lambda name: np.random.SeedSequence(len(name)),
-        weights_digest="w", round=3, stage="collect",
+        policy, inquiries, ["note {it}"] * len(inquiries), prompt=ASK, role=role, batch=16,
+        seed_of=lambda name: np.random.SeedSequence(len(name)), weights_digest="w", round=3, stage="collect",
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from crl.records import Distillation, Generation, Operation, table_of
 
 
 def wave(kit, policy, items, method, **options):
-    options = {"method": method, "seed_of": kit.seed_of, "weights_digest": "w", "round": 4} | options
-    return distill_wave(policy, items, **options)
+    options = {"seed_of": kit.seed_of, "weights_digest": "w", "round": 4} | options
+    return distill_wave(policy, items, **kit.distilling(method), **options)
 
 
 def item(kit, number, turns=2, **options):
@@ -123,12 +123,12 @@ def test_rows_fit_their_tables(kit):
 def test_which_episodes_are_distilled(kit):
     episodes = [kit.episode(0), kit.episode(1, guide="x1"), kit.episode(2, guide="x1", error="broke")]
     turns = [kit.turn(episode, number) for number in (1, 0) for episode in episodes]
-    both = items_of(episodes, turns, kit.method(episodes="all").distill)
+    both = items_of(episodes, turns, kit.method(episodes="all").recipe.distill)
     assert [one.episode.group for one in both] == [0, 1]
     assert [turn.turn for turn in both[0].turns] == [0, 1]
-    guided = items_of(episodes, turns, kit.method(episodes="guided").distill)
+    guided = items_of(episodes, turns, kit.method(episodes="guided").recipe.distill)
     assert [one.episode.group for one in guided] == [1]
-    first_round = items_of(episodes[:1], turns, kit.method(episodes="guided").distill)
+    first_round = items_of(episodes[:1], turns, kit.method(episodes="guided").recipe.distill)
     assert [one.episode.group for one in first_round] == [0], "an empty bank guides nobody and must be filled somehow"
 
 
@@ -158,9 +158,10 @@ def test_prompts_are_refused_before_work_starts(kit):
     check_prompts(method.prompts)
     wrong = method.prompts["distill"].model_copy(update={"first": "{gaol}"})
     with pytest.raises(BadInput, match="gaol") as caught:
-        check_prompts(method.prompts.model_copy(update={"distill": wrong}))
+        check_prompts({**method.prompts, "distill": wrong})
     assert "distill.first" in str(caught.value)
     chat = kit.policy(None).chat
-    check_room(chat, 1000, method)
+    role = method.role("extractor")
+    check_room(chat, role.model_copy(update={"context": 1000}), method.prompts)
     with pytest.raises(PromptTooLong, match="the distill prompt takes"):
-        check_room(chat, 40, method)
+        check_room(chat, role.model_copy(update={"context": 40}), method.prompts)

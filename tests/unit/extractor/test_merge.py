@@ -40,7 +40,7 @@ def merge_groups(kit, answer, entries, groups, texts, chunk=3, config=RULES.bank
         groups,
         texts,
         applied=kit.applied(Consolidation(Snapshot.of(5, entries), rules, Alike(), round=6)),
-        method=kit.method(chunk=chunk, **options),
+        **kit.merging(kit.method(chunk=chunk, **options)),
         seed_of=kit.seed_of,
         weights_digest="w",
         round=6,

@@ -166,7 +166,7 @@ def test_ten_thousand_outputs(kit, form):
     method = kit.method(form=form, chunk=5)
     config = BankConfig(capacity=40, eviction="least_useful" if form == "json" else "fifo")
     bank, texts, reasons, kinds, outputs, merges = Snapshot.of(0, []), {}, Counter(), Counter(), 0, 0
-    options = {"method": method, "seed_of": kit.seed_of, "weights_digest": "w"}
+    options = {"seed_of": kit.seed_of, "weights_digest": "w"}
     for round_number in range(1, 21):
         names = [entry.entry_id for entry in bank.entries() if entry.family == "room"]
         items = []
@@ -176,16 +176,15 @@ def test_ten_thousand_outputs(kit, form):
             episode = kit.episode(1000 * round_number + number, guide=guide, family=family)
             items.append(DistillItem(episode, ()))
         policy = kit.policy(lambda *_: writer.output(form))
-        options.pop("applied", None)
-        distilled = distill_wave(policy, items, round=round_number, **options)
+        distilled = distill_wave(policy, items, round=round_number, **kit.distilling(method), **options)
         operations = [row for result in distilled for row in result.operations]
         working = Consolidation(bank, Rules(config, 60), Alike(), round=round_number)
         working.apply(operations)
         preview = working.result()
-        options["applied"] = kit.applied(working)
+        merging = {**kit.merging(method), "applied": kit.applied(working), **options}
         policy = kit.policy(lambda *_: writer.output(form, merge=True))
         known = texts | preview.new_texts
-        merged = run_merge(policy, whole_families(preview.snapshot.entries()), known, round=round_number, **options)
+        merged = run_merge(policy, whole_families(preview.snapshot.entries()), known, round=round_number, **merging)
         operations += [row for result in merged for row in result.operations]
         after = consolidate(bank, operations, [], Rules(config, 60), round=round_number)
         assert working.result().events == [event for event in after.events if event.kind != "evict"]

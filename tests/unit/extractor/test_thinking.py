@@ -106,8 +106,9 @@ def test_thoughts_are_recorded_and_trained_and_what_follows_them_is_read(kit: An
     ]
     items = [DistillItem(kit.episode(number), ()) for number in range(len(said))]
     results = distill_wave(
-        Writes(policy, *said), items, method=kit.method(context=2048), seed_of=kit.seed_of, weights_digest="w", round=1
-    )
+        Writes(policy, *said), items, **kit.distilling(kit.method(context=2048)), seed_of=kit.seed_of,
+        weights_digest="w", round=1,
+    )  # fmt: skip
     rows = [result.distillation for result in results]
     assert [row.reason_code for row in rows] == [
         "ok", "unfinished_thought", "unfinished_thought", "truncated", "empty",
@@ -131,7 +132,7 @@ def test_it_samples_and_stays_inside_its_thought_until_it_ends_it(policy: Any, k
     """The real session, of a model that knows nothing: whatever it writes is recorded and judged."""
     items = [DistillItem(kit.episode(number), ()) for number in range(3)]
     method = kit.method(context=512)
-    results = distill_wave(policy, items, method=method, seed_of=kit.seed_of, weights_digest="w", round=1)
+    results = distill_wave(policy, items, **kit.distilling(method), seed_of=kit.seed_of, weights_digest="w", round=1)
     for result in results:
         assert 0 < sum(result.generation.loss_mask) <= method.role("extractor").sampling.max_new_tokens
         if "</think>" not in result.generation.output:

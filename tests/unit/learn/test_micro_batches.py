@@ -73,4 +73,5 @@ def test_which_samples_can_change_the_weights(random_samples: MakeSamples) -> No
     assert not has_gradient(dataclasses.replace(sample, advantage=0.0))
     assert not has_gradient(dataclasses.replace(sample, weight=0.0))
     assert not has_gradient(dataclasses.replace(sample, loss_mask=[0] * len(sample.token_ids)))
-    assert has_gradient(dataclasses.replace(sample, objective="nll", advantage=0.0))
+    assert has_gradient(dataclasses.replace(sample, objective="nll", advantage=1.0))
+    assert not has_gradient(dataclasses.replace(sample, objective="nll", advantage=0.0)), "whatever the objective"

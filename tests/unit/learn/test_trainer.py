@@ -16,6 +16,7 @@ import torch
 
 from crl.config import ActorObjective, DeepSpeedConfig, ExtractorObjective, LoraConfig, OptimizerConfig, RoleConfig
 from crl.errors import BadInput, FrozenMethodChanged, NotDeepSpeed, RecordDamaged
+from crl.learn.terms import objectives
 from crl.learn.trainer import Gradients, Trainer, require_deepspeed
 from crl.records import Sample
 
@@ -47,7 +48,7 @@ def digests(directory: Path) -> dict[str, str]:
 def first_gradients(config: RoleConfig, base: Path, samples: list[Sample]) -> Gradients:
     caught: list[Gradients] = []
     one = trainer(config, base)
-    one.update(samples, ActorObjective(), inspect=caught.append)
+    one.update(samples, objectives(ActorObjective()), inspect=caught.append)
     one.dispose()
     return caught[0]
 
@@ -62,18 +63,18 @@ def test_equal_updates_write_equal_bytes_and_resume_is_bit_exact(
     config = role(stage=stage, lora=lora)
     for name in ("one", "two"):
         first = trainer(config, base_model)
-        figures = first.update(samples, ActorObjective())
+        figures = first.update(samples, objectives(ActorObjective()))
         first.save(tmp_path / name)
         assert figures["update_norm"] > 0
         if name == "two":
-            straight = first.update(samples, ActorObjective())
+            straight = first.update(samples, objectives(ActorObjective()))
             first.save(tmp_path / "straight")
         first.dispose()
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     text = b"".join(path.read_bytes() for path in (tmp_path / "one").rglob("*.json"))
     assert str(base_model).encode() not in text and str(tmp_path).encode() not in text
     resumed = trainer(config, base_model, tmp_path / "one", seed=99)
-    assert resumed.update(samples, ActorObjective()) == straight
+    assert resumed.update(samples, objectives(ActorObjective())) == straight
     resumed.save(tmp_path / "resumed")
     resumed.dispose()
     assert digests(tmp_path / "resumed") == digests(tmp_path / "straight")
@@ -85,13 +86,13 @@ def test_resume_without_the_optimiser_state_differs(
 ) -> None:
     samples = random_samples(4)
     first = trainer(role(), base_model)
-    first.update(samples, ActorObjective())
+    first.update(samples, objectives(ActorObjective()))
     first.save(tmp_path / "one")
-    straight = first.update(samples, ActorObjective())
+    straight = first.update(samples, objectives(ActorObjective()))
     first.dispose()
     (tmp_path / "one" / "deepspeed" / "engine.json").unlink()
     fresh = trainer(role(), base_model, tmp_path / "one")
-    assert fresh.update(samples, ActorObjective())["update_norm"] != straight["update_norm"]
+    assert fresh.update(samples, objectives(ActorObjective()))["update_norm"] != straight["update_norm"]
     fresh.dispose()
 
 
@@ -101,7 +102,7 @@ def test_the_saved_weights_load_in_transformers_and_are_the_trained_ones(
     from transformers import AutoModelForCausalLM
 
     one = trainer(role(stage=3), base_model)
-    one.update(random_samples(4), ActorObjective())
+    one.update(random_samples(4), objectives(ActorObjective()))
     one.save(tmp_path / "c")
     trained = one.weights()
     one.dispose()
@@ -129,12 +130,12 @@ def test_cispo_normalises_over_the_whole_batch_however_it_is_cut(base_model: Pat
     losses = []
     for size in (1, 6):
         one = trainer(role(micro_batch=size), base_model)
-        losses.append(one.update(samples, ExtractorObjective())["loss"])
+        losses.append(one.update(samples, objectives(ExtractorObjective()))["loss"])
         one.dispose()
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     one = trainer(role(), base_model)
     more = one.update(
-        [*samples, dataclasses.replace(samples[0], sample_id="zero", advantage=0.0)], ExtractorObjective()
+        [*samples, dataclasses.replace(samples[0], sample_id="zero", advantage=0.0)], objectives(ExtractorObjective())
     )
     one.dispose()
     tokens = sum(sum(sample.loss_mask) for sample in samples)
@@ -149,12 +150,12 @@ def test_plain_sgd_moves_by_the_learning_rate_times_the_clipped_gradient(
     samples = random_samples(4)
     for stage in (0, 2):
         one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, gradient_clip=0), base_model)
-        figures = one.update(samples, ActorObjective())
+        figures = one.update(samples, objectives(ActorObjective()))
         one.dispose()
         assert figures["update_norm"] == pytest.approx(0.5 * figures["grad_norm"], rel=1e-4)
         clip = figures["grad_norm"] / 4
         one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, gradient_clip=clip), base_model)
-        clipped = one.update(samples, ActorObjective())
+        clipped = one.update(samples, objectives(ActorObjective()))
         one.dispose()
         assert clipped["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5), "the norm before clipping"
         assert clipped["update_norm"] == pytest.approx(0.5 * clip, rel=1e-3)
@@ -169,16 +170,18 @@ def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_o
     one = trainer(config, base_model)
     straight = []
     for number in range(1, 5):
-        straight.append(one.update(samples, ActorObjective()))
+        straight.append(one.update(samples, objectives(ActorObjective())))
         one.save(tmp_path / str(number))
-        one.update([dataclasses.replace(sample, advantage=0.0) for sample in samples], ActorObjective())  # no step
+        one.update(
+            [dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective())
+        )  # no step
     one.dispose()
     assert [each["learning_rate"] for each in straight] == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5])
     for each in straight:  # the rate that is told is the one that moved the weights
         assert each["update_norm"] == pytest.approx(each["learning_rate"] * each["grad_norm"], rel=1e-3)
     for number in range(1, 4):
         resumed = trainer(config, base_model, tmp_path / str(number))
-        assert resumed.update(samples, ActorObjective()) == straight[number]
+        assert resumed.update(samples, objectives(ActorObjective())) == straight[number]
         resumed.save(tmp_path / f"resumed{number}")
         resumed.dispose()
         assert digests(tmp_path / f"resumed{number}") == digests(tmp_path / str(number + 1))
@@ -187,7 +190,7 @@ def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_o
 def test_without_warm_up_the_rate_is_the_configured_one(base_model: Path, random_samples: MakeSamples) -> None:
     assert OptimizerConfig().warmup_steps == 0
     one = trainer(role(), base_model)
-    figures = one.update(random_samples(4), ActorObjective())
+    figures = one.update(random_samples(4), objectives(ActorObjective()))
     one.dispose()
     assert figures["learning_rate"] == 1e-2
 
@@ -209,7 +212,7 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(base_model: Path, r
         ]
         samples.append(dataclasses.replace(sample, logprobs=stored))
     one = trainer(role(), base_model)
-    figures = one.update(samples, ActorObjective())
+    figures = one.update(samples, objectives(ActorObjective()))
     one.dispose()
     assert figures["logprob_mismatch"] < 1e-5
     assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -219,9 +222,11 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(base_model: Path, r
 def test_a_round_that_says_nothing_takes_no_step(base_model: Path, random_samples: MakeSamples) -> None:
     samples = random_samples(3)
     one = trainer(role(), base_model)
-    one.update(samples, ActorObjective())
+    one.update(samples, objectives(ActorObjective()))
     before = one.weights()
-    figures = one.update([dataclasses.replace(sample, advantage=0.0) for sample in samples], ActorObjective())
+    figures = one.update(
+        [dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective())
+    )
     assert figures == {"samples": 3.0, "samples_without_gradient": 3.0, "stepped": 0.0}
     after = one.weights()
     one.dispose()
@@ -250,11 +255,11 @@ def test_checkpointing_and_autocast_give_nearly_the_same_step(
 def test_two_trainers_live_side_by_side_and_dispose_frees(base_model: Path, random_samples: MakeSamples) -> None:
     samples = random_samples(3)
     alone = trainer(role(stage=2), base_model)
-    expected = alone.update(samples, ActorObjective())
+    expected = alone.update(samples, objectives(ActorObjective()))
     alone.dispose()
     actor, extractor = trainer(role(stage=2), base_model), trainer(role(lora=True), base_model)
-    extractor.update(random_samples(3, "cispo"), ExtractorObjective())
-    assert actor.update(samples, ActorObjective()) == expected
+    extractor.update(random_samples(3, "cispo"), objectives(ExtractorObjective()))
+    assert actor.update(samples, objectives(ActorObjective())) == expected
     actor.dispose()
     extractor.dispose()
     del alone, actor, extractor
@@ -268,7 +273,7 @@ def test_two_trainers_live_side_by_side_and_dispose_frees(base_model: Path, rand
         counts = []
         for _ in range(2):
             one = trainer(role(stage=stage), base_model)
-            one.update(samples, ActorObjective())
+            one.update(samples, objectives(ActorObjective()))
             one.dispose()
             del one
             counts.append(living())
@@ -296,12 +301,12 @@ def test_what_does_not_fit_is_refused(base_model: Path, random_samples: MakeSamp
     samples = random_samples(2)
     one = trainer(role(), base_model)
     with pytest.raises(BadInput, match="grpo"):
-        one.update(samples, ExtractorObjective())
+        one.update(samples, objectives(ExtractorObjective()))
     with pytest.raises(RecordDamaged):
-        one.update([dataclasses.replace(samples[0], logprobs=[])], ActorObjective())
+        one.update([dataclasses.replace(samples[0], logprobs=[])], objectives(ActorObjective()))
     one.dispose()
     one = trainer(role(), base_model)
-    one.update(samples, ActorObjective())
+    one.update(samples, objectives(ActorObjective()))
     one.save(tmp_path / "c")
     one.dispose()
     with pytest.raises(FrozenMethodChanged, match="zero_stage"):

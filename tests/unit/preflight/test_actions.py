@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crl.preflight.prompts import check_room
 
 from crl.config import EnvironmentConfig
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.protocols import FreeText, Start
+from crl.recipes.complementary.ready import check_room
 
 CONF = Path(__file__).parents[3] / "conf"
 
@@ -36,8 +36,8 @@ class Talk:
     ("changes", "where"),
     [
         ({}, None),
-        ({"method.warm_start.demonstrations": "random"}, "method.warm_start.demonstrations"),
-        ({"method.actor.sampling.constrain": "actions"}, "method.actor.sampling.constrain"),
+        ({"method.recipe.warm_start.demonstrations": "random"}, "method.recipe.warm_start.demonstrations"),
+        ({"method.roles.actor.sampling.constrain": "actions"}, "method.roles.actor.sampling.constrain"),
     ],
 )
 def test_free_text_goes_without_what_needs_names(changes, where):
@@ -45,8 +45,8 @@ def test_free_text_goes_without_what_needs_names(changes, where):
     family = method.families[0].model_copy(update={"environment": TalkConfig()})
     method = method.model_copy(update={"families": [family]})
     if where is None:
-        check_room(method, extractor=True)
+        check_room(method)
         return
     with pytest.raises(BadInput, match=f"environment of family {family.name} lists no actions") as caught:
-        check_room(method, extractor=True)
+        check_room(method)
     assert caught.value.where == where

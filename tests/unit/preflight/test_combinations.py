@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crl.preflight.combinations import check_combinations, check_offline_bank
 
 from crl.config import Method
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.preflight import check_ready
+from crl.recipes.complementary.config import BankRecipeConfig, config_of
+from crl.recipes.complementary.ready import check_offline_bank
 
 ROOT = Path(__file__).parents[3]
 CRITIC = {"system": "s", "first": "{goal} {observation} {experience} {success_rate}"}
@@ -35,36 +36,38 @@ def method(**changes: Any) -> Method:
 @pytest.mark.parametrize(
     ("where", "changes"),
     [
-        ("rollout.guided_share_rounds", {"rollout__guided_share_end": 0.25}),
-        ("rollout.guided_share_end", {"rollout__guided_share_rounds": 10}),
-        ("prompts.critic", {"actor_critic": {}}),
-        ("retrieval.top_k", {"actor_critic": {}, "prompts__critic": CRITIC, "retrieval__top_k": 2}),
+        ("recipe.guided_share_rounds", {"recipe__guided_share_end": 0.25}),
+        ("recipe.guided_share_end", {"recipe__guided_share_rounds": 10}),
+        (
+            "recipe.retrieval.top_k",
+            {"recipe__actor_critic": {}, "prompts__critic": CRITIC, "recipe__retrieval__top_k": 2},
+        ),
         ("prompts.ask", {"rollout__search_and_ask": {}}),
-        ("actor_critic", {"actor_critic": {}, "prompts__critic": CRITIC, "recipe": "baseline"}),
-        ("self_distillation", {"self_distillation": {}, "recipe": "baseline"}),
-        ("self_distillation", {"self_distillation": {}, "recipe": "experience_only"}),
-        ("rollout.search_and_ask", {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe": "baseline"}),
+        ("recipe.actor_critic", {"recipe__actor_critic": {}, "prompts__critic": CRITIC, "recipe__kind": "baseline"}),
+        ("recipe.self_distillation", {"recipe__self_distillation": {}, "recipe__kind": "baseline"}),
+        ("recipe.self_distillation", {"recipe__self_distillation": {}, "recipe__kind": "experience_only"}),
+        ("rollout.search_and_ask", {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe__kind": "baseline"}),
         *(
             (
                 "rollout.search_and_ask.train_answers",
-                {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe": recipe},
+                {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe__kind": recipe},
             )
             for recipe in ("static_online", "offline_bank")
         ),
-        ("actor_critic", {"actor_critic": {}, "prompts__critic": CRITIC, "rollout__guided_share": 0.0}),
-        ("warm_start.demonstrations", {"families": REALM}),
-        ("self_distillation.episodes", {"self_distillation": {}, "rollout__guided_share": 1.0}),
-        ("extractor.sampling.constrain", {"extractor__sampling__constrain": "actions"}),
-        ("rollout.action_format", {"actor__sampling__constrain": "actions", "rollout__action_format": "tag"}),
+        ("recipe.actor_critic", {"recipe__actor_critic": {}, "prompts__critic": CRITIC, "recipe__guided_share": 0.0}),
+        ("recipe.warm_start.demonstrations", {"families": REALM}),
+        ("recipe.self_distillation.episodes", {"recipe__self_distillation": {}, "recipe__guided_share": 1.0}),
+        ("roles.extractor.sampling.constrain", {"roles__extractor__sampling__constrain": "actions"}),
+        ("rollout.action_format", {"roles__actor__sampling__constrain": "actions", "rollout__action_format": "tag"}),
         (
             "rollout.search_and_ask",
-            {"actor__sampling__constrain": "actions", "rollout__search_and_ask": {}, "prompts__ask": ASK},
+            {"roles__actor__sampling__constrain": "actions", "rollout__search_and_ask": {}, "prompts__ask": ASK},
         ),
     ],
 )
 def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, changes: dict[str, Any]) -> None:
     with pytest.raises(BadInput) as caught:
-        check_combinations(method(**changes))
+        method(**changes)
     assert caught.value.where == f"method.{where}"
     assert caught.value.expected and caught.value.next_step
 
@@ -73,47 +76,61 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
     "changes",
     [
         {},
-        {"actor__sampling__constrain": "actions"},
-        {"rollout__guided_share": 0.0},
-        {"rollout__guided_share": 1.0},
-        {"rollout__guided_share": 0.75, "rollout__guided_share_end": 0.0, "rollout__guided_share_rounds": 40},
-        {"actor_critic": {}, "prompts__critic": CRITIC},
-        {"retrieval__top_k": 16},
+        {"roles__actor__sampling__constrain": "actions"},
+        {"recipe__guided_share": 0.0},
+        {"recipe__guided_share": 1.0},
+        {"recipe__guided_share": 0.75, "recipe__guided_share_end": 0.0, "recipe__guided_share_rounds": 40},
+        {"recipe__actor_critic": {}, "prompts__critic": CRITIC},
+        {"recipe__retrieval__top_k": 16},
         {"rollout__search_and_ask": {}, "prompts__ask": ASK},
-        {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe": "static_online"},
+        {"rollout__search_and_ask": {}, "prompts__ask": ASK, "recipe__kind": "static_online"},
         {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK},
-        {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe": "experience_only"},
-        {"self_distillation": {}},
-        {"self_distillation": {"episodes": "wins"}, "rollout__guided_share": 1.0},
+        {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe__kind": "experience_only"},
+        {"recipe__self_distillation": {}},
+        {"recipe__self_distillation": {"episodes": "wins"}, "recipe__guided_share": 1.0},
         # No twin is free at first; later some are.
         {
-            "self_distillation": {}, "rollout__guided_share": 1.0, "rollout__guided_share_end": 0.5,
-            "rollout__guided_share_rounds": 5,
+            "recipe__self_distillation": {}, "recipe__guided_share": 1.0, "recipe__guided_share_end": 0.5,
+            "recipe__guided_share_rounds": 5,
         },
     ],
 )  # fmt: skip
 def test_what_can_work_is_not_refused(changes: dict[str, Any]) -> None:
-    check_combinations(method(**changes))
+    made = method(**changes)
+    assert Method.model_validate(made.model_dump()) == made
+
+
+def test_a_prompt_that_a_mechanism_needs_is_named_where_it_is_missing() -> None:
+    with pytest.raises(
+        BadInput, match="recipe complementary needs a prompt 'critic'; found actor, ask, distill, merge"
+    ):
+        load_experiment(ROOT / "conf/tiny.yaml", {"method.recipe.actor_critic": {}, "method.prompts": "paper_ask"})
 
 
 def test_an_offline_bank_that_nothing_fills_is_refused_unless_one_was_imported(tmp_path: Path) -> None:
+    def config(kind: str, warm_up_rounds: int = 0) -> BankRecipeConfig:
+        return config_of(method(recipe__kind=kind, recipe__warm_up_rounds=warm_up_rounds))
+
     with pytest.raises(BadInput, match="would stay empty"):
-        check_offline_bank(method(recipe="offline_bank"), tmp_path / "none yet")
-    check_offline_bank(method(recipe="offline_bank", warm_up_rounds=1), tmp_path)
-    check_offline_bank(method(recipe="complementary"), tmp_path)
+        check_offline_bank(config("offline_bank"), tmp_path / "none yet")
+    check_offline_bank(config("offline_bank", warm_up_rounds=1), tmp_path)
+    check_offline_bank(config("complementary"), tmp_path)
     imported = tmp_path / "run" / "imports" / "bank" / f"{'0' * 64}.parquet"
     imported.parent.mkdir(parents=True)
     imported.write_bytes(b"")
-    check_offline_bank(method(recipe="offline_bank"), tmp_path / "run")
+    check_offline_bank(config("offline_bank"), tmp_path / "run")
 
 
-def test_they_are_refused_before_any_work_starts(tmp_path: Path) -> None:
-    for overrides, place in (
-        ({"method.recipe.kind": "offline_bank"}, "method.recipe.warm_up_rounds"),
-        ({"method.recipe.guided_share_end": 0.1}, "method.recipe.guided_share_rounds"),
-    ):
-        experiment = load_experiment(ROOT / "conf/tiny.yaml", {"runtime.min_free_gigabytes": 0, **overrides})
-        with pytest.raises(BadInput) as caught:
-            check_ready(experiment, tmp_path / "run", 1)
-        assert caught.value.where == place
+def test_an_offline_bank_that_stays_empty_is_refused_before_any_work_starts(tmp_path: Path) -> None:
+    overrides = {"runtime.min_free_gigabytes": 0, "method.recipe.kind": "offline_bank"}
+    experiment = load_experiment(ROOT / "conf/tiny.yaml", overrides)
+    with pytest.raises(BadInput) as caught:
+        check_ready(experiment, tmp_path / "run", 1)
+    assert caught.value.where == "method.recipe.warm_up_rounds"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_impossible_together_is_no_experiment_at_all() -> None:
+    with pytest.raises(BadInput) as caught:
+        load_experiment(ROOT / "conf/tiny.yaml", {"method.recipe.guided_share_end": 0.1})
+    assert caught.value.where == "method.recipe.guided_share_rounds" and caught.value.exit_code == 2

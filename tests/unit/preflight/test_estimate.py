@@ -53,7 +53,7 @@ def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
     )
-    base = make_experiment()
+    base = make_experiment(recipe={"kind": "complementary"})
     retrieval = base.method.recipe.retrieval.model_dump()
     with_model = estimate(changed(base, retrieval={**retrieval, "embedder": str(tmp_path)}))
     shape = shape_of(str(tmp_path))
@@ -73,9 +73,9 @@ def test_adapters_need_less_than_full_weights() -> None:
 
 
 def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
-    full = estimate(make_experiment()).checkpoint_bytes or 0
-    for recipe in ("baseline", "static_online", "experience_only", "offline_bank"):
-        assert estimate(changed(make_experiment(), recipe=recipe)).checkpoint_bytes == full / 2, recipe
+    full = estimate(make_experiment(recipe={"kind": "complementary"})).checkpoint_bytes or 0
+    for kind in ("baseline", "static_online", "experience_only", "offline_bank"):
+        assert estimate(make_experiment(recipe={"kind": kind})).checkpoint_bytes == full / 2, kind
 
 
 def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.config import ActorCriticConfig, DistillConfig, Method, PromptConfig
+from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import StopReason
 from crl.records import Retrieval
@@ -108,17 +108,8 @@ def test_no_text_is_an_error(text: str, form: Any) -> None:
     assert (left is None) == (verdict.kind == "reject") and (left is None or left.strip())
 
 
-def method(**changes: Any) -> Method:
-    base = fakes.method()
-    prompt = PromptConfig(system="Judge.", first="{goal}|{observation}|{experience}|{success_rate}")
-    return base.model_copy(
-        update={
-            "prompts": base.prompts.model_copy(update={"critic": prompt}),
-            "actor_critic": ActorCriticConfig(max_new_tokens=12),
-            "distill": DistillConfig(format="lines", max_characters=20),
-            **changes,
-        }
-    )
+CRITIC = ActorCriticConfig(max_new_tokens=12)
+PROMPT = PromptConfig(system="Judge.", first="{goal}|{observation}|{experience}|{success_rate}")
 
 
 def proposed(member: int, experience: str, rate: float | None = None) -> Proposed:
@@ -131,10 +122,12 @@ def proposed(member: int, experience: str, rate: float | None = None) -> Propose
     return Proposed(task, retrieval, experience, rate)
 
 
-def judged(policy: Any, listed: list[Proposed], **changes: Any) -> Any:
+def judged(policy: Any, listed: list[Proposed]) -> Any:
     return judge(
-        policy, listed, method=method(**changes), seed_of=lambda name: np.random.SeedSequence(list(name.encode())),
-        temperature=0.7, weights_digest="w", stage="judge",
+        policy, listed, role=RoleConfig(), critic=CRITIC, prompt=PROMPT,
+        output_format=DistillConfig(format="lines", max_characters=20),
+        seed_of=lambda name: np.random.SeedSequence(list(name.encode())), temperature=0.7, weights_digest="w",
+        stage="judge",
     )  # fmt: skip
 
 
@@ -186,17 +179,15 @@ def test_a_prompt_that_does_not_fit_is_not_sampled_and_changes_nothing() -> None
 
 
 def test_a_prompt_that_cannot_work_is_refused_before_work_starts() -> None:
-    def prompts(first: str) -> Any:
-        return fakes.method().prompts.model_copy(update={"critic": PromptConfig(system="s", first=first)})
+    def shows(first: str) -> PromptConfig:
+        return PromptConfig(system="s", first=first)
 
-    check_critic_prompt(prompts("{experience} {success_rate} {goal} {observation}"))
-    check_critic_prompt(fakes.method().prompts)
+    check_critic_prompt(shows("{experience} {success_rate} {goal} {observation}"))
     with pytest.raises(BadInput, match="trajectory"):
-        check_critic_prompt(prompts("{experience} {trajectory}"))
+        check_critic_prompt(shows("{experience} {trajectory}"))
     with pytest.raises(BadInput, match="does not show the experience"):
-        check_critic_prompt(prompts("{goal}"))
+        check_critic_prompt(shows("{goal}"))
     chat: Any = fakes.CharacterChat()
-    check_critic_room(chat, 100, method())
-    check_critic_room(chat, 1, fakes.method())
+    check_critic_room(chat, 100, PROMPT, CRITIC)
     with pytest.raises(PromptTooLong, match="critic"):
-        check_critic_room(chat, 20, method())
+        check_critic_room(chat, 20, PROMPT, CRITIC)

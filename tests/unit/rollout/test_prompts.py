@@ -48,7 +48,7 @@ def test_good_templates_pass():
 
 def messages(experience, placement="user"):
     return actor_messages(
-        prompts().actor, goal="G {experience}", observation="O {goal}", actions=("a", "b"),
+        prompts()["actor"], goal="G {experience}", observation="O {goal}", actions=("a", "b"),
         experience=experience, placement=placement,
     )  # fmt: skip
 
@@ -75,7 +75,7 @@ def test_placement_system_puts_it_at_the_end_of_the_system_text():
 
 
 def test_feedback_stands_on_its_own_line():
-    prompt = prompts().actor
+    prompt = prompts()["actor"]
     common = {"goal": "g", "observation": "o", "actions": ("a",)}
     assert following_text(prompt, feedback="", **common) == "o"
     assert following_text(prompt, feedback="no {goal}", **common) == "no {goal}\no"
