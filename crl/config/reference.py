@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+from crl.config import RECIPES, RecipeConfig
 from crl.config.keys import FIRST_KEYS, field_schema, inlined, models
 
 _HEAD = """# Every key of an experiment
@@ -22,11 +24,28 @@ _BOUNDS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}",
 
 def page() -> str:
     """The page as Markdown: the first keys, then one table per model."""
-    parts = [_HEAD, _table({key: field_schema(key) for key in FIRST_KEYS})]
-    for name, model in models().items():
-        if "properties" in model:
-            parts.append(f"\n## {name}\n\n{model.get('description', '')}\n" + _table(model["properties"]))
+    first = {key: field_schema(key) for key in FIRST_KEYS}
+    kind = RecipeConfig.model_fields["kind"].description
+    first["method.recipe.kind"] = {"enum": RECIPES.names(), "default": "complementary", "description": kind}
+    parts = [_HEAD, _table(first)]
+    tables = {name: model for name, model in models().items() if "properties" in model}
+    tables |= {model["title"]: model for found in list(tables.values()) for model in _kinds(found)}
+    for name, model in tables.items():
+        parts.append(f"\n## {name}\n\n{model.get('description', '')}\n" + _table(model["properties"]))
     return "".join(parts)
+
+
+def _kinds(schema: Any) -> Iterator[dict[str, Any]]:
+    """Models of one `kind` (an environment's, a recipe's), which stand where they are used."""
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, dict | list):
+            if _is_kind(part):
+                yield part
+            yield from _kinds(part)
+
+
+def _is_kind(schema: Any) -> bool:
+    return isinstance(schema, dict) and "const" in schema.get("properties", {}).get("kind", {}) and "title" in schema
 
 
 def _table(fields: dict[str, dict[str, Any]]) -> str:
@@ -52,8 +71,11 @@ def _values(schema: dict[str, Any]) -> str:
         return ", ".join(_shown(value) for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         return f"list of {_values(schema['items'])}" if "items" in schema else "list"
+    if _is_kind(schema):
+        return f"[{schema['title']}](#{schema['title'].lower()})"
     if schema.get("type") == "object":
-        return f"one {_values(schema['additionalProperties'])} per name" if "additionalProperties" in schema else "any"
+        named = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties"))
+        return f"one {_values(named)} per name" if isinstance(named, dict) else schema.get("title", "any")
     bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
     return " ".join([schema.get("type", "any"), *([", ".join(bounds)] if bounds else [])])
 

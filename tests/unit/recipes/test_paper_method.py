@@ -75,7 +75,7 @@ def small(directory: Path, **more: Any) -> Experiment:
     embedder = write_embedder(resolve_model("tiny").path, directory / "embedder", longest=512)
     overrides = {
         **CUT,
-        **{f"method.{role}.{name}": value for role in ("actor", "extractor") for name, value in SMALL.items()},
+        **{f"method.roles.{role}.{name}": value for role in ("actor", "extractor") for name, value in SMALL.items()},
         "method.roles.actor.model": "tiny",
         "method.roles.extractor.model": str(thinking),
         "method.recipe.retrieval.embedder": str(embedder),
