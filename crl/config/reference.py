@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from crl.config import RECIPES, RecipeConfig
+from crl.config import RECIPES
 from crl.config.keys import FIRST_KEYS, field_schema, inlined, models
 
 _HEAD = """# Every key of an experiment
@@ -25,8 +25,7 @@ _BOUNDS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}",
 def page() -> str:
     """The page as Markdown: the first keys, then one table per model."""
     first = {key: field_schema(key) for key in FIRST_KEYS}
-    kind = RecipeConfig.model_fields["kind"].description
-    first["method.recipe.kind"] = {"enum": RECIPES.names(), "default": "complementary", "description": kind}
+    first["method.recipe.kind"] = {**first["method.recipe.kind"], "enum": RECIPES.names()}
     parts = [_HEAD, _table(first)]
     tables = {name: model for name, model in models().items() if "properties" in model}
     tables |= {model["title"]: model for found in list(tables.values()) for model in _kinds(found)}

@@ -135,10 +135,10 @@ def test_what_can_be_checked_without_the_models_is_ready() -> None:
         check()
         names.append(name)
     assert {
-        "method",
         "method.roles.actor.model",
         "method.roles.extractor.model",
-        "method.recipe.retrieval.embedder",
+        "the embedder of the recipe",
+        f"environment of family {made.method.families[0].name}",
     } <= set(names)
 
 
