@@ -20,7 +20,7 @@ class Batch:
     logits_BTV: Floats
     targets_BT: NDArray[np.int64]
     mask_BT: Floats
-    behaviour_BT: Floats
+    behavior_BT: Floats
     advantages_B: Floats
     weights_B: Floats
     temperature: float
@@ -62,12 +62,12 @@ def random_batch(seed: int, *, samples: int = 6, tokens: int = 17, vocabulary: i
         logits_BTV=rng.normal(size=(samples, tokens, vocabulary)) * 2,
         targets_BT=rng.integers(0, vocabulary, size=(samples, tokens)),
         mask_BT=mask,
-        behaviour_BT=np.zeros((samples, tokens)),
+        behavior_BT=np.zeros((samples, tokens)),
         advantages_B=advantages,
         weights_B=rng.uniform(0.05, 1.0, size=samples),
         temperature=0.99,
     )
-    batch.behaviour_BT = (batch.logprobs() + spread * rng.normal(size=mask.shape)) * mask
+    batch.behavior_BT = (batch.logprobs() + spread * rng.normal(size=mask.shape)) * mask
     return batch
 
 
@@ -84,7 +84,7 @@ def eq_5(
             continue
         a = batch.advantages_B[b]
         share = batch.weights_B[b] / (len(positions) if aggregation == "token_mean" else 1)
-        gaps = {t: logprobs[b, t] - batch.behaviour_BT[b, t] for t in positions}
+        gaps = {t: logprobs[b, t] - batch.behavior_BT[b, t] for t in positions}
         for t in positions:
             rho = np.exp(gaps[t] if ratio == "token" else sum(gaps.values()))
             clipped = min(max(rho, 1 - epsilon), 1 + epsilon)
@@ -104,7 +104,7 @@ def eq_3(batch: Batch, low: float, high: float) -> tuple[float, Floats]:
     trained = float(batch.mask_BT.sum())
     loss = 0.0
     for b, t in np.argwhere(batch.mask_BT > 0):
-        rho = np.exp(logprobs[b, t] - batch.behaviour_BT[b, t])
+        rho = np.exp(logprobs[b, t] - batch.behavior_BT[b, t])
         factor = min(max(rho, 1 - low), 1 + high) * batch.advantages_B[b] * batch.weights_B[b] / trained
         loss -= factor * logprobs[b, t]
         derivative[b, t] = -factor

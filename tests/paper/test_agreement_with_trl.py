@@ -22,7 +22,7 @@ from tests.paper.reference import Batch, random_batch
 def tensors(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Log-probabilities that take a gradient, and behaviour, mask, advantages, weights."""
     logprobs_BT = torch.tensor(batch.logprobs(), requires_grad=True)
-    rows = (batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    rows = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
     return logprobs_BT, [torch.tensor(row) for row in rows]
 
 
@@ -30,7 +30,7 @@ def trl_loss(batch: Batch, **settings: Any) -> tuple[float, torch.Tensor]:
     """Loss and gradient in the log-probabilities of TRL's GRPOTrainer."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    logprobs_BT, (behaviour_BT, mask_BT, advantages_B, _) = tensors(batch)
+    logprobs_BT, (behavior_BT, mask_BT, advantages_B, _) = tensors(batch)
     trainer = MagicMock()
     trainer._get_per_token_logps_and_entropies.return_value = logprobs_BT, torch.zeros_like(logprobs_BT), None
     trainer.accelerator.gather = lambda value: value
@@ -49,7 +49,7 @@ def trl_loss(batch: Batch, **settings: Any) -> tuple[float, torch.Tensor]:
     inputs = {
         "prompt_ids": empty, "prompt_mask": empty, "completion_ids": torch.tensor(batch.targets_BT),
         "completion_mask": torch.ones_like(mask_BT), "tool_mask": mask_BT, "advantages": advantages_B,
-        "old_per_token_logps": behaviour_BT, "num_items_in_batch": mask_BT.sum(),
+        "old_per_token_logps": behavior_BT, "num_items_in_batch": mask_BT.sum(),
     }  # fmt: skip
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
     loss.backward()
@@ -73,11 +73,11 @@ def test_grpo_with_equal_weights_is_trls(seed: int) -> None:
 def test_cispo_with_ratios_above_the_lower_bound_is_trls(seed: int) -> None:
     batch = random_batch(seed)
     batch.weights_B = np.ones(len(batch.weights_B))
-    gaps = np.abs(batch.logprobs() - batch.behaviour_BT)
-    batch.behaviour_BT = (batch.logprobs() - gaps) * batch.mask_BT  # every ratio is 1 or more
+    gaps = np.abs(batch.logprobs() - batch.behavior_BT)
+    batch.behavior_BT = (batch.logprobs() - gaps) * batch.mask_BT  # every ratio is 1 or more
     logprobs_BT, rows = tensors(batch)
     config = ExtractorObjective(clip_low=0.1, clip_high=0.1)
-    loss, statistics = cispo_objective(logprobs_BT, *rows, config, normaliser=float(batch.mask_BT.sum()))
+    loss, statistics = cispo_objective(logprobs_BT, *rows, config, normalizer=float(batch.mask_BT.sum()))
     loss.backward()
     expected, gradient = trl_loss(batch, loss_type="cispo", epsilon_low=0.1, epsilon_high=1.1)
     assert statistics.clipped_high > 0

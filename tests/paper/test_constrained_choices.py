@@ -76,7 +76,7 @@ def test_the_update_renormalises_as_sampling_did(model: Path) -> None:
         assert figures["loss"] == pytest.approx(eq_5(restricted(shown, model), objective.clip)[0], rel=1e-5)
         if shown is samples:
             assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-            assert figures["behaviour_gap"] == pytest.approx(0.0, abs=1e-5)
+            assert figures["logprob_mismatch"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_the_gradient_is_that_of_the_restricted_distribution() -> None:

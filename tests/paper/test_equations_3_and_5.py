@@ -23,7 +23,7 @@ def ours(batch: Batch, objective: Objective, *arguments: Any, **named: Any) -> t
     targets_BT1 = torch.tensor(batch.targets_BT)[..., None]
     mask_BT = torch.tensor(batch.mask_BT, dtype=torch.float32)
     logprobs_BT = (logits_BTV / batch.temperature).log_softmax(-1).gather(2, targets_BT1)[..., 0] * mask_BT
-    rows = [batch.behaviour_BT, batch.mask_BT, batch.advantages_B, batch.weights_B]
+    rows = [batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B]
     behaviour, mask, advantages, weights = (torch.tensor(row, dtype=torch.float32) for row in rows)
     if objective is nll_objective:
         loss, statistics = objective(logprobs_BT, mask, weights, **named)
@@ -50,7 +50,7 @@ def test_eq_5_and_its_gradient(seed: int, ratio: Any, aggregation: Any) -> None:
 def test_eq_3_and_its_gradient(seed: int) -> None:
     batch = random_batch(seed)
     config = ExtractorObjective(clip_low=0.1, clip_high=0.3)
-    loss, gradient, _ = ours(batch, cispo_objective, config, normaliser=float(batch.mask_BT.sum()))
+    loss, gradient, _ = ours(batch, cispo_objective, config, normalizer=float(batch.mask_BT.sum()))
     expected, derivative = eq_3(batch, config.clip_low, config.clip_high)
     assert loss == pytest.approx(expected, rel=TOLERANCE)
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
@@ -61,7 +61,7 @@ def test_the_batches_reach_every_case() -> None:
     cases = set()
     for seed in range(6):
         batch = random_batch(seed)
-        rho = np.exp(batch.logprobs() - batch.behaviour_BT)
+        rho = np.exp(batch.logprobs() - batch.behavior_BT)
         for b, t in np.argwhere(batch.mask_BT > 0):
             side = "below" if rho[b, t] < 0.8 else "above" if rho[b, t] > 1.2 else "inside"
             cases.add((side, batch.advantages_B[b] > 0))
@@ -70,27 +70,27 @@ def test_the_batches_reach_every_case() -> None:
 
 def test_clipped_tokens_are_counted_on_each_side() -> None:
     batch = random_batch(3)
-    rho = np.exp(batch.logprobs() - batch.behaviour_BT)
+    rho = np.exp(batch.logprobs() - batch.behavior_BT)
     signs_B1 = np.sign(batch.advantages_B)[:, None]
     trained = batch.mask_BT > 0
     _, _, actor = ours(batch, grpo_objective, ActorObjective())
     assert actor.clipped_high == ((rho > 1.2) & (signs_B1 > 0) & trained).sum() > 0
     assert actor.clipped_low == ((rho < 0.8) & (signs_B1 < 0) & trained).sum() > 0
-    _, _, extractor = ours(batch, cispo_objective, ExtractorObjective(), normaliser=1.0)
+    _, _, extractor = ours(batch, cispo_objective, ExtractorObjective(), normalizer=1.0)
     assert extractor.clipped_high == ((rho > 1.1) & trained).sum() > 0
     assert extractor.clipped_low == ((rho < 0.9) & trained).sum() > 0
     assert actor.tokens == trained.sum()
     assert actor.ratio_sum == pytest.approx(rho[trained].sum(), rel=TOLERANCE)
     assert actor.ratio_max == pytest.approx(rho[trained].max(), rel=TOLERANCE)
-    assert actor.gap_sum == pytest.approx(np.abs(np.log(rho[trained])).sum(), rel=TOLERANCE)
+    assert actor.mismatch_sum == pytest.approx(np.abs(np.log(rho[trained])).sum(), rel=TOLERANCE)
 
 
 def test_eq_3_gives_every_token_a_gradient_where_eq_5_takes_it_away() -> None:
     batch = random_batch(1)
     batch.advantages_B = np.ones_like(batch.advantages_B)
-    batch.behaviour_BT = (batch.logprobs() - 1.0) * batch.mask_BT  # every ratio is e, above both clips
+    batch.behavior_BT = (batch.logprobs() - 1.0) * batch.mask_BT  # every ratio is e, above both clips
     _, clipped, _ = ours(batch, grpo_objective, ActorObjective())
-    _, kept, _ = ours(batch, cispo_objective, ExtractorObjective(), normaliser=1.0)
+    _, kept, _ = ours(batch, cispo_objective, ExtractorObjective(), normalizer=1.0)
     assert np.abs(clipped).max() == 0
     assert (np.abs(kept).sum(-1) > 0).sum() == batch.mask_BT.sum()
 
@@ -99,7 +99,7 @@ def test_losses_of_micro_batches_add_up() -> None:
     batch = random_batch(2)
     parts = [
         Batch(
-            batch.logits_BTV[rows], batch.targets_BT[rows], batch.mask_BT[rows], batch.behaviour_BT[rows],
+            batch.logits_BTV[rows], batch.targets_BT[rows], batch.mask_BT[rows], batch.behavior_BT[rows],
             batch.advantages_B[rows], batch.weights_B[rows], batch.temperature,
         )
         for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
@@ -121,7 +121,7 @@ def test_losses_of_micro_batches_add_up() -> None:
 def test_next_token_loss() -> None:
     batch = random_batch(4)
     trained = float(batch.mask_BT.sum())
-    loss, gradient, _ = ours(batch, nll_objective, normaliser=trained)
+    loss, gradient, _ = ours(batch, nll_objective, normalizer=trained)
     derivative = -batch.weights_B[:, None] * batch.mask_BT / trained
     assert loss == pytest.approx(float((derivative * batch.logprobs()).sum()), rel=TOLERANCE)
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
@@ -129,7 +129,7 @@ def test_next_token_loss() -> None:
 
 def test_a_sequence_far_from_its_behaviour_stays_finite() -> None:
     batch = random_batch(5)
-    batch.behaviour_BT = -60.0 * batch.mask_BT
+    batch.behavior_BT = -60.0 * batch.mask_BT
     for advantage in (1.0, -1.0):
         batch.advantages_B = np.full_like(batch.advantages_B, advantage)
         loss, gradient, _ = ours(batch, grpo_objective, ActorObjective(ratio="sequence"))

@@ -47,7 +47,7 @@ def batch_of(model: Path, samples: list[Sample]) -> Batch:
         logits_BTV=np.zeros((len(samples), length, VOCABULARY)),
         targets_BT=np.zeros((len(samples), length), dtype=np.int64),
         mask_BT=np.zeros((len(samples), length)),
-        behaviour_BT=np.zeros((len(samples), length)),
+        behavior_BT=np.zeros((len(samples), length)),
         advantages_B=np.array([sample.advantage for sample in samples]),
         weights_B=np.array([sample.weight for sample in samples]),
         temperature=TEMPERATURE,
@@ -58,7 +58,7 @@ def batch_of(model: Path, samples: list[Sample]) -> Batch:
             batch.logits_BTV[row, :tokens] = network(torch.tensor([sample.token_ids[:-1]])).logits[0].numpy()
         batch.targets_BT[row, :tokens] = sample.token_ids[1:]
         batch.mask_BT[row, :tokens] = sample.loss_mask[1:]
-        batch.behaviour_BT[row, :tokens] = sample.logprobs[1:]
+        batch.behavior_BT[row, :tokens] = sample.logprobs[1:]
     return batch
 
 

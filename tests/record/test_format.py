@@ -13,7 +13,7 @@ from crl.errors import OtherFormat
 from crl.records import RECORD_FORMAT
 from crl.report.bank import snapshot
 from crl.report.diff import bank_diff
-from crl.report.summary import summarise
+from crl.report.summary import summarize
 from crl.report.views import connect, query, write_catalog
 from crl.report.why import why
 from crl.run.directory import RunDirectory
@@ -31,7 +31,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "train": lambda path: RunDirectory.create_or_open(experiment(), path.parent),
     "verify": verify,
     "before training": require_intact,
-    "status": summarise,
+    "status": summarize,
     "bank": snapshot,
     "diff": lambda path: bank_diff(path, 1),
     "why": lambda path: why(path, ENTRY),

@@ -18,7 +18,7 @@ from crl.envs.minihack import MiniHackConfig
 from crl.envs.realms import RealmsConfig, layouts
 from crl.envs.shrines import ShrinesConfig
 from crl.errors import BadInput
-from crl.protocols import Levelled
+from crl.protocols import Leveled
 
 FROM = 1_000_000
 ROOM = "MiniHack-Room-Ultimate-5x5-v0"
@@ -72,7 +72,7 @@ def test_every_registered_environment_is_proved_here():
 @EVERY
 def test_no_level_is_both_trained_and_held_out(made, config, levels):
     environment = made(config)
-    assert isinstance(environment, Levelled)
+    assert isinstance(environment, Leveled)
     sides = contents(environment, range(levels)), contents(environment, range(FROM, FROM + min(levels, 128)))
     trained, held_out = ({content for content, _ in side} for side in sides)
     assert len(trained) > 20 and len(held_out) > 8, "there is something to hold apart"

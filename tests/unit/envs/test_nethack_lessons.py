@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crl.envs.nethack_lessons import lesson_of, towards
+from crl.envs.nethack_lessons import lesson_of, toward
 from crl.protocols import Lesson
 from crl.records import Episode, Turn
 
@@ -77,4 +77,4 @@ def test_a_guided_game_betters_its_note_where_it_was_lost() -> None:
     ("bearing", "move"), [("2 east", "east"), ("1 northeast", "northeast"), ("2 east 1 north", "northeast")]
 )
 def test_a_bearing_asks_for_a_move(bearing: str, move: str) -> None:
-    assert towards(bearing) == move
+    assert toward(bearing) == move

@@ -127,10 +127,10 @@ def test_the_rewards_of_a_batch():
 
 
 def test_clipping_is_told_of_a_step_only():
-    update = {"clipped_low": 0.1, "clipped_high": 0.2, "ratio_mean": 1.01, "ratio_max": 2.0, "behaviour_gap": 0.3}
+    update = {"clipped_low": 0.1, "clipped_high": 0.2, "ratio_mean": 1.01, "ratio_max": 2.0, "logprob_mismatch": 0.3}
     assert clip_figures("actor", update) == {
         "actor_clipped": pytest.approx(0.3), "actor_ratio_mean": 1.01, "actor_ratio_max": 2.0,
-        "actor_behaviour_gap": 0.3,
+        "actor_logprob_mismatch": 0.3,
     }  # fmt: skip
     assert clip_figures("actor", {"samples": 8.0, "stepped": 0.0}) == {}
 

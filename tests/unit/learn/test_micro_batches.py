@@ -46,7 +46,7 @@ def test_targets_are_the_tokens_after_the_inputs(random_samples: MakeSamples) ->
         assert batch.input_ids_BT[row, :length].tolist() == sample.token_ids[:-1]
         assert batch.targets_BT[row, :length].tolist() == sample.token_ids[1:]
         assert batch.mask_BT[row, :length].tolist() == sample.loss_mask[1:]
-        assert batch.behaviour_BT[row, :length].tolist() == pytest.approx(sample.logprobs[1:])
+        assert batch.behavior_BT[row, :length].tolist() == pytest.approx(sample.logprobs[1:])
         assert batch.mask_BT[row, length:].sum() == 0
         assert batch.attention_mask_BT[row].sum() == length
 

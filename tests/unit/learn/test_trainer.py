@@ -211,7 +211,7 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(base_model: Path, r
     one = trainer(role(), base_model)
     figures = one.update(samples, ActorObjective())
     one.dispose()
-    assert figures["behaviour_gap"] < 1e-5
+    assert figures["logprob_mismatch"] < 1e-5
     assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert figures["clipped_low"] == figures["clipped_high"] == 0.0
 
@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused(base_model: Path, random_samples: MakeSamp
         trainer(role(stage=1), base_model, tmp_path / "c")
     state = tmp_path / "c" / "deepspeed" / "optimizer-rank00000.safetensors"
     state.write_bytes(state.read_bytes()[:-8])
-    with pytest.raises(RecordDamaged, match="optimiser state"):
+    with pytest.raises(RecordDamaged, match="optimizer state"):
         trainer(role(), base_model, tmp_path / "c")
     with pytest.raises(BadInput, match="processes"):
         trainer(RoleConfig(deepspeed=DeepSpeedConfig(ranks=2)), base_model)

@@ -179,17 +179,17 @@ def test_a_hugging_face_id_is_taken_from_the_cache_or_refused_before_work_starts
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def snapshot_download(name: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
-        if name != "organisation/embedder":
+        if name != "organization/embedder":
             raise LocalEntryNotFoundError("offline")
         assert local_files_only, "the hub was asked though the model is cached"
         return str(directory)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    found, same = resolve_embedder("organisation/embedder"), resolve_embedder(str(directory))
+    found, same = resolve_embedder("organization/embedder"), resolve_embedder(str(directory))
     assert found is not None and same is not None and found.digest == same.digest
-    check_embedder("organisation/another", PROMPT)  # by its form: whether it is there shows when it is resolved
-    made = load_experiment(ROOT / "conf/tiny.yaml", {"method.recipe.retrieval.embedder": "organisation/another"})
-    with pytest.raises(BadInput, match="'organisation/another' is not cached here") as caught:
+    check_embedder("organization/another", PROMPT)  # by its form: whether it is there shows when it is resolved
+    made = load_experiment(ROOT / "conf/tiny.yaml", {"method.recipe.retrieval.embedder": "organization/another"})
+    with pytest.raises(BadInput, match="'organization/another' is not cached here") as caught:
         check_ready(made, tmp_path / "run", 1)
     assert caught.value.where == "retrieval.embedder" and "minilm or lexical" in str(caught.value.expected)
 

@@ -91,7 +91,7 @@ def test_unknown_names_are_refused(name):
 
 def test_checking_prepares_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CRL_MODELS", str(tmp_path / "none"))
-    for name in ("tiny", "smollm2-135m-instruct", "organisation/model"):
+    for name in ("tiny", "smollm2-135m-instruct", "organization/model"):
         sources.check_model(name)
     assert not (tmp_path / "none").exists()
 
@@ -116,7 +116,7 @@ def test_without_network_the_message_says_what_works(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(BadInput) as caught:
-        sources.resolve_model("organisation/model")
+        sources.resolve_model("organization/model")
     assert "tiny" in str(caught.value)
     assert "smollm2-135m-instruct" in str(caught.value)
 
@@ -129,7 +129,7 @@ def test_a_cached_snapshot_is_used_without_asking_the_hub(copied, monkeypatch, t
         return str(copied)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
-    assert sources.resolve_model("organisation/model").digest == tiny.digest
+    assert sources.resolve_model("organization/model").digest == tiny.digest
 
 
 def test_naming_a_model_imports_no_model_library():

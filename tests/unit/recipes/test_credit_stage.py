@@ -13,7 +13,7 @@ from crl.learn import collapse
 from crl.recipes.reading import recorded_bank
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
-from crl.report.summary import summarise
+from crl.report.summary import summarize
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 
@@ -32,7 +32,7 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
         assert (figures["used_age_mean"], figures["used_age_max"]) == (pytest.approx(np.mean(ages)), max(ages))
         told[number] = figures["used_age_mean"]
     assert recipe != "offline_bank" or told == {2: 1.0, 3: 2.0}, "its bank grows older"
-    [chart] = [each for each in bank_charts(summarise(played.run.path)) if each.title.startswith("mean age")]
+    [chart] = [each for each in bank_charts(summarize(played.run.path)) if each.title.startswith("mean age")]
     shown = {row[0]: row[chart.columns.index("used")] for row in chart.rows}
     assert {number: float(shown[str(number)]) for number in told} == pytest.approx(told, rel=1e-2)
 
@@ -132,7 +132,7 @@ def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_e
     made = experiment(method__recipe__warm_up_rounds=3, method__recipe__bank__duplicates="reject")
     played = Played(tmp_path, made, 5, AllNotesFail(made))
     batch = made.method.recipe.extractor_objective.batch
-    shown = {row.round: row for row in summarise(played.run.path) if row.label == str(row.round)}
+    shown = {row.round: row for row in summarize(played.run.path) if row.label == str(row.round)}
     figures, alarms = {}, {}
     for number in range(1, 6):
         rows = [*played.rows(Metric, "credit", number), *played.rows(Metric, "health", number)]

@@ -25,7 +25,7 @@ from crl.report.markdown import (
     report_markdown,
     rounds_markdown,
 )
-from crl.report.summary import summarise
+from crl.report.summary import summarize
 from tests.unit.report.builder import build_run
 
 NASTY = [
@@ -107,14 +107,14 @@ def test_a_large_diff_is_cut_with_a_count_and_the_command() -> None:
 
 
 def test_the_round_table_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
-    text = rounds_markdown("room", summarise(build_run(tmp_path / "run"))).replace("\u00a0", " ")
+    text = rounds_markdown("room", summarize(build_run(tmp_path / "run"))).replace("\u00a0", " ")
     assert "| 2 | 1/2 50 % | 0/2 0 % | 2/2 100 % [34–100] | 0/2 0 % [0–66] |" in text
     assert "| 2 | – | – | 1 | update 1 | 0/1 | 1 | –/1 | 10.5 | 1 |" in text
     assert "| 0 base |" in text and "Alarms of round 2" in text and "share\\_malformed" in text
 
 
 def test_the_curve_is_a_picture_that_asks_for_nothing(tmp_path: Path) -> None:
-    text = curve_markdown("room", summarise(build_run(tmp_path / "run")))
+    text = curve_markdown("room", summarize(build_run(tmp_path / "run")))
     pictures = re.findall(r"!\[[^\]]+\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
     assert len(pictures) == 2
     for encoded in pictures:

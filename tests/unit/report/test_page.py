@@ -335,7 +335,7 @@ def test_no_page_scrolls_sideways_or_asks_for_anything(
 
 def test_history_reads_new_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.report import history as module
-    from crl.report.summary import summarise
+    from crl.report.summary import summarize
     from tests.unit.report.builder import evaluation
 
     run = build_run(tmp_path / "run")
@@ -343,13 +343,13 @@ def test_history_reads_new_rounds_only(tmp_path: Path, monkeypatch: pytest.Monke
 
     def counted(path: Path, rounds: Any = None) -> Any:
         asked.append(rounds)
-        return summarise(path, rounds)
+        return summarize(path, rounds)
 
-    monkeypatch.setattr(module, "summarise", counted)
+    monkeypatch.setattr(module, "summarize", counted)
     history = History(run)
-    assert history.summaries() == summarise(run) and asked == [[0, 1, 2]]
-    assert history.summaries() == summarise(run) and asked == [[0, 1, 2]]
+    assert history.summaries() == summarize(run) and asked == [[0, 1, 2]]
+    assert history.summaries() == summarize(run) and asked == [[0, 1, 2]]
     write_stage(run, 3, "evaluate", [[evaluation(3, "with_bank", 1, True)]])
-    assert history.summaries() == summarise(run) and asked[1:] == [[3]]
+    assert history.summaries() == summarize(run) and asked[1:] == [[3]]
     shutil.rmtree(run / "rounds" / "0003" / "evaluate")
-    assert history.rounds() == [0, 1, 2] and history.summaries() == summarise(run)
+    assert history.rounds() == [0, 1, 2] and history.summaries() == summarize(run)

@@ -10,7 +10,7 @@ import pytest
 from crl.report.play_charts import play_charts
 from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
 from crl.report.rates import wilson
-from crl.report.summary import Cost, summarise
+from crl.report.summary import Cost, summarize
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory
 from tests.unit.report.builder import build_run, evaluation, write_stage
@@ -49,7 +49,7 @@ def test_success_and_cost_of_every_arm(tmp_path: Path) -> None:
         (2, "evaluate", "without_bank", 0, 2, 2.0, 20.0, 4.0),
         (3, "evaluate", "random", 3, 8, 2.0, 0.0, 0.0),
     ]
-    costs = summarise(run)[3].costs
+    costs = summarize(run)[3].costs
     assert costs["guided"] == Cost(2, 6, 80, 13) and costs["with_bank"] == Cost(2, 4, 40, 8)
 
 
@@ -79,7 +79,7 @@ def test_times_are_those_of_the_manifests(finished: Path) -> None:
         assert timed == dict(query(finished, counts.format(table, stage, where))[1]), work
     parts = next(batches for _, stage, work, _, batches, *_ in rows if (stage, work) == ("collect", "play"))
     assert parts > 1
-    titles = {chart.title for chart in play_charts([each for each in summarise(finished) if each.label.isdigit()])}
+    titles = {chart.title for chart in play_charts([each for each in summarize(finished) if each.label.isdigit()])}
     assert titles >= {"milliseconds per query of the bank", "seconds per game, held out", "actions per game, held out",
                       "thousand tokens per round"}  # fmt: skip
     assert "seconds per answer to a question" not in titles, "nobody asked any"

@@ -15,12 +15,12 @@ from crl.report.page import render
 from crl.report.play_charts import play_charts
 from crl.report.rates import Rate
 from crl.report.round_tables import notes, round_tables
-from crl.report.summary import RoundSummary, summarise
+from crl.report.summary import RoundSummary, summarize
 from tests.unit.report.builder import build_run, evaluation, write_stage
 
 
 def test_figures_of_each_round(tmp_path: Path) -> None:
-    base, start, first, second = summarise(build_run(tmp_path / "run"))
+    base, start, first, second = summarize(build_run(tmp_path / "run"))
     assert (base.label, base.without_bank, base.bank) == ("0 base", Rate(0, 2), None)
     assert (start.label, start.without_bank, start.bank, start.extractor_updates) == ("0", Rate(1, 2), 0, 0)
     assert (first.guided, first.free) == (Rate(0, 0), Rate(1, 4))
@@ -38,7 +38,7 @@ def test_warm_start_episodes_do_not_count_as_a_round(tmp_path: Path) -> None:
 
     run = build_run(tmp_path / "run")
     write_stage(run, 0, "warm_start_actor", [[episode(0, 0, guided=False, success=True)]])
-    assert all(each.free == Rate(0, 0) for each in summarise(run) if each.round == 0)
+    assert all(each.free == Rate(0, 0) for each in summarize(run) if each.round == 0)
 
 
 def printed(summaries: list[RoundSummary], width: int) -> list[str]:
@@ -49,7 +49,7 @@ def printed(summaries: list[RoundSummary], width: int) -> list[str]:
 
 
 def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -> None:
-    summaries = summarise(build_run(tmp_path / "run"))
+    summaries = summarize(build_run(tmp_path / "run"))
     lines = printed(summaries, 80)
     assert "2 1/2 50 % 0/2 0 % 2/2 100 % [34–100] 0/2 0 % [0–66]" in lines, "one line a round, in 80 columns"
     assert "0 base – – – 0/2 0 % [0–66]" in lines and "2 – – 1 update 1 0/1 1 –/1" in lines
@@ -59,13 +59,13 @@ def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -
 
 def test_the_random_policy_is_a_line_of_table_and_curve(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
-    without = summarise(run)
+    without = summarize(run)
     for shown in ("\n".join(printed(without, 80)), rounds_markdown("run", without), render(run)):
         assert "random policy" not in shown and "random  " not in shown, "nothing is said of what was not measured"
     shutil.rmtree(run / "rounds/0000/evaluate")
     plays = [evaluation(0, "random", play, play % 4 == 0) for play in range(64)]
     write_stage(run, 0, "evaluate", [[evaluation(0, "without_bank", 1, True), *plays]])
-    summaries = summarise(run)
+    summaries = summarize(run)
     assert [each.random for each in summaries if each.random.episodes] == [Rate(16, 64)]
     assert [each.without_bank for each in summaries] == [Rate(0, 2), Rate(1, 1), Rate(0, 0), Rate(0, 2)]
     told = "16/64 25 % [16–37]"
@@ -80,7 +80,7 @@ def test_the_random_policy_is_a_line_of_table_and_curve(tmp_path: Path) -> None:
 
 
 def test_a_run_without_stages_has_no_table(tmp_path: Path) -> None:
-    assert summarise(tmp_path) == []
+    assert summarize(tmp_path) == []
     assert round_tables([]) == []
 
 
@@ -92,7 +92,7 @@ def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path
         Metric(round=2, stage="health", name="turns_cut", value=0.0125, alarm=None),
     ]
     write_stage(run, 2, "health", [rows])
-    summaries = summarise(run)
+    summaries = summarize(run)
     assert "2 53.8 % 1.25 % 1 update 1 0/1 1 –/1" in printed(summaries, 80)
     assert f"alarm in round 2, health: turns_valid 0.538, {alarm}" in notes(summaries)
     assert "| 2 | 53.8 % | 1.25 % | 1 |" in rounds_markdown("run", summaries).replace("\u00a0", " ")
@@ -108,7 +108,7 @@ def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:
     figures = {"notes_true": 0.25, "share_add": 0.5, "families_with_note": 1.0}
     rows = [Metric(round=2, stage="health", name=name, value=value, alarm=None) for name, value in figures.items()]
     write_stage(run, 2, "health", [[*rows, Metric(round=2, stage="health", name="collapsed", value=1, alarm=told)]])
-    summaries = summarise(run)
+    summaries = summarize(run)
     assert dict(summaries[-1].health) == {**figures, "collapsed": 1.0} and not summaries[-2].health
     assert f"alarm in round 2, health: collapsed 1, {told}" in notes(summaries)
     assert told in rounds_markdown("run", summaries)

@@ -14,7 +14,7 @@ from benchmarks.made_run import Size, make, writing
 from crl.bank.changes import applied
 from crl.errors import BadInput, RecordDamaged
 from crl.records import ROW_TYPES, BankChange, BankEntry, schema_of
-from crl.report.summary import summarise
+from crl.report.summary import summarize
 from crl.report.views import CATALOG, columns_of, connect, query, reading, write_catalog
 from tests.unit.report.builder import NEW, OLD, build_run, stages
 
@@ -220,7 +220,7 @@ def test_the_round_table_leaves_out_what_a_lost_file_held(made: Path, tmp_path: 
     path = Path(shutil.copytree(made, tmp_path / "run"))
     lost = max(path.glob(f"rounds/*/*/{name}.parquet"))
     lost.unlink()
-    before, after = summarise(made), summarise(path)
+    before, after = summarize(made), summarize(path)
     number = int(lost.parts[-3])
     assert len(before) == len(after)
     assert [each for each in before if each.round != number] == [each for each in after if each.round != number]

@@ -191,7 +191,7 @@ def test_another_package_adds_a_tracker_by_entry_point(tmp_path: Path, monkeypat
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[crl.trackers]\nnotebook = outside_tracker:Notebook\n")
-    source = "class Notebook:\n    id = 'n'\n    def __init__(self, run, colour='red'): ...\n"
+    source = "class Notebook:\n    id = 'n'\n    def __init__(self, run, color='red'): ...\n"
     (tmp_path / "outside_tracker.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     (choice,) = Runtime(trackers=[{"kind": "notebook", "colour": "blue"}]).trackers

@@ -10,7 +10,7 @@ from scipy import stats
 from crl.lab.study.config import Study
 from crl.lab.study.figures import Rate, RunFigures, collapse_alarms
 from crl.lab.study.page import chart_groups
-from crl.lab.study.results import StudyResult, summarise_study
+from crl.lab.study.results import StudyResult, summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown
 from crl.learn.collapse import health_metrics
@@ -46,7 +46,7 @@ def summarised(arms: dict[str, dict[str, object]] | None = None, missing: tuple[
     figures = {
         arm: {seed: run(arm, place) for place, seed in enumerate(SEEDS) if (arm, seed) != missing} for arm in WITHOUT
     }
-    return summarise_study(study, figures)
+    return summarize_study(study, figures)
 
 
 def test_differences_are_with_bank_against_bank_where_the_reference_has_one() -> None:
@@ -84,7 +84,7 @@ def test_unequal_budgets_are_said() -> None:
         "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1], "compare_with": "base",
         "arms": {"ours": {"rounds": 4, "title": "Ours"}, "base": {}},
     })  # fmt: skip
-    result = summarise_study(study, {"ours": {1: longer}, "base": {1: run("base", 0)}})
+    result = summarize_study(study, {"ours": {1: longer}, "base": {1: run("base", 0)}})
     said = study_markdown(result)
     assert not result.differences[0].equal_episodes and "1, unequal episodes" in said
     assert "Training episodes differ: Ours 512, base 256." in said
@@ -96,8 +96,8 @@ def test_runs_that_began_with_different_weights_of_one_model_are_not_compared_in
         "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1, 2], "arms": {"base": {}},
     })  # fmt: skip
     begun = [run("base", 0).model_copy(update={"starts": {"warm:x/actor": each}}) for each in ("aa", "aa", "bb")]
-    same = summarise_study(study, {"base": {1: begun[0], 2: begun[1]}})
-    other = summarise_study(study, {"base": {1: begun[0], 2: begun[2]}})
+    same = summarize_study(study, {"base": {1: begun[0], 2: begun[1]}})
+    other = summarize_study(study, {"base": {1: begun[0], 2: begun[2]}})
     assert same.unequal_starts == [] and "Not comparable" not in study_markdown(same)
     assert other.unequal_starts == ["warm:x/actor"] and "warm:x/actor" in study_markdown(other)
 
@@ -116,7 +116,7 @@ def test_a_run_that_collapsed_is_named() -> None:
 
 def test_a_study_without_a_finished_run_is_a_table_of_dashes() -> None:
     study = Study.model_validate({"name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1], "arms": {"one": {}}})
-    result = summarise_study(study, {})
+    result = summarize_study(study, {})
     assert "| one | 0 of 1 | – | – |" in study_markdown(result) and chart_groups(result) == []
 
 
