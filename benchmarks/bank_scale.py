@@ -41,6 +41,7 @@ from crl.bank.retrieve import BankRetriever
 from crl.bank.segments import new_segments, text_digest
 from crl.bank.snapshot import Snapshot, add_digests, row_digest
 from crl.recipes.complementary.bank_access import open_retriever
+from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
 from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, schema_of
 from crl.run.cache import clear
@@ -127,9 +128,9 @@ def search(name: str, root: Path, round_number: int, queries_QD: np.ndarray, ind
     row = Row(name)
     context = plan_context(root, round_number + 1, index)
     began = time.perf_counter()
-    bank = context.bank(-1)
+    bank = context.bank()
     row.open_bank = time.perf_counter() - began
-    retriever = timed(row, "open_vectors", lambda: open_retriever(context, bank, [], bank_round=round_number))
+    retriever = timed(row, "open_vectors", lambda: open_retriever(context, bank, [], training=True))
     family = "family-0"
     timed(row, "open_index", lambda: batch(retriever, family, 0, queries_QD[:1], advance=False))
     for at in range(0, len(queries_QD), BATCH):
@@ -151,11 +152,10 @@ def batch(retriever: BankRetriever, family: str, first: int, queries_BD: np.ndar
 def plan_context(root: Path, round_number: int, index: str) -> StageContext:
     """What the stage `plan` of a round sees; it writes nothing here."""
     run = open_run(root)
-    retrieval = run.run.method.recipe.retrieval.model_copy(
-        update={"index": index, "scope": "bank", "candidates": COUNT}
-    )
+    recipe = config_of(run.run.method)
+    retrieval = recipe.retrieval.model_copy(update={"index": index, "scope": "bank", "candidates": COUNT})
     return StageContext(
-        method=run.run.method.model_copy(update={"retrieval": retrieval}),
+        method=run.run.method.model_copy(update={"recipe": recipe.model_copy(update={"retrieval": retrieval})}),
         recipe=run.recipe,
         stage=run.recipe.stage(run.run.method, round_number, "plan"),
         round_number=round_number,
@@ -177,7 +177,7 @@ def consolidate(root: Path) -> Row:
     with run.begin(1, "consolidate") as writer:
         context = run.context(1, "consolidate", writer, services)
         bank, applied = context.bank, Proposal.applied
-        context.bank = lambda offset: timed(row, "open_bank", lambda: bank(offset))  # type: ignore[method-assign]
+        context.bank = lambda: timed(row, "open_bank", bank)  # type: ignore[method-assign]
         Proposal.applied = lambda *asked: timed(row, "apply", lambda: applied(*asked))  # type: ignore[method-assign]
         began = time.perf_counter()
         stage.consolidate(context)

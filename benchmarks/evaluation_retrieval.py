@@ -18,17 +18,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from crl.config import Method
 from crl.engine.services import EngineServices, prepare_environment
 from crl.lab.study.statistics import Interval, interval, paired
 from crl.recipes import recipe_of
+from crl.recipes.complementary.config import config_of
 from crl.recipes.evaluate_again import evaluate_again
 from crl.run.directory import RunDirectory
 
 
 def successes(run: RunDirectory, number: int | None) -> dict[str, float] | None:
     """Held-out success with the bank by way of retrieval, and without it; None where there is no bank."""
-    recipe = recipe_of(run.method)
+    recipe, mechanisms = recipe_of(run.method), config_of(run.method)
     if not recipe.has_bank:
         return None
     last = max(each for each in run.rounds() if run.is_complete(each, "update_actor")) if number is None else number
@@ -36,8 +36,9 @@ def successes(run: RunDirectory, number: int | None) -> dict[str, float] | None:
     try:
         found = {}
         for name, explores in (("relevance", False), ("explores", True)):
-            retrieval = run.method.recipe.retrieval.model_copy(update={"diversify_evaluation": explores})
-            method: Method = run.method.model_copy(update={"retrieval": retrieval})
+            retrieval = mechanisms.retrieval.model_copy(update={"diversify_evaluation": explores})
+            changed = mechanisms.model_copy(update={"retrieval": retrieval})
+            method = run.method.model_copy(update={"recipe": changed})
             rows = evaluate_again(run, method, recipe, last, services)
             for arm, key in (("with_bank", name), ("without_bank", "without")):
                 listed = [row.success for row in rows if row.arm == arm]

@@ -23,11 +23,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
+
+from crl.config import RecipeConfig, RoleUse
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = 9
@@ -36,7 +38,20 @@ WARM_UP = 2
 WAYS = ("driver alone", "flow, temporary server", "flow, running server")
 
 
-def recipe_of(method: Any) -> Any:
+KIND = "benchmarks.prefect_share:NothingConfig"
+
+
+class NothingConfig(RecipeConfig):
+    """The config of a recipe whose stages do nothing."""
+
+    kind: str = KIND
+    BUILDER: ClassVar[str] = "benchmarks.prefect_share:build"
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        return {"actor": RoleUse()}
+
+
+def build(method: Any) -> Any:
     """Nine stages that do nothing, after one that does the same."""
     from crl.recipes.stage import Recipe, Stage
 
@@ -66,7 +81,7 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
         if isinstance(event, RoundDone):
             marks.append((time.perf_counter(), time.process_time()))
 
-    experiment = load_experiment(ROOT / "conf" / "tiny.yaml")
+    experiment = load_experiment(ROOT / "conf" / "tiny.yaml", {"method.recipe": {"kind": KIND}})
     watch(mark)
     tasks = 0
     if way == WAYS[0]:
@@ -142,7 +157,6 @@ def main() -> None:
                 environment = {
                     **os.environ,
                     "CRL_RUNS": f"{folder}/{repeat}-{WAYS.index(way)}",
-                    "CRL_RECIPE": "benchmarks.prefect_share:recipe_of",
                     "PREFECT_HOME": f"{folder}/home-{WAYS.index(way)}",
                     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",

@@ -104,7 +104,8 @@ def collect(rng: np.random.Generator, number: int, planned: Tables, texts: dict[
     generation_ids = [f"g-{each}" for each in tasks["episode_id"]]
     episodes = columns(
         Episode, count, **{name: tasks[name] for name in ("episode_id", "family", "group", "member")},
-        environment_seed=tasks["environment_seed"], round=number, guided=[each is not None for each in guide],
+        environment_seed=tasks["environment_seed"], round=number,
+        stream=["free" if each is None else "guided" for each in guide], guided=[each is not None for each in guide],
         entry_id=[each and each["entry_id"] for each in guide],
         content_digest=[each and each["content_digest"] for each in guide],
         experience=[each and texts[each["content_digest"]] for each in guide], goal="reach the exit",

@@ -84,7 +84,7 @@ class Tables:
             else:
                 conditions.append(f'"{name}" IN (SELECT value FROM among_{name})')
         selected = ", ".join(f'"{name}"' for name in columns)
-        # Read by several threads: without an order, rows of a later file may come first.
+        # DuckDB keeps no order of itself where `among` holds more values than there are rows.
         order = "ORDER BY file_index, file_row_number"
         sql = f"SELECT {selected} FROM read_parquet($files) WHERE {' AND '.join(conditions)} {order}"
         try:

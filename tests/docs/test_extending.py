@@ -60,7 +60,7 @@ def played(family: FamilyConfig, policy: Any, seeds: list[int], sampling: Sampli
         EpisodeSlot(
             Task(
                 episode_id=f"e{member}", round=1, family=family.name, group=0, member=member, environment_seed=seed,
-                slot="free", goal=start.goal, first_observation=start.observation, query="",
+                stream="free", goal=start.goal, first_observation=start.observation, query="",
             )
         )
         for member, (seed, start) in enumerate(zip(seeds, starts, strict=True))
@@ -97,7 +97,7 @@ def test_the_environment_plays_with_text_that_it_parses_and_rewards_between_0_an
 
 def test_the_engine_draws_what_the_built_in_one_draws(installed: None) -> None:
     role = RoleConfig.model_validate(yaml.safe_load(block("actor.yaml")))
-    assert role.model_dump()["engine"] == {"kind": "reread"} and "engine" not in RoleConfig(model="tiny").model_dump()
+    assert role.model_dump()["engine"] == {"kind": "reread"}
     family = FamilyConfig.model_validate(yaml.safe_load(block("family.yaml")))
     path = resolve_model("tiny").path
     sampling = SamplingConfig(max_new_tokens=6)

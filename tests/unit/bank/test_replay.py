@@ -57,8 +57,9 @@ class StoredRun:
     path = Path("nowhere")
 
     def __init__(self, **bank) -> None:
-        changed = {"bank": {"capacity": 3, "eviction": "fifo"} | bank, "merge": {"every": 1}, "approve_bank": True}
-        self.method = Method.model_validate(QUICKSTART.model_dump() | changed)
+        recipe = {"bank": {"capacity": 3, "eviction": "fifo"} | bank, "merge": {"every": 1}, "approve_bank": True}
+        plain = QUICKSTART.model_dump()
+        self.method = Method.model_validate(plain | {"recipe": plain["recipe"] | recipe})
         self.recipe = recipe_of(self.method)
         self.tables = {}
         self.rounds = 0

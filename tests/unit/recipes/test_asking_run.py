@@ -56,17 +56,20 @@ method:
       environment: {kind: frozenlake, size_min: 2, size_max: 2, max_turns: 3, held_out_moves: 1}
       groups: 1
       evaluation_seeds: {start: 1000000, count: 1}
-  actor: {model: tiny, sampling: {max_new_tokens: 16}}
-  extractor: {model: tiny, sampling: {max_new_tokens: 48}}
+  roles:
+    actor: {model: tiny, sampling: {max_new_tokens: 16}}
+    extractor: {model: tiny, sampling: {max_new_tokens: 48}}
   rollout:
     group_size: 4
     wave_groups: 1
     search_and_ask: {uses: 1, max_characters: 60}
-  retrieval: {embedder: lexical, threshold: -1.0}
-  merge: {every: 0}
+  recipe:
+    kind: complementary
+    retrieval: {embedder: lexical, threshold: -1.0}
+    merge: {every: 0}
+    self_distillation: {}
+    warm_up_rounds: 1
   evaluation: {every: 2}
-  self_distillation: {}
-  warm_up_rounds: 1
   threads: 1
   prompts:
     actor: {system: Act., first: "{goal}\\n{experience}{observation}\\n", following: "{feedback}{observation}\\n"}

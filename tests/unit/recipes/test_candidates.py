@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from crl.config.load import load_experiment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.context import StageContext
 from crl.recipes.memory import MemoryWriter
@@ -15,7 +13,6 @@ from crl.records import Distillation, Generation, Operation, schema_of, table_of
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 
-ROOT = Path(__file__).parents[3]
 HOLE = "keep to the left of the hole and walk down to the goal slowly"
 ICE = "the ice is slippery so push against the wall to go straight"
 
@@ -60,6 +57,13 @@ def merged(run, operations):
     return {row_type: writer.rows(row_type) for row_type in writer.tables}
 
 
+def change_merge(run, **changes):
+    """Give the run's method another merge."""
+    recipe = run.method.recipe
+    changed = recipe.model_copy(update={"merge": recipe.merge.model_copy(update=changes)})
+    run.method = run.method.model_copy(update={"recipe": changed})
+
+
 def add(number, index, text, family="lake"):
     return Operation(
         operation_id=f"r{number}-o{index}", distillation_id="d", generation_id="g", round=number, index=index,
@@ -95,7 +99,7 @@ def test_only_entries_that_resemble_another_of_their_family_are_shown(run):
 
 
 def test_groups_of_the_whole_bank_go_across_families(run):
-    run.method = run.method.model_copy(update={"merge": run.method.recipe.merge.model_copy(update={"scope": "bank"})})
+    change_merge(run, scope="bank")
     tables = merged(run, [])
     shown = [re.findall(r"^\d+\. (.*)$", row.prompt, re.MULTILINE) for row in tables[Generation]]
     assert shown == [[ICE, f"{ICE} now"], [HOLE, f"{HOLE} too"]]
@@ -105,23 +109,14 @@ def test_groups_of_the_whole_bank_go_across_families(run):
 
 
 def test_the_whole_bank_is_walked_through_where_all_are_candidates(run):
-    merge = run.method.recipe.merge.model_copy(update={"scope": "bank", "candidates": "all", "chunk": 5})
-    run.method = run.method.model_copy(update={"merge": merge})
+    change_merge(run, scope="bank", candidates="all", chunk=5)
     (row,) = merged(run, [])[Distillation]
     assert len(row.source_entry_ids) == 5 and row.family == "lake"
 
 
 def test_how_alike_is_a_matter_of_the_method(run):
-    run.method = run.method.model_copy(
-        update={"merge": run.method.recipe.merge.model_copy(update={"similarity": 0.999})}
-    )
+    change_merge(run, similarity=0.999)
     assert merged(run, [])[Distillation] == []
-
-
-def test_what_is_left_at_its_default_is_not_in_the_frozen_method():
-    loaded = load_experiment(ROOT / "conf/tiny.yaml").method
-    assert loaded.merge.model_dump() == {"every": 2, "chunk": 3, "scope": "family", "carry": "half"}
-    assert loaded.merge.model_copy(update={"similarity": 0.8}).model_dump()["similarity"] == 0.8
 
 
 def test_the_lexical_embedder_finds_these_texts_alike():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crl.config import ActorCriticConfig, FamilyConfig, SelfDistillationConfig
+from crl.config import RECIPES, ActorCriticConfig, FamilyConfig, SelfDistillationConfig
 from crl.engine.driver import Driver
 from crl.envs import make_environment
 from crl.envs.realms import RealmsConfig, hidden_rule, note
@@ -33,7 +33,8 @@ def methods():
         for count in range(len(SWITCHES) + 1):
             for chosen in itertools.combinations(SWITCHES, count):
                 changes = {switch: SWITCHES[switch] for switch in chosen}
-                yield base.model_copy(update={"recipe": name, **changes})
+                config = RECIPES.validate({**base.recipe.model_dump(), **changes, "kind": name})
+                yield base.model_copy(update={"recipe": config})
 
 
 # -- what may see it ------------------------------------------------------------------------------------------------

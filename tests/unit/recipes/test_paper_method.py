@@ -75,7 +75,7 @@ def small(directory: Path, **more: Any) -> Experiment:
     embedder = write_embedder(resolve_model("tiny").path, directory / "embedder", longest=512)
     overrides = {
         **CUT,
-        **{f"method.{role}.{name}": value for role in ("actor", "extractor") for name, value in SMALL.items()},
+        **{f"method.roles.{role}.{name}": value for role in ("actor", "extractor") for name, value in SMALL.items()},
         "method.roles.actor.model": "tiny",
         "method.roles.extractor.model": str(thinking),
         "method.recipe.retrieval.embedder": str(embedder),
@@ -135,10 +135,10 @@ def test_what_can_be_checked_without_the_models_is_ready() -> None:
         check()
         names.append(name)
     assert {
-        "method",
         "method.roles.actor.model",
         "method.roles.extractor.model",
-        "method.recipe.retrieval.embedder",
+        "the embedder of the recipe",
+        f"environment of family {made.method.families[0].name}",
     } <= set(names)
 
 

@@ -44,7 +44,7 @@ def planned(run, number):
 
 
 @pytest.mark.parametrize(
-    ("rollout", "guided"),
+    ("shares", "guided"),
     [
         ({}, {2: 2, 3: 2, 9: 2}),
         ({"guided_share": 0.0}, {2: 0, 3: 0}),
@@ -53,13 +53,13 @@ def planned(run, number):
         ({"guided_share": 1.0, "guided_share_end": 0.0, "guided_share_rounds": 4}, {2: 3, 3: 2, 4: 1, 5: 0, 9: 0}),
     ],
 )
-def test_the_first_members_of_a_group_are_guided_as_many_as_the_share_says(tmp_path, rollout, guided):
-    made = experiment(families=("lake",), **{f"method__rollout__{key}": value for key, value in rollout.items()})
+def test_the_first_members_of_a_group_are_guided_as_many_as_the_share_says(tmp_path, shares, guided):
+    made = experiment(families=("lake",), **{f"method__recipe__{key}": value for key, value in shares.items()})
     with ScriptedRun(tmp_path, made) as run:
         run.initialise().play(Ask("add", "keep left of the hole"))
         for number, expected in guided.items():
             tasks, retrievals = planned(run, number)
-            slots = [task for task in tasks if task.slot == "guided"]
+            slots = [task for task in tasks if task.stream == "guided"]
             assert len(tasks) == 4 * 4
             assert Counter(task.group for task in slots) == (dict.fromkeys(range(4), expected) if expected else {})
             assert all(task.member < expected for task in slots)

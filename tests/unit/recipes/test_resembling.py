@@ -11,7 +11,7 @@ from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
-from crl.recipes.complementary.proposal import proposal_of
+from crl.recipes.complementary.proposal import SCORES, proposal_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.recipes.context import StageContext
 from crl.recipes.reading import recorded_bank
@@ -93,8 +93,9 @@ def pairs(rows: Any) -> set[tuple[str, str]]:
 
 def found(run: ScriptedRun, *operations: Operation, **changes: Any) -> set[tuple[str, str]]:
     if changes:
-        retrieval = run.method.recipe.retrieval.model_copy(update=changes)
-        run.method = run.method.model_copy(update={"retrieval": retrieval})
+        recipe = run.method.recipe
+        changed = recipe.model_copy(update={"retrieval": recipe.retrieval.model_copy(update=changes)})
+        run.method = run.method.model_copy(update={"recipe": changed})
     ctx = context(run, NextRound(run), "distill", Services())
     resembling = Resembling(ctx, recorded_bank(run.run, run.recipe, run.newest))
     resembling.find(operations)
@@ -148,11 +149,11 @@ def test_a_round_is_consolidated_from_its_rows_alone(run):
         (text_digest(f"{HOLE} now"), text_digest(HOLE)), (text_digest(f"{HOLE} now"), text_digest(f"{HOLE} too")),
     }  # fmt: skip
 
-    def rows(row_type: type, stage: str, offset: int = 0) -> list[Any]:
-        return rows_of(row_type, reader.read(2 + offset, stage, row_type)) if stage != "credit" else []
+    def rows(row_type: type, name: str) -> list[Any]:
+        return rows_of(row_type, reader.read(2, name, row_type)) if name != SCORES else []
 
     bank = recorded_bank(run.run, run.recipe, 1)
-    applied = proposal_of(run.method, 2, rows, lambda offset: bank).applied()
+    applied = proposal_of(run.method, 2, rows, lambda: bank).applied()
     hole = bank.taken(bank.rows_of(bank.table["entry_id"].to_pylist()))[0].entry_id
     assert [(event.kind, event.reason, event.repeats) for event in applied.events] == [
         ("rejected", "near_duplicate", hole), ("add", None, None), ("add", None, None),

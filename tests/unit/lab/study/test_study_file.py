@@ -12,6 +12,7 @@ from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.lab.study.config import load_study
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs
+from tests.study.recipe import KIND
 from tests.study.studies import ARMS, write
 
 ROOT = Path(__file__).parents[4]
@@ -59,7 +60,8 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"name": "x" * 41, "arms": {**ARMS, "y" * 31: {}}}, "characters, at most 63"),
         ({"seed_keys": ["method.sede"]}, "seed_keys: 'method.sede' leads nowhere"),
         ({"seed_keys": ["method.families.*.environment.world"]}, "leads nowhere in this arm"),
-        ({"arms": {**ARMS, "twin": {"title": "Twin"}}}, "arms complementary and twin have the same method"),
+        ({"arms": {**ARMS, "twin": {**ARMS["complementary"], "title": "Twin"}}},
+         "arms complementary and twin have the same method"),
         ({"rounds": 7, "arms": {"one": {"set": {"method.evaluation.every": 2}}}, "compare_with": []},
          "round 7, the last of arm one, is not evaluated"),
         ({"arms": {**ARMS, "other": {"set": {"method.families.0.evaluation_seeds.count": 3}}}},
@@ -78,7 +80,8 @@ def test_every_run_has_its_arms_settings_and_every_seed_key_the_seed(tmp_path: P
     base["method"]["prompts"] = yaml.safe_load((ROOT / "conf/prompts/tiny.yaml").read_text())
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     keys = ["method.seed", "method.families.*.environment.world"]
-    own = {"set": {"method.recipe.kind": "static_online"}, "seeds": [12], "rounds": 1}
+    static = {"method.recipe.kind": "static_online", "method.recipe.warm_start": None}
+    own = {"set": static, "seeds": [12], "rounds": 1}
     arms = {**ARMS, "own": own}
     runs = planned(tmp_path, base="base.yaml", seed_keys=keys, arms=arms)
     assert [(run.arm, run.seed) for run in runs] == [
@@ -87,11 +90,12 @@ def test_every_run_has_its_arms_settings_and_every_seed_key_the_seed(tmp_path: P
     for run in runs:
         method = run.experiment.method
         assert method.seed == run.seed and [each.environment.world for each in method.families] == [run.seed] * 3
-        assert method.recipe.value == {"own": "static_online"}.get(run.arm, run.arm)
+        assert method.recipe.kind == ("static_online" if run.arm == "own" else KIND)
+        assert run.arm == "own" or method.recipe.arm == run.arm
         assert run.name == run.path.name == f"trial-{run.arm}-s{run.seed}" and run.path.parent.name == "trial"
     assert [run.rounds for run in runs] == [3, 3, 3, 3, 1]
-    # But for the seeds it is the method of the file, to the digest.
-    plain = load_experiment(tmp_path / "base.yaml", {"method.seed": 11})
+    # But for the seeds it is the method of the file with the settings of the arm, to the digest.
+    plain = load_experiment(tmp_path / "base.yaml", {"method.seed": 11, **ARMS["complementary"]["set"]})
     families = [
         family.model_copy(update={"environment": family.environment.model_copy(update={"world": 11})})
         for family in plain.method.families
