@@ -128,7 +128,9 @@ class Registry:
             except BadInput as error:  # a broken package must not take the form of all others away
                 warnings.warn(str(error), stacklevel=2)
                 continue
-            handler.resolve_ref_schema(member)["properties"]["kind"]["const"] = kind
+            field = handler.resolve_ref_schema(member)["properties"]["kind"]
+            field["const"] = kind
+            field.setdefault("description", self.base.model_fields["kind"].description)
             members.append(member)
         return {"anyOf": [*members, _BY_NAME]}
 

@@ -26,7 +26,7 @@ def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, fake: P
     shown = [(line[0], " ".join(line[1:])) for line in lines if line and line[0] in FIRST_KEYS]
     assert [key for key, _ in shown] == list(FIRST_KEYS)
     experiment = load_experiment(fake)
-    assert dict(shown)["method.actor.model"] == experiment.method.actor.model
+    assert dict(shown)["method.roles.actor.model"] == experiment.method.role("actor").model
     assert dict(shown)["method.families"] == ", ".join(family.name for family in experiment.method.families)
 
 
