@@ -19,7 +19,6 @@ def test_train_with_prefect_and_look_at_what_was_made(tmp_path: Path) -> None:
         **os.environ, "CRL_RUNS": str(tmp_path / "runs"), "PREFECT_HOME": str(tmp_path / "prefect"),
         "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    environment.pop("CRL_RECIPE", None)
 
     def crl(*arguments: str) -> str:
         command = [sys.executable, "-m", "crl", *arguments]

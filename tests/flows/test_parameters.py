@@ -80,18 +80,18 @@ def test_an_empty_setting_leaves_what_the_file_says() -> None:
 
 def test_settings_apply_before_overrides_and_a_group_replaces_that_of_the_file() -> None:
     family = {"name": "only", "environment": {"kind": "shrines", "shrine": 2}}
-    settings = {"method.families": [family], "method.bank.capacity": 7}
-    changed = experiment_from("conf/quickstart.yaml", settings, {"method.bank.capacity": 8})
+    settings = {"method.families": [family], "method.recipe.bank.capacity": 7}
+    changed = experiment_from("conf/quickstart.yaml", settings, {"method.recipe.bank.capacity": 8})
     assert [each.name for each in changed.method.families] == ["only"]
-    assert changed.method.bank.capacity == 8
+    assert changed.method.recipe.bank.capacity == 8
 
 
 def test_the_server_takes_what_is_valid(schema: dict[str, Any]) -> None:
-    settings = {"method.families": None, "name": "mine", "method.actor.optimizer.learning_rate": 1e-3}
+    settings = {"method.families": None, "name": "mine", "method.roles.actor.optimizer.learning_rate": 1e-3}
     for value in ("conf/tiny.yaml", "/elsewhere/mine.yaml", fields()):
         for chosen in ({}, settings):
             assert (
-                refused(schema, experiment=value, rounds=2, settings=chosen, overrides={"method.merge.every": 3})
+                refused(schema, experiment=value, rounds=2, settings=chosen, overrides={"method.recipe.merge.every": 3})
                 is None
             )
     whole = load_experiment(ROOT / "conf" / "tiny.yaml").model_dump(mode="json")
@@ -105,7 +105,7 @@ def test_the_server_takes_what_is_valid(schema: dict[str, Any]) -> None:
         ("method.seed", -1),
         ("method.prompts", "nobody's"),
         ("method.families", [{"name": "only"}]),
-        ("method.bank.capacity", 0),
+        ("method.recipe.bank.capacity", 0),
         ("method.sede", 1),
     ],
 )

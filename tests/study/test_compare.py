@@ -56,7 +56,7 @@ def test_every_run_is_an_ordinary_one(finished_study: Finished) -> None:
     for arm in ARMS:
         for seed in SEEDS:
             run = RunDirectory.open(finished_study.directory / f"{NAME}-{arm}-s{seed}")
-            assert (run.method.seed, run.method.recipe.value) == (seed, arm) and run.rounds() == [0, 1, 2, 3]
+            assert (run.method.seed, run.method.recipe.arm) == (seed, arm) and run.rounds() == [0, 1, 2, 3]
             assert run.experiment_name == run.path.name and (run.path / "report.html").is_file()
     verified = crl(finished_study.runs, "verify", f"{NAME}/{names[0]}", extra=fake())
     assert "intact" in verified.stdout

@@ -53,7 +53,7 @@ def test_two_rounds_of_two_arms(tmp_path: Path) -> None:
 
     for name, run in runs.items():
         assert verify(run.path) == []
-        assert run.method.seed == SEED and run.method.recipe.value == name
+        assert run.method.seed == SEED and run.method.recipe.kind == name
         assert_trained(run, "actor")
         assert {row.arm for row in rows(run, Evaluation, "evaluate", [0])} == {"without_bank"}
     complementary = runs["complementary"]

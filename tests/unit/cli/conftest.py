@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crl.cli import main
 from crl.run import experiment_file
-from tests.unit.engine.harness import make_experiment
+from tests.unit.engine.harness import RECIPE, make_experiment
 from tests.unit.report.builder import build_run
 
 ROOT = Path(__file__).parents[3]
@@ -55,14 +56,26 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def room(runs: Path) -> Path:
     """A run of two rounds, made of rows, named `room`."""
     path = build_run(runs / "room")
-    experiment_file.create(path, make_experiment().model_copy(update={"name": "room"}))
+    made = make_experiment(recipe={"kind": "complementary"}).model_copy(update={"name": "room"})
+    experiment_file.create(path, made)
     return path
 
 
 @pytest.fixture
-def fake(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """conf/tiny.yaml whose stages are the engine tests' own: no model runs."""
-    monkeypatch.setenv("CRL_FAKE", "{}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def tiny(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """conf/tiny.yaml."""
     monkeypatch.chdir(ROOT)
     return Path("conf/tiny.yaml")
+
+
+@pytest.fixture
+def fake(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same with the engine tests' own stages: no model runs."""
+    monkeypatch.setenv("CRL_FAKE", "{}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    experiment = yaml.safe_load(tiny.read_text(encoding="utf-8"))
+    experiment["method"]["recipe"] = {"kind": RECIPE}
+    (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(experiment), encoding="utf-8")
+    return path

@@ -14,23 +14,23 @@ from tests.unit.cli.conftest import Outcome
 Crl = Callable[..., Outcome]
 
 
-def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, fake: Path) -> None:
-    outcome = crl("doctor", fake)
+def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, tiny: Path) -> None:
+    outcome = crl("doctor", tiny)
     assert outcome.code == 0, outcome.out
     for part in ("torch", "C compiler", "GPU", "model tiny", "embedder lexical", "memory", "disk", "GB free", "ready"):
         assert part in outcome.out
 
 
-def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, fake: Path) -> None:
-    lines = [line.split() for line in crl("doctor", fake).out.splitlines()]
+def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, tiny: Path) -> None:
+    lines = [line.split() for line in crl("doctor", tiny).out.splitlines()]
     shown = [(line[0], " ".join(line[1:])) for line in lines if line and line[0] in FIRST_KEYS]
     assert [key for key, _ in shown] == list(FIRST_KEYS)
-    experiment = load_experiment(fake)
-    assert dict(shown)["method.actor.model"] == experiment.method.actor.model
+    experiment = load_experiment(tiny)
+    assert dict(shown)["method.roles.actor.model"] == experiment.method.role("actor").model
     assert dict(shown)["method.families"] == ", ".join(family.name for family in experiment.method.families)
 
 
-def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.cli import doctor
 
     monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
@@ -41,10 +41,10 @@ def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, fake: Path, monke
     assert "no-such-package" in outcome.err and "C compiler" in outcome.err
 
 
-def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, fake: Path, tmp_path: Path) -> None:
-    text = fake.read_text().replace("model: tiny", "model: tinny")
+def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_path: Path) -> None:
+    text = tiny.read_text().replace("model: tiny", "model: tinny")
     broken = tmp_path / "broken.yaml"
     broken.write_text(text)
-    (tmp_path / "prompts").symlink_to(fake.parent.resolve() / "prompts")
+    (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
     outcome = crl("doctor", broken)
     assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err

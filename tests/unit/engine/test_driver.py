@@ -292,7 +292,7 @@ def test_a_resume_finds_the_settings_the_run_set_out_with(tmp_path):
 
 
 def test_a_recipe_that_cannot_be_loaded_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.unit.engine.harness.RECIPE", "no_such_module:recipe_of")
+    monkeypatch.setattr("tests.unit.engine.fake_recipe.FakeConfig.BUILDER", "no_such_module:recipe_of")
     with pytest.raises(BadInput, match="no_such_module"):
         make_driver(tmp_path)
 

@@ -22,7 +22,8 @@ from crl.engine.services import EngineServices  # noqa: E402
 @pytest.fixture
 def services(tmp_path, monkeypatch):
     monkeypatch.setenv("CRL_MODELS", str(tmp_path / "models"))
-    run = RunDirectory.create_or_open(make_experiment(), tmp_path)
+    recipe = {"kind": "complementary", "retrieval": {"embedder": "lexical"}}
+    run = RunDirectory.create_or_open(make_experiment(recipe=recipe), tmp_path)
     services = EngineServices(run)
     services.begin(1, "stage", None)
     yield services
@@ -107,7 +108,7 @@ def test_a_kept_trainer_and_one_built_from_its_checkpoint_continue_bit_by_bit(se
     results = []
     for _ in range(2):
         again = services.trainer("actor", after)
-        again.update([sample(services)], objective)
+        again.update([sample(services)], objectives(objective))
         results.append(again.weights())
         services.release()
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
@@ -202,8 +203,6 @@ def test_an_environment_is_made_once_and_an_unknown_family_is_named(services):
 
 
 def test_another_embedder_under_the_same_name_is_refused(services, base, monkeypatch):
-    retrieval = services._method.recipe.retrieval.model_copy(update={"embedder": "lexical"})
-    services._method = services._method.model_copy(update={"retrieval": retrieval})
     lexical = services.model_digest("embedder")
     row = dataclasses.replace(base, role="embedder", source="lexical", base_digest=lexical)
     monkeypatch.setattr(services._run, "is_complete", lambda number, stage: (number, stage) == (0, "initialise"))

@@ -27,6 +27,7 @@ def experiment(name: str = "small", **method: Any) -> Experiment:
     prompt = {"system": "s", "first": "{goal}"}
     content = {
         "families": [{"name": "lake", "environment": {"kind": "frozenlake"}}],
+        "roles": {"actor": {"model": "tiny"}, "extractor": {"model": "tiny"}},
         "prompts": {"actor": prompt, "distill": prompt, "merge": prompt},
         **method,
     }

@@ -38,9 +38,10 @@ def test_text_that_is_hard_for_yaml_comes_back_whole(tmp_path: Path) -> None:
 def test_another_method_is_refused_with_its_keys(tmp_path: Path) -> None:
     RunDirectory.create_or_open(experiment(seed=1), tmp_path)
     with pytest.raises(FrozenMethodChanged) as raised:
-        RunDirectory.create_or_open(experiment(seed=2, retrieval={"count_weight": 0.5}), tmp_path)
+        changed = {"kind": "complementary", "retrieval": {"count_weight": 0.5}}
+        RunDirectory.create_or_open(experiment(seed=2, recipe=changed), tmp_path)
     assert "seed: 1 in the run, 2 now" in raised.value.found
-    assert "retrieval.count_weight: 0.4 in the run, 0.5 now" in raised.value.found
+    assert "recipe.retrieval.count_weight: 0.4 in the run, 0.5 now" in raised.value.found
     assert len(raised.value.found.splitlines()) == 3
     assert raised.value.exit_code == 2
 
