@@ -118,7 +118,7 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     )
     clipped = [
         round_line(f"{role}", color, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
-        for role, color in (("extractor", 0), ("actor", 1))
+        for color, role in enumerate(dict.fromkeys(role for each in summaries for role in each.clipped))
     ]
     buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [

@@ -37,6 +37,7 @@ def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
 
 def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
     """Form of the turns, size of the bank, what the extractor asked for, the training buffer, updates so far."""
+    roles = sorted({role for each in summaries for role in each.updates})
     return [
         {
             "round": each.label,
@@ -46,7 +47,9 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
             "operations": " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or NOTHING,
             "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else NOTHING,
             "buffer": _known(each.buffer),
-            "updates a/e": f"{_known(each.actor_updates)}/{_known(each.extractor_updates)}",
+            f"updates {'/'.join(role[0] for role in roles)}": "/".join(
+                _known(each.updates.get(role)) for role in roles
+            ),
         }
         for each in summaries
         if each.label == str(each.round)

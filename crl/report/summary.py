@@ -73,9 +73,8 @@ class RoundSummary:
     """Of them malformed."""
     buffer: int | None = None
     """Extractor outputs that are scored and wait to be trained, after the round."""
-    extractor_updates: int | None = None
-    """RL updates of the extractor so far."""
-    actor_updates: int | None = None
+    updates: Mapping[str, int] = field(default_factory=dict)
+    """RL updates so far, by the role that owns the weights."""
     buffer_trained: int = 0
     """Extractor outputs that this round trains."""
     buffer_dropped: int = 0
@@ -182,7 +181,9 @@ class _FiguresByRound:
             "AND verdict = 'malformed' GROUP BY ALL ORDER BY count DESC, reason_code",
             _whole,
         )
-        self._updates = nested("SELECT round, role, max(updates) FROM weights GROUP BY ALL", _whole)
+        self._updates = nested(
+            "SELECT round, role, max(updates) FROM weights WHERE role <> 'embedder' GROUP BY ALL ORDER BY ALL", _whole
+        )
         self._changes = nested("SELECT round, kind, count(*) FROM bank_events GROUP BY ALL ORDER BY ALL", _whole)
         self._clipped = nested(
             "SELECT round, stage[8:] AS role, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
@@ -221,8 +222,7 @@ class _FiguresByRound:
             left=moved.get("left", {}),
             rewritten=sum(moved.get("rewritten", {}).values()),
             malformed_by=self._reasons.get(number, {}),
-            extractor_updates=self._updates.get(number, {}).get("extractor"),
-            actor_updates=self._updates.get(number, {}).get("actor"),
+            updates=self._updates.get(number, {}),
             changes=self._changes.get(number, {}),
             costs=self._costs.get(number, {}),
             timings=self._timings.get(number, {}),

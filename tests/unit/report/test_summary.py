@@ -22,10 +22,10 @@ from tests.unit.report.builder import build_run, evaluation, write_stage
 def test_figures_of_each_round(tmp_path: Path) -> None:
     base, start, first, second = summarize(build_run(tmp_path / "run"))
     assert (base.label, base.without_bank, base.bank) == ("0 base", Rate(0, 2), None)
-    assert (start.label, start.without_bank, start.bank, start.extractor_updates) == ("0", Rate(1, 2), 0, 0)
+    assert (start.label, start.without_bank, start.bank, start.updates["extractor"]) == ("0", Rate(1, 2), 0, 0)
     assert (first.guided, first.free) == (Rate(0, 0), Rate(1, 4))
     assert (first.bank, dict(first.operations), first.outputs, first.malformed) == (1, {"add": 1}, 2, 1)
-    assert (first.actor_updates, first.extractor_updates, first.buffer) == (1, 1, None)
+    assert (first.updates, first.buffer) == ({"actor": 1, "extractor": 1}, None)
     assert (second.guided, second.free) == (Rate(1, 2), Rate(0, 2))
     assert (second.with_bank, second.without_bank) == (Rate(2, 2), Rate(0, 2))
     assert second.buffer == 1, "only what waits: a selected output is trained"

@@ -124,7 +124,7 @@ def test_a_round_that_failed_comes_with_the_next_and_is_warned_of_once(run: RunD
 
 
 def test_one_tracker_that_fails_is_in_nobody_elses_way(run: RunDirectory) -> None:
-    warnings = track(run, 2, QUITS, "nothing-like-this", {"kind": RECORDER, "colour": "red"}, RECORDER)
+    warnings = track(run, 2, QUITS, "nothing-like-this", {"kind": RECORDER, "color": "red"}, RECORDER)
     assert len(warnings) == 3 and "SystemExit" in warnings[0]
     assert rounds() == [0, 1, 2]
 
@@ -174,8 +174,8 @@ def test_choices_are_held_against_their_class_before_a_run() -> None:
         (choice,) = Runtime(trackers=[kind]).trackers
         with pytest.raises(BadInput, match=told):
             choice.check()
-    (choice,) = Runtime(trackers=[{"kind": RECORDER, "colour": "red"}]).trackers
-    with pytest.raises(BadInput, match=r"(?s)colour.*options label"):
+    (choice,) = Runtime(trackers=[{"kind": RECORDER, "color": "red"}]).trackers
+    with pytest.raises(BadInput, match=r"(?s)color.*options label"):
         choice.check()
 
 
@@ -194,9 +194,9 @@ def test_another_package_adds_a_tracker_by_entry_point(tmp_path: Path, monkeypat
     source = "class Notebook:\n    id = 'n'\n    def __init__(self, run, color='red'): ...\n"
     (tmp_path / "outside_tracker.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (choice,) = Runtime(trackers=[{"kind": "notebook", "colour": "blue"}]).trackers
+    (choice,) = Runtime(trackers=[{"kind": "notebook", "color": "blue"}]).trackers
     choice.check()
-    assert choice.load().__name__ == "Notebook" and choice.options == {"colour": "blue"}
+    assert choice.load().__name__ == "Notebook" and choice.options == {"color": "blue"}
 
 
 def test_the_driving_process_stays_light(run: RunDirectory) -> None:
