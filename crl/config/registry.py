@@ -122,16 +122,15 @@ class Registry:
     ) -> JsonSchemaValue:
         """The union of the registered classes, told apart by `kind`; `anyOf`, which Prefect's form knows."""
         members = []
-        description = self.base.model_fields["kind"].description
         for kind in self.names():
             try:
                 member = handler(self.load(kind).__pydantic_core_schema__)
             except BadInput as error:  # a broken package must not take the form of all others away
                 warnings.warn(str(error), stacklevel=2)
                 continue
-            # A derived class that gives its kind a default leaves out what the base says of it.
             field = handler.resolve_ref_schema(member)["properties"]["kind"]
-            field |= {"description": description, "const": kind}
+            field["const"] = kind
+            field.setdefault("description", self.base.model_fields["kind"].description)
             members.append(member)
         return {"anyOf": [*members, _BY_NAME]}
 

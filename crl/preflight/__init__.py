@@ -62,5 +62,5 @@ def check_task_runner(runtime: Runtime) -> None:
             "the Dask task runner is not installed",
             expected="prefect-dask, the project's extra `dask`",
             where="runtime.task_runner",
-            next_step="pip install 'complementary-rl[dask]', or choose engines, threads or processes",
+            next_step="pip install 'complementary-rl[dask]', or choose engines",
         )

@@ -80,7 +80,8 @@ def build(method: Method) -> Recipe:
     warm_extractor = guided and start is not None and start.extractor_episodes > 0
 
     def weights(role: str, back: int) -> Read:
-        return Read(update_name(method.owner(role)), -back, role)
+        # Without a bank there may be no extractor; `when` then leaves its reads out.
+        return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
 
     def changes_bank(due: Callable[[Method, int], bool] = always) -> Callable[[Method, int], bool]:
         if config.BANK_CHANGES_AFTER_WARM_UP:

@@ -117,6 +117,10 @@ def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
     experiment = tiny()
     broken = experiment.method.role("extractor").model_copy(update={"model": "tinny"}).model_dump()
     check_ready(changed(experiment, extractor=broken, recipe="baseline"), tmp_path / "run", 1)
+    without = experiment.model_dump()
+    del without["method"]["roles"]["extractor"]
+    without["method"]["recipe"]["kind"] = "baseline"
+    check_ready(Experiment.model_validate(without), tmp_path / "run", 1)
 
 
 def test_sizes_as_people_read_them() -> None:
