@@ -229,7 +229,7 @@ def entry_table(rows: Rows, first: int, segment: str, embedding_file: str) -> pa
         operation_id=[f"{name}-o0" for name in rows.ids], distillation_id=rows.ids,
         generation_id=[f"g-{name}" for name in rows.ids],
         episode_ids=[[f"r0000-family-{number % FAMILIES}-g{number:06d}-m0"] for number in range(first, first + count)],
-        parents=[[] for _ in range(count)],
+        parents=[[] for _ in range(count)], embedder_cut=False,
     ).cast(schema_of(BankEntry))  # fmt: skip
 
 
