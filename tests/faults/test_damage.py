@@ -17,6 +17,8 @@ from crl.report.page import REPORT
 from crl.run.directory import RunDirectory
 from crl.run.manifest import Manifest
 from crl.run.verify import Problem, Severity, require_intact, verify
+from crl.trackers.subscriber import LEDGER
+from crl.trackers.tensorboard import FOLDER
 from tests.tiny_run import ROUNDS, crl, digests, experiment, leftovers, train
 
 Damage = Callable[[Path], None]
@@ -41,9 +43,9 @@ def _delete(path: Path) -> None:
 
 
 def _all_files(run_path: Path) -> list[str]:
-    """All but the report page, which is a picture of the record and no part of it."""
+    """All but the report page and what trackers write, which are pictures of the record and no part of it."""
     files = (path.relative_to(run_path).as_posix() for path in run_path.rglob("*") if path.is_file())
-    return sorted(name for name in files if name != REPORT)
+    return sorted(name for name in files if name not in (REPORT, LEDGER) and not name.startswith(f"{FOLDER}/"))
 
 
 @pytest.fixture(scope="module")
