@@ -47,7 +47,7 @@ SETTINGS = {
     "method.families.0.environment": "{kind: shrines, world: 1, steps: 2, shown: 3, things: 8, max_turns: 2}",
     "method.families.0.groups": 8,
     "method.families.0.evaluation_seeds.count": 48,
-    # Untrained, the actor offers any of the things; the tokens of its choice are sampled and trained as they stand.
+    # Untrained, the actor offers any of the things; the tokens of its choice are sampled and trained as they are.
     "method.actor.sampling": {"constrain": "actions", "max_new_tokens": 8},
     "method.extractor.sampling.max_new_tokens": 64,
     "method.extractor.optimizer.learning_rate": 2.0e-4,

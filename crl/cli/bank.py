@@ -126,7 +126,7 @@ def show_diff(diff: BankDiff) -> None:
         print_listing(out, diff_listing(diff))
 
 
-UntilOption = Annotated[int | None, typer.Option(min=0, help="As it stood after this round; default now.")]
+UntilOption = Annotated[int | None, typer.Option(min=0, help="As it was after this round; default now.")]
 EntryArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the experience, from `crl bank show`.")]
 
 

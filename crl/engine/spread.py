@@ -14,7 +14,7 @@ from crl.engine.jobs import Job, StageOutcome
 from crl.engine.supervisor import Engine
 
 Figures = Mapping[str, Any]
-"""Progress of a part: `done`, `total` and whatever else it tells."""
+"""Progress of a part: `done`, `total` and whatever else it reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PartOutcome:
     """Whether it was complete already."""
     seconds: float
     figures: Figures
-    """The progress told last; empty where none was told."""
+    """The latest progress; empty before any was reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False) -> Path:
     """The directory of the warm start that a file describes, made now if it is not there yet.
 
-    `say` is told what is going on, a line at a time. With `again` one that lies there is
+    `say` is called with each line of progress. With `again` one that is there is
     replaced. Raises BadInput for a bad file, and where one of other settings is in its place.
     """
     from filelock import FileLock
@@ -140,7 +140,7 @@ def practice_method(settings: WarmStartFile) -> Method:
         families=[family],
         roles={"actor": role, "extractor": role},
         rollout=RolloutConfig(action_format="word"),
-        # One batch a wave: a script speaks by the row of its session.
+        # One batch per wave: a script speaks by the row of its session.
         recipe=ComplementaryConfig(
             distill=DistillConfig(format="lines", max_operations=1, max_characters=80, batch=WAVE),
             merge=MergeConfig(every=0),
