@@ -20,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 # -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
-# One thread a test process: several run side by side, and equal numbers need an equal thread count.
+# One thread per test process: several run side by side, and equal numbers need an equal thread count.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
 .PHONY: help setup train ui docs test test-slow test-browser test-gpu lint format bench clean distclean

@@ -4,8 +4,8 @@
 
 Sentences of 5 to 40 words are taken from the docstrings of the standard library and of the installed packages (read on
 this machine and never shipped). A module gives either texts or held-out queries, by the digest of its name, so no query
-comes out of a docstring whose sentences lie in the bank. Vectors come from the project's MiniLM, here in batches: the
-project's embedder reads a text at a time, so that a vector's last bits never depend on its neighbors, which does not
+comes out of a docstring whose sentences are in the bank. Vectors come from the project's MiniLM, here in batches: the
+project's embedder reads one text at a time, so that a vector's last bits never depend on its neighbors, which does not
 matter here and takes several times as long. DIRECTORY then holds `texts.json`, `embeddings.npy` [N, 384],
 `queries.json` and `queries.npy` [Q, 384]; it is left as it is where it holds enough already.
 """
@@ -64,7 +64,7 @@ def varied_sentences(texts: int, queries: int) -> tuple[list[str], list[str]]:
     kept: dict[str, None] = {}
     asked: dict[str, None] = {}
     for digest, name in sorted((hashlib.sha256(name.encode()).digest(), name) for name in modules):
-        # Twice the queries: those that stand among the texts too are left out at the end.
+        # Twice the queries: those that are among the texts too are left out at the end.
         into, enough = (asked, 2 * queries) if digest[-1] % _HELD_OUT == 0 else (kept, texts)
         if len(into) < enough:
             into.update(dict.fromkeys(_sentences(modules[name])))

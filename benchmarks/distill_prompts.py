@@ -24,7 +24,7 @@ from crl.records import Episode, Turn
 
 
 def played(family: FamilyConfig, seeds: Sequence[int]) -> list[tuple[Episode, list[Turn]]]:
-    """A game a seed, played by uniformly random legal actions."""
+    """One game per seed, played by uniformly random legal actions."""
     environment = make_environment(family)
     starts = environment.reset_many(seeds)
     random = [np.random.default_rng([7, seed]) for seed in seeds]

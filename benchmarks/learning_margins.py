@@ -27,7 +27,7 @@ from tests.learning.learners import BOUNDS, DEVIATIONS
 
 
 def figures_of(learner: str, folder: Path, seed: int, threads: int) -> dict[str, float]:
-    """What one training comes to. The extractor's starting models are made with the same seed."""
+    """The figures of one training. The extractor's starting models are made with the same seed."""
     flipped = learner.endswith("flipped")
     if learner.startswith("actor"):
         run = learners.train_actor(folder, seed, threads=threads, flipped=flipped)

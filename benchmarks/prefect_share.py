@@ -5,8 +5,8 @@
 Three ways, in turns, each in a process of its own: the driver alone, the flow `train` with the temporary server that
 Prefect starts when none is named, and the flow with a server that runs. A round counts from the end of the one before
 to its own end, so the child flow, its tasks, logs and artifacts are all in it; start-up and the first rounds are not.
-Prefect's share is the difference of the medians. The flow's own processor seconds are told beside the wall clock, which
-on shared cores says little: with a server on the same machine both compete for them.
+Prefect's share is the difference of the medians. The flow's own processor seconds are shown beside the wall clock,
+which on shared cores says little: with a server on the same machine both compete for them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def nothing(ctx: Any) -> None:
 
 
 def measure(way: str, rounds: int) -> dict[str, Any]:
-    """Seconds of each round in this process, and its processor seconds a round."""
+    """Seconds of each round in this process, and its processor seconds per round."""
     import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
     from crl.config.load import load_experiment, runs_root
     from crl.engine.driver import Driver, watch
@@ -180,7 +180,7 @@ def main() -> None:
                 answer["server"] = (processor_seconds(server) - before) / (WARM_UP + rounds)
                 found[way].append(answer)
     alone = statistics.median(second for each in found[WAYS[0]] for second in each["seconds"])
-    print(f"{rounds} rounds of {STAGES} stages that do nothing, {repeats} times; seconds a round")
+    print(f"{rounds} rounds of {STAGES} stages that do nothing, {repeats} times; seconds per round")
     for way in WAYS:
         seconds = sorted(second for each in found[way] for second in each["seconds"])
         median = statistics.median(seconds)
@@ -193,7 +193,7 @@ def main() -> None:
                 else ""
             )
             + (f", Prefect's share {median - alone:.3f}" if way != WAYS[0] else "")
-            + (f", {max(each['tasks'] for each in found[way]):.0f} tasks a round" if way == WAYS[2] else "")
+            + (f", {max(each['tasks'] for each in found[way]):.0f} tasks per round" if way == WAYS[2] else "")
         )
 
 

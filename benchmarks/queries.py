@@ -45,7 +45,7 @@ def main() -> None:
             "SELECT count(*), sum(entries), avg(changed + removed) / avg(entries) FROM bank_snapshots WHERE round > 0"
         )
         rounds, rows, share = query(run, facts)[1][0]
-        print(f"{rounds} rounds, {rows / rounds:,.0f} entries a round, {share:.1%} of them changed in each\n")
+        print(f"{rounds} rounds, {rows / rounds:,.0f} entries per round, {share:.1%} of them changed in each\n")
         measure(run, arguments.repetitions)
 
 

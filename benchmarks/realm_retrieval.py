@@ -32,7 +32,7 @@ from crl.protocols import Embedder
 from crl.records import BankEntry
 
 NOTES, TRUE, QUERIES = 32, 8, 64
-"""Notes a realm, how many of them are true, queries a round."""
+"""Notes per realm, how many of them are true, queries per round."""
 _EXPERIMENT = Path(__file__).parents[1] / "conf" / "realms.yaml"
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/rollout.py [MODEL] [ROWS] [TURNS] [REPEATS]
 
-Both ways sample from the same policy with the same random streams: 6 new tokens a turn, observations of about 60
+Both ways sample from the same policy with the same random streams: 6 new tokens per turn, observations of about 60
 tokens, prompts of about 200 whose examples all rows share. Repeats alternate; printed is the ratio of each pair.
 """
 

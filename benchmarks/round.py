@@ -4,7 +4,7 @@
 
 Trains the experiment (default conf/realms.yaml: 128 episodes of the miniature a round) from nothing in a temporary
 directory, once by the driver alone and once as a flow, and reads the times from the manifests. A round counts from the
-last commit of the round before to its own last commit, so whatever stands between the stages is in it: orchestration,
+last commit of the round before to its own last commit, so whatever is between the stages is in it: orchestration,
 retention, the display, the journal. The first two rounds, in which every path of the code is new, are left out; so is
 evaluation, which is set to happen in no round. Told are the median, and in brackets the fastest and the slowest round.
 """
@@ -38,7 +38,7 @@ def train(experiment: str, rounds: int, options: list[str], runs: Path) -> RunDi
 
 
 def seconds(run: RunDirectory, first: int) -> dict[str, list[float]]:
-    """Seconds of each stage, of what lies between the stages, and of the whole round, from round `first` on."""
+    """Seconds of each stage, of what happens between the stages, and of the whole round, from round `first` on."""
     found: dict[str, list[float]] = {}
     for number in run.rounds():
         if number < first:
@@ -73,7 +73,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as runs:
             run = train(experiment, rounds, options, Path(runs))
             columns[way] = seconds(run, run.method.recipe.warm_up_rounds + WARM_UP + 1)
-    print(f"{experiment}: seconds a round, {len(columns['with Prefect']['round'])} rounds: median (fastest–slowest)\n")
+    print(
+        f"{experiment}: seconds per round, {len(columns['with Prefect']['round'])} rounds: median (fastest–slowest)\n"
+    )
     print("| stage | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     names = dict.fromkeys(name for column in columns.values() for name in column)
     for name in [*(name for name in names if name != "round"), "round"]:

@@ -126,7 +126,7 @@ class Entry:
     def story(self, until: int | None = None) -> Story:
         """Every text it had, who wrote it from which episodes, where it was used, how it ended.
 
-        As it stood after round `until`; default now. Raises BadInput for an id that the bank had never heard of then,
+        As it was after round `until`; default now. Raises BadInput for an id that the bank did not have by then,
         naming close ones, and for a round without a bank; RecordDamaged.
         """
         from crl.report.why import why

@@ -79,12 +79,12 @@ class Step:
     actions: Actions
     legal: bool
     feedback: str
-    """What is told about the action beside the observation, and shown before it in the next prompt. After an illegal
+    """What is said about the action beside the observation, and shown before it in the next prompt. After an illegal
     action: what was wrong with it (the state did not change, the turn is spent). After a legal one mostly empty. After
     the last one: what an environment has to say about the whole episode; empty: its outcome says it all."""
     done: bool
     success: bool
-    """Whether the task is solved, by the environment's own standard; the reward need not tell."""
+    """Whether the task is solved, by the environment's own standard; the reward need not say."""
     reward: float
     """What the episode is worth if it ends here: any finite number. An episode that stops at the context limit gets
     the reward of its last step; one that broke gets 0."""
@@ -334,7 +334,7 @@ class Services(Protocol):
         """The role's trainer standing at the weights of a row, optimizer state included."""
 
     def trained(self, role: str, weights: Weights) -> None:
-        """Say that the trainer of a role now stands at the weights of a new row."""
+        """Say that the trainer of a role has reached the weights of a new row."""
 
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder (role `embedder`)."""

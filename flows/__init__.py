@@ -1,6 +1,6 @@
 """Prefect flows: thin. They run the stages of a recipe in order and know no stage by name.
 
-Importing the package turns off what Prefect would tell others about its use, unless the environment says otherwise, and
+Importing the package turns off what Prefect would report about its use, unless the environment says otherwise, and
 gives its temporary server longer to start than 20 seconds: with seven busy processes per processor it took 100.
 """
 

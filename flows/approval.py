@@ -55,8 +55,8 @@ class Answer(RunInput):
         True, description="Approve everything but what is listed below. Switched off, the whole round is rejected."
     )
     reject: list[str] = Field([], description="Operations to refuse, by id. Their entries stay as they are.")
-    person: str = Field(min_length=1, pattern=r"\S", description="Your name: it stands in the record.")
-    reason: str = Field("", description="Why, in your words; it stands in the record.")
+    person: str = Field(min_length=1, pattern=r"\S", description="Your name; it is kept in the record.")
+    reason: str = Field("", description="Why, in your words; it is kept in the record.")
 
 
 @dataclass
@@ -168,7 +168,7 @@ def _decision(pending: PendingApproval) -> Decision | None:
 
 
 def _resume(pause: _Pause, decision: Decision) -> None:
-    """Resume the run with the decision that was made elsewhere as its input; an answer typed meanwhile is told of."""
+    """Resume the run with the decision that was made elsewhere as its input; an answer typed meanwhile is mentioned."""
     answer = {
         "approve": decision.approve,
         "reject": list(decision.reject),
@@ -184,7 +184,7 @@ def _resume(pause: _Pause, decision: Decision) -> None:
 
 
 def _take(pending: PendingApproval, pause: _Pause) -> None:
-    """Write the answer from the UI down; one that cannot be used is told of, and the run pauses again."""
+    """Write the answer from the UI down; one that cannot be used is reported, and the run pauses again."""
     answer = _answer(pause)
     if answer is None:
         run_logger().warning("the run was resumed without an answer; it pauses again")
@@ -210,7 +210,7 @@ def _answer(pause: _Pause) -> Answer | None:
 
 
 def _published(pending: PendingApproval) -> str:
-    """Publish what is asked as an artifact; returns what stands above the form, in Markdown.
+    """Publish what is asked as an artifact; returns what is above the form, in Markdown.
 
     An artifact that cannot be published is no reason to stop.
     """

@@ -1,4 +1,4 @@
-"""What the server does by itself: mark dead runs, have their remains tidied, tell somebody of a failure.
+"""What the server does by itself: mark dead runs, have their remains tidied, report a failure to somebody.
 
 Each automation is described here as it shall be; :func:`ensure` makes it so and leaves the switch (on or off) to the
 people who use it.
@@ -44,7 +44,7 @@ _OURS = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
 
 @dataclass(frozen=True)
 class Made:
-    """What :func:`ensure` came to: `made`, `found` or `updated`, and whether the automation is switched on."""
+    """The result of :func:`ensure`: `made`, `found` or `updated`, and whether the automation is switched on."""
 
     name: str
     outcome: str
@@ -147,7 +147,7 @@ def tidying(tidy_deployment: UUID) -> list[AutomationCore]:
 
 
 def notification(block_document: UUID) -> AutomationCore:
-    """An example to copy: tell somebody that a run failed or crashed. Switched off until a person wants it."""
+    """An example to copy: notify somebody that a run failed or crashed. Switched off until a person wants it."""
     return AutomationCore(
         name="crl: tell of failures (example)",
         description=f"Sends a message through the block {NOTIFICATION_BLOCK} when a run fails or crashes. The block "

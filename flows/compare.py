@@ -1,6 +1,6 @@
 """Flow `compare`: every arm of a study with every seed, each run a task, then the table and the page.
 
-A run's work happens in a child process, as `crl compare` does it; the task waits for it, tells its rounds in its log
+A run's work happens in a child process, as `crl compare` does it; the task waits for it, reports its rounds in its log
 and is retried where trying again may help. What is complete never runs again.
 """
 

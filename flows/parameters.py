@@ -84,7 +84,7 @@ def run_from(value: str | Path) -> Path:
 
 
 def _file(path: Path) -> Path:
-    """A relative path means the working directory's file, else the checkout's: a worker may stand anywhere."""
+    """A relative path means the working directory's file, else the checkout's: a worker may run anywhere."""
     return ROOT / path if not path.is_absolute() and not path.exists() and (ROOT / path).exists() else path
 
 

@@ -42,8 +42,8 @@ def run_round(run_path: str, number: int) -> State[Any] | None:
 def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
     """Rounds first to last; returns those that had something to do. Raises the error of the stage that failed.
 
-    A round that is complete is visited too when the flow run set out with it: Prefect tells child runs of a retried
-    flow run apart by their order.
+    A round that is complete is visited too when the flow run set out with it: Prefect recognizes the child runs of a
+    retried flow run by their order.
     """
     had_work = [number for number in range(first, last + 1) if not driver.round_complete(number)]
     report_disagreements(driver)

@@ -68,7 +68,7 @@ class PartTasks:
         self._end()
 
     def __call__(self, spread: Spread) -> None:
-        """Run every part. Which is running when another fails comes to its end; what is complete stays.
+        """Run every part. Parts that are running when another fails are finished; what is complete stays.
 
         A part that fails after its retries does not keep the others from being tried, unless its error is permanent.
         Raises the first permanent error, else the first of all.
@@ -243,6 +243,6 @@ def _process_died(error: Exception) -> bool:
 
 
 def _mark_crashed(future: PrefectFuture[Any]) -> None:
-    """A process that was ended in the middle of a task could not tell that the task run is over."""
+    """A process that was ended in the middle of a task could not report that the task run is over."""
     with contextlib.suppress(Exception), get_client(sync_client=True) as client:
         client.set_task_run_state(future.task_run_id, Crashed(message="its process was ended"), force=True)

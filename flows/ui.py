@@ -146,7 +146,7 @@ class DevServer:
         finally:
             process.stop(_SERVER_PATIENCE_SECONDS)
         if code:
-            raise SetupFailed(f"set-up ended with exit code {code}; what it said stands above")
+            raise SetupFailed(f"set-up ended with exit code {code}; what it said is above")
 
     def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + _HEALTHY_SECONDS

@@ -30,7 +30,7 @@ _ALIVE = [StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
 
 
 class Waiting:
-    """The patience of one run: it looks who is in the way, tells it each time that changes, and gives up in time."""
+    """The patience of one run: it looks who is in the way, says so each time that changes, and gives up in time."""
 
     def __init__(self, experiment: str, run_path: Path, runtime: Runtime) -> None:
         self._experiment, self._run_path, self._runtime = experiment, run_path, runtime

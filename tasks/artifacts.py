@@ -1,6 +1,6 @@
 """Artifacts in the Prefect UI: after each round its tables, curve, bank diff, data checks and the report page.
 
-Each experiment has a key of its own for each kind, so that the UI keeps a history a kind and experiments do not mix.
+Each experiment has its own key for each kind, so that the UI keeps one history per kind and experiments do not mix.
 Nothing here is part of the record, and nothing here may stop a run: what cannot be made or published is a warning in
 the log. All of it is read from the record after the round is complete; earlier rounds are not read again.
 """

@@ -31,7 +31,7 @@ def log_error(error: CrlError) -> None:
 
 
 def placed(error: CrlError, place: str) -> None:
-    """Remember where in the run an error arose (`round 7, collect`); the first place told is kept."""
+    """Remember where in the run an error arose (`round 7, collect`); the first place given is kept."""
     error.__dict__.setdefault(_PLACE, place)  # there it crosses processes with the error; its notes hold the traceback
 
 

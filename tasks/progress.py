@@ -73,7 +73,7 @@ class _Bar:
             return
         self._newest = event
         if self._thread is None and not self._ended.is_set():
-            # A daemon: a flow process that is told to go must not wait for a server. The context says which task run.
+            # A daemon: a flow process that has to end must not wait for a server. The context says which task run.
             run = self._context.run
             self._thread = threading.Thread(
                 target=run, args=(self._publish,), name=f"progress of {event.stage}", daemon=True

@@ -40,7 +40,7 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 # The record decides what is complete; Prefect's caches must not.
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, persist_result=False)
 def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | State[Any]:
-    """Run a stage of a round, or find it complete. Returns where it lies and its digest.
+    """Run a stage of a round, or find it complete. Returns where it is and its digest.
 
     One of our own errors becomes a failed state whose result raises it; a breached data check is an artifact as well.
     """

@@ -1,5 +1,5 @@
 """What tests of several folders share: one finished run of the tiny experiment, made once also under xdist, and one
-browser (playwright allows one a process)."""
+browser (playwright allows one per process)."""
 
 from __future__ import annotations
 

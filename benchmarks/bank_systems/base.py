@@ -67,7 +67,7 @@ class System(Protocol):
         """Apply a round's changes and keep the result under its number."""
 
     def bytes(self) -> int:
-        """Bytes on disk, every snapshot included, indexes that can be made anew excluded where they lie apart."""
+        """Bytes on disk, every snapshot included, indexes that can be rebuilt excluded."""
 
     def close(self) -> None:
         """Free memory and files."""

@@ -57,7 +57,7 @@ class _Services:
 
 
 class BankRun:
-    """A run of the tiny experiment whose banks are what it is told."""
+    """A run of the tiny experiment whose banks are given."""
 
     def __init__(self, root: Path, capacity: int) -> None:
         experiment = load_experiment(
@@ -112,7 +112,7 @@ class BankRun:
         return load_embeddings(self.path, bank.table)
 
     def bank_bytes(self, round_number: int) -> Mapping[str, int]:
-        """Bytes on disk that a round's bank came to: tables and manifest, texts, vectors."""
+        """Bytes on disk of a round's bank: tables and manifest, texts, vectors."""
         stage = "initialise" if round_number == 0 else "consolidate"
         manifest = self.run.manifest(round_number, stage)
         sizes = {"tables": bytes_below(self.run.stage_path(round_number, stage)), "texts": 0, "vectors": 0}

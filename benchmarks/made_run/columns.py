@@ -11,7 +11,7 @@ from crl.records import Row, schema_of
 
 
 def columns(row_type: type[Row], count: int, /, **values: Any) -> pa.Table:
-    """A table of `count` rows; a value that is no column stands in every row, as does a field's own default."""
+    """A table of `count` rows; a value that is no column is in every row, as does a field's own default."""
     schema = schema_of(row_type)
     for field in dataclasses.fields(row_type):  # type: ignore[arg-type]
         if field.default_factory is not dataclasses.MISSING and field.name not in values:

@@ -43,7 +43,7 @@ class Size:
     entries: int = 40
     """Imported in round 0."""
     changes: int = 20
-    """Adds and updates a round, about."""
+    """Adds and updates per round, about."""
     merges: int = 2
     """Every third round."""
     capacity: int = 60
@@ -67,7 +67,7 @@ class _Embedder:
 
 
 class Made:
-    """A run that is being made: what the next round stands on."""
+    """A run that is being made: what the next round builds on."""
 
     def __init__(self, run: RunDirectory, token: int, size: Size, seed: int) -> None:
         self.path, self._run, self._token, self._size = run.path, run, token, size
@@ -166,7 +166,7 @@ class Made:
 
 
 def timings(number: int, stage: str) -> dict[str, dict[str, float]]:
-    """Made-up times of what a stage does: one batch a round in training, two an evaluation."""
+    """Made-up times of what a stage does: one batch per round in training, two per evaluation."""
     works = {
         "plan": ("retrieval",),
         "collect": ("play",),

@@ -1,7 +1,7 @@
 """How snapshots are stored: the changes of every round, and now and then the whole bank.
 
 A round stores one `bank_changes` row for every entry that it added, changed or removed, and one `bank_snapshots` row. A
-**base** (`bank`, every entry) is stored when the changes since the last one come to outnumber the entries, and after
+**base** (`bank`, every entry) is stored when the changes since the last one outnumber the entries, and after
 :data:`LONGEST_CHAIN` rounds: disk grows with what changed, and opening a round reads at most about twice what it
 holds. Both rules look at rows only, so a round made again stores the same.
 """
@@ -101,7 +101,7 @@ def summary_of(round_number: int, table_of: TableOf) -> BankSnapshot:
 def open_snapshot(round_number: int, table_of: TableOf) -> Snapshot:
     """The bank after a round, from its base and the changes since.
 
-    Raises RecordDamaged where they do not come to what the round recorded; `table_of` raises for what it cannot read.
+    Raises RecordDamaged where they do not result in what the round recorded; `table_of` raises for what it cannot read.
     """
     summary = summary_of(round_number, table_of)
     base = table_of(BankEntry, summary.base_round)
@@ -109,7 +109,7 @@ def open_snapshot(round_number: int, table_of: TableOf) -> Snapshot:
     snapshot = Snapshot(round_number, applied(base, changes))
     if len(snapshot) != summary.entries:
         raise RecordDamaged(
-            f"the bank after round {round_number} comes to {len(snapshot)} entries",
+            f"the bank after round {round_number} has {len(snapshot)} entries",
             expected=f"{summary.entries}, as the round recorded",
             where=f"round {round_number}, tables bank (round {summary.base_round}) and bank_changes",
             next_step="run `crl verify` on the run",
@@ -134,7 +134,7 @@ def applied(entries: pa.Table, changes: Sequence[pa.Table]) -> pa.Table:
 
 
 def files_of(digests: Iterable[str], round_number: int, table_of: TableOf) -> dict[str, tuple[str, str]]:
-    """Where texts lie that the bank held at its base or since: (segment, embedding file) by content digest.
+    """Where texts are that the bank held at its base or since: (segment, embedding file) by content digest.
 
     What was removed and comes back is stored once. A text that left before may be stored a second time: looking for
     it would read every round.

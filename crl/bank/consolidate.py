@@ -5,7 +5,7 @@ leaves exactly one event, each eviction one more; nothing else changes the bank.
 `rejected` with its reason and changes nothing. Where the reason is that an entry says it already, the event names that
 entry in `repeats`: for `duplicate` the oldest entry of the family that holds the text, for `unchanged` the very entry
 that was to be updated, for `near_duplicate` the one that resembles the text most (the oldest of equals), always in the
-bank as it stands at that operation.
+bank as it is at that operation.
 
 - *add* makes a new entry. A text the family already holds is rejected, unless `duplicates: keep`: an entry then stands
   for an output, so that every output that writes the text can be used, scored and trained. With `duplicates: near` a
@@ -193,14 +193,14 @@ class Consolidation:
             self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason)
 
     def result(self) -> Consolidated:
-        """The snapshot as it stands."""
+        """The snapshot as it is."""
         changes = self._bank.changes()
         needed = {each.after.content_digest for each in changes if each.after is not None and not each.after.segment}
         texts = {digest: self._texts[digest] for digest in sorted(needed)}
         return Consolidated(self._bank.named.snapshot, self._round, changes, list(self._events), texts)
 
     def _foretold(self, operation: Operation, reason: str) -> Refusal:
-        """The refusal of an operation that is not tried: a person refused it, or something that it stands on."""
+        """The refusal of an operation that is not tried: a person refused it, or something that it builds on."""
         if reason not in REPEATS:
             return Refusal(reason)
         # What it repeats may be what the person refused: then nothing in the bank says it.
@@ -306,7 +306,7 @@ class Consolidation:
         return Refusal(Rejection.near_duplicate, min(nearest)[2]) if nearest else None
 
     def _acceptable_text(self, operation: Operation) -> str | Refusal:
-        """Digest of the operation's text, which is remembered, or why it cannot stand in a bank."""
+        """Digest of the operation's text, which is remembered, or why it cannot be in a bank."""
         text = operation.text or ""
         if not text.strip():
             return Refusal(Rejection.empty_text)

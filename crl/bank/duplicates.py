@@ -127,7 +127,7 @@ def _candidates(
     margin = (dimension + 8) * 2.0**-23 * largest
     """More than the rounding of a float32 product of two of the vectors, in whatever order it is summed."""
     home_N, visits = _cells(embeddings_ND, radius=float(np.sqrt(max(0.0, 2 * largest - 2 * threshold))), margin=margin)
-    # Vectors stand in the order of their cells from here on, so that those of a cell are a slice.
+    # Vectors are in the order of their cells from here on, so that those of a cell are a slice.
     row_N = np.argsort(home_N, kind="stable")
     place_N = np.empty(total, dtype=np.int64)
     place_N[row_N] = np.arange(total)

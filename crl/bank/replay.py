@@ -1,7 +1,7 @@
 """Replay: every bank of a run made again from its events and the operations they name, row for row.
 
 Consolidation decides, and leaves an event for every decision; replay decides nothing. It takes the events of a round in
-their order, the rows of the operations, and the bank before, and makes the rows the round must have come to. So the
+their order, the rows of the operations, and the bank before, and makes the rows that the round must have had. So the
 record says each thing twice, and one checks the other: digests that agree with those in `bank_snapshots` show that no
 change of the bank lacks its event.
 

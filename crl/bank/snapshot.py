@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from crl.records import BankEntry, rows_of, schema_of, table_of
 
 STORAGE = ("segment", "embedding_file")
-"""Columns that say where text and embedding lie: no part of what an entry is, so no part of a digest."""
+"""Columns that say where text and embedding are: no part of what an entry is, so no part of a digest."""
 _LOGICAL = tuple(field.name for field in dataclasses.fields(BankEntry) if field.name not in STORAGE)
 _MODULUS = 1 << 256
 
@@ -75,7 +75,7 @@ class Snapshot:
 
 
 def row_digest(entry: BankEntry) -> int:
-    """SHA-256 of what an entry is, as a number: its columns but for the two that say where its files lie."""
+    """SHA-256 of what an entry is, as a number: its columns but for the two that say where its files are."""
     values = [getattr(entry, name) for name in _LOGICAL]
     return int.from_bytes(hashlib.sha256(json.dumps(values, ensure_ascii=True).encode()).digest(), "big")
 

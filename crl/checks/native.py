@@ -1,4 +1,4 @@
-"""Great Expectations at work: validates tables by suites and tells what is broken. Import it only where it is needed.
+"""Great Expectations at work: validates tables by suites and reports what is broken. Import it only where it is needed.
 
 It takes seconds to import and milliseconds per expectation, so a stage comes here for the rows that break a rule, and
 for the suites that users wrote; the Data Docs are made of its results. Frames keep Arrow's types, so a missing number
@@ -170,7 +170,7 @@ def _answer(engine: PandasExecutionEngine, domain: dict[str, Any], value: dict[s
 
 @cache
 def _definition(table: str) -> Any:
-    """The batch definition of a table, made once a process."""
+    """The batch definition of a table, made once per process."""
     return _source().add_dataframe_asset(table).add_batch_definition_whole_dataframe(table)
 
 

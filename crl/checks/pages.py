@@ -34,7 +34,7 @@ class Validated:
 
     @property
     def file(self) -> str:
-        """Where its page lies in the site: four folders deep, as its link to the suite expects."""
+        """Where its page is in the site: four folders deep, as its link to the suite expects."""
         return f"validations/rounds/{self.round:04d}/{self.stage}/{self.table}.html"
 
 

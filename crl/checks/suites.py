@@ -59,7 +59,7 @@ def applying(expectations: list[Config], written: frozenset[str]) -> list[Config
 def sentences(table: str, own: Mapping[str, Any] | None = None) -> list[str]:
     """The rules of a table in words, columns that are never missing in one; nothing for an unknown table.
 
-    `own` is a user's suite of the table; its rules stand with the others.
+    `own` is a user's suite of the table; its rules are added to the others.
     """
     if table not in suite_names():
         return []

@@ -26,7 +26,7 @@ def approve(
     ] = None,
     reject_all: Annotated[bool, typer.Option("--reject-all", help="Refuse everything the round asks for.")] = False,
     person: Annotated[str | None, typer.Option(help="Who decides; default your login name.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Why; it stands in the record.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why; it is kept in the record.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what would change; decide nothing.")] = False,
 ) -> None:
     """Show what a round asks of the bank, and decide about it. In whole, in part, or not at all.

@@ -104,7 +104,7 @@ def diff(
         show_diff(found)
 
 
-UntilOption = Annotated[int | None, typer.Option(min=0, help="As it stood after this round; default now.")]
+UntilOption = Annotated[int | None, typer.Option(min=0, help="As it was after this round; default now.")]
 EntryArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the experience, from `crl bank show`.")]
 
 

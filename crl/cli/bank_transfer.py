@@ -64,7 +64,9 @@ def import_bank(
     family: Annotated[
         list[str] | None, typer.Option(metavar="FROM=TO", help="A task family there and its name here; repeatable.")
     ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Where run directories lie; default $CRL_RUNS or ./runs.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
+    ] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As you will type it at `crl train`.")
     ] = None,
@@ -89,7 +91,7 @@ def import_bank(
         out.print("it was imported before: nothing changed")
     for reason, count in sorted(taken.left_out.items()):
         out.print(f"left out: {count} ({_REASONS[reason]})")
-    out.print("uses, outcomes and retrieval counts start at zero; those of the source stand in `imported_entries`")
+    out.print("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
     out.print(f"next: {_next(target, directory, runs, set or [])}", soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ app = typer.Typer(
 
 
 ExperimentOption = Annotated[
-    Path | None, typer.Option(metavar="EXPERIMENT", help="With the suites that lie beside this experiment file.")
+    Path | None, typer.Option(metavar="EXPERIMENT", help="With the suites that are beside this experiment file.")
 ]
 
 

@@ -25,7 +25,9 @@ _PLAIN_EVERY_SECONDS = 60.0
 
 def compare(
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file, such as conf/study/realms.yaml.")],
-    runs: Annotated[Path | None, typer.Option(help="Where it lies; default $CRL_RUNS or ./runs.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Directory that holds its runs; default $CRL_RUNS or ./runs.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at a time; default: cores.")] = None,
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="These arms only.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="1,2", help="These seeds only.")] = None,

@@ -34,8 +34,8 @@ _SHOW_LOG = {"StageFailed", "EngineDied"}
 def progress_text(event: events.Progress) -> str:
     """One line about how far a stage is: done of total, rates, episodes won, other figures, time left.
 
-    Won episodes are told of all episodes of the stage: of the finished ones they would be nearly all, as who wins ends
-    early.
+    Won episodes are counted against all episodes of the stage: of the finished ones they would be nearly all, as who
+    wins ends early.
     """
     parts = [f"{event.done} of {event.total}"] if event.total else []
     figures = dict(event.figures)

@@ -31,7 +31,9 @@ def train(
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Further rounds to run.")] = _ROUNDS,
-    runs: Annotated[Path | None, typer.Option(help="Where run directories lie; default $CRL_RUNS or ./runs.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
+    ] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
     ] = None,
@@ -129,7 +131,7 @@ def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str
 
 @contextmanager
 def _interruptible(path: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the engines and give the lease back; a person who has to approve is told so."""
+    """Ctrl-C and SIGTERM end the engines and give the lease back; a message says where a person has to approve."""
     with interruptible(f"crl resume {shown(path)}"):
         try:
             yield

@@ -32,7 +32,7 @@ class TaskRunnerName(StrEnum):
 class Runtime(Model):
     """What changes no number: paths, shards, limits, retries, retention."""
 
-    runs: Path | None = Field(None, description="Where run directories lie; default $CRL_RUNS or ./runs.")
+    runs: Path | None = Field(None, description="Directory that holds the runs; default $CRL_RUNS or ./runs.")
     shards: int = Field(1, ge=1, le=256, description="Engines that collect side by side.")
     task_runner: TaskRunnerName = Field(
         TaskRunnerName.engines,
@@ -49,7 +49,7 @@ class Runtime(Model):
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
     stage_time_limit_seconds: float = Field(3600, gt=0, description="A stage past it is ended with its engine.")
     lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept a role; older ones are pruned.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept per role; older ones are pruned.")
     keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),

@@ -52,14 +52,14 @@ def parse_experiment(
 
 
 def runs_root(experiment: Experiment | None = None) -> Path:
-    """Where run directories lie: the experiment's `runtime.runs`, else $CRL_RUNS, else ./runs."""
+    """The directory that holds the runs: the experiment's `runtime.runs`, else $CRL_RUNS, else ./runs."""
     if experiment is not None and experiment.runtime.runs is not None:
         return experiment.runtime.runs
     return Path(os.environ.get("CRL_RUNS", "runs"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping of a YAML file. Raises BadInput where there is none, naming the files that lie beside it."""
+    """The mapping of a YAML file. Raises BadInput where there is none, naming the files that are beside it."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def _with_prompts(data: dict[str, Any], base: Path, where: str) -> dict[str, Any
 
 
 def _with_expectations(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The data with the suites of data checks that lie beside the experiment, unless it brings its own."""
+    """The data with the suites of data checks that are beside the experiment, unless it brings its own."""
     runtime = data.get("runtime") or {}
     if not isinstance(runtime, dict) or "expectations" in runtime:
         return data
@@ -195,7 +195,7 @@ def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
                 following.append(model)
             elif part in getattr(model, "model_fields", {}):
                 following.extend(_models_in(model.model_fields[part].annotation, typing.get_args))
-            else:  # a name in a mapping, or the kind, which stands before the fields of its class
+            else:  # a name in a mapping, or the kind, which comes before the fields of its class
                 following.extend([each.load(part) for each in _REGISTRIES if issubclass(model, each.base)] or [model])
         candidates = following
     return sorted({name for model in candidates for name in getattr(model, "model_fields", {})})

@@ -27,7 +27,7 @@ class RolloutConfig(Model):
     action_format: Literal["tag", "word"] = Field(
         "word", description="tag: the last <action>…</action> counts; word: the first legal action named counts."
     )
-    placement: Literal["system", "user"] = Field("user", description="Where the experience stands, always last.")
+    placement: Literal["system", "user"] = Field("user", description="Where the experience is shown, always last.")
 
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
@@ -45,7 +45,7 @@ class RetrievalConfig(Model):
     query_instruction: str | None = Field(
         None,
         max_length=4000,
-        description="What stands before queries only; none: the model's own prompt `query`, if its config names one.",
+        description="What precedes queries only; none: the model's own prompt `query`, if its config names one.",
     )
     per: Literal["episode", "group"] = Field("episode", description="One retrieval per guided episode, or per group.")
     scope: Literal["family", "bank"] = Field("family", description="Search the task family or the whole bank.")

@@ -41,8 +41,8 @@ def run_order(
     Args:
         order: the part, under the token of a living attempt.
         shard: chooses among several devices.
-        on_line: told the engine's name and a line it wrote.
-        on_figures: told the part's progress.
+        on_line: called with the engine's name and a line it wrote.
+        on_figures: called with the part's progress.
 
     Raises what the part raises, EngineDied, StageTimedOut; StaleAttempt where the attempt has ended or ends meanwhile.
     """

@@ -41,11 +41,11 @@ class Progress:
     seconds: float
     """Seconds since the stage started."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the stage tells: counts, rates, losses. `won`: episodes won so far, of all `total`."""
+    """Whatever else the stage reports: counts, rates, losses. `won`: episodes won so far, of all `total`."""
     expected_seconds: float | None = None
     """How long all of it will take, as it took in an earlier round; None where that is not known."""
     working_seconds: float = 0.0
-    """Seconds since the stage first told how far it is: its models are loaded by then."""
+    """Seconds since the stage first reported progress: its models are loaded by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyar
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Who runs a stage, and what is told on the way."""
+    """Who runs a stage, and what it reports on the way."""
 
     token: int
     """Fencing token of the lease."""
@@ -55,7 +55,7 @@ class Attempt:
     expectations: Mapping[str, Any] = field(default_factory=dict)
     """A user's own suites of data checks by table. They may fail the stage and change nothing that it writes."""
     begun: Callable[[Path], None] = lambda directory: None
-    """Called with the stage's temporary directory before it runs: further ranks are told of it."""
+    """Called with the stage's temporary directory before it runs: it is sent to further ranks."""
     before_commit: Callable[[], None] = lambda: None
     """Called after the stage ran, before it is committed: waits for further ranks."""
 
@@ -261,7 +261,7 @@ def _outcome(run: RunDirectory, round_number: int, stage_name: str, *, seconds: 
 
 
 def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
-    """What stands beside the digest: where, with what, how often tried. The writer adds times, host and process."""
+    """What is beside the digest: where, with what, how often tried. The writer adds times, host and process."""
     return {
         "machine": platform.platform(),
         "seconds": round(seconds, 3),

@@ -38,7 +38,7 @@ def guard(*, with_parent: bool = False) -> str:
     with _starting:
         if _guardian is None or _guardian.poll() is not None:
             watched = [os.getpid(), *([os.getppid()] if with_parent else [])]
-            # By path, so that it starts wherever the package lies. Its own session: Ctrl-C must not end it too early.
+            # By path, so that it starts wherever the package is. Its own session: Ctrl-C must not end it too early.
             _guardian = subprocess.Popen(
                 [sys.executable, "-P", __file__, _mark, *map(str, watched)],
                 stdin=subprocess.DEVNULL,

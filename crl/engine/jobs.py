@@ -43,7 +43,7 @@ class Job:
     expectations: dict[str, Any] = field(default_factory=dict)
     """A user's own suites of data checks by table (`runtime.expectations`)."""
     directory: str | None = None
-    """Where the stage is written; told to the ranks above 0, which do not write the record themselves."""
+    """Where the stage is written; sent to the ranks above 0, which do not write the record themselves."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

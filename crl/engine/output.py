@@ -1,8 +1,8 @@
 """What a child process writes to its standard output and error: read line by line, and known when it is complete.
 
 Lines and answers of an engine come in two ways, and a line may lag behind the answer to the job that wrote it. So a
-worker ends the output of a job with a mark, and the supervisor waits for it: a line is told while its stage, and its
-part, still run.
+worker ends the output of a job with a mark, and the supervisor waits for it: a line is passed on while its stage, and
+its part, still run.
 """
 
 from __future__ import annotations

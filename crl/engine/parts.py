@@ -1,4 +1,4 @@
-"""Spreads the parts of a stage over several engines, a thread an engine. Which engine runs a part changes nothing."""
+"""Spreads the parts of a stage over several engines, one thread per engine; any of them may run any part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PartProgress:
         self._finished_before = parts
 
     def report(self, part: int, figures: ProgressFigures) -> None:
-        """Take the figures of one part and tell those of the stage."""
+        """Take the figures of one part and report those of the stage."""
         with self._lock:
             self._latest[part] = figures
             self._tell(self._combined())

@@ -1,4 +1,4 @@
-"""The engines of a driver: one a shard, and one over all ranks of an update. Each starts with its first job."""
+"""The engines of a driver: one per shard, and one over all ranks of an update. Each starts with its first job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EnginePool:
         return self._engine(f"ranks-{number}", number, {})
 
     def shards(self, count: int) -> list[Engine]:
-        """The first engines, one a shard."""
+        """The first engines, one per shard."""
         return [self.shard(number) for number in range(count)]
 
     def started(self) -> Sequence[Engine]:

@@ -33,7 +33,7 @@ class ProcessGroup:
         environment: added to the environment of this process.
         folder: its working directory; default that of this process.
         log: file for its output; what an earlier start wrote is kept beside it once, with the suffix `.1`.
-        on_line: told every line of its output, where there is no log; without either it writes where this process does.
+        on_line: called with every line of its output, where there is no log; without either the output is inherited.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ProcessGroup:
     ) -> None:
         self.name, self.log = name, log
         self.output: ProcessOutput | None = None
-        """Reads its output where `on_line` is told of it."""
+        """Reads its output for `on_line`."""
         self._command, self._environment = list(command), dict(environment or {})
         self._folder, self._on_line = folder, on_line
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,6 +1,6 @@
 """What the engine lends its stages: environments, policies, trainers, the embedder. All of it is cache.
 
-At most one set of weights a role is held: those of the next round replace those of the last. A trainer's optimizer
+At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
 state is several times its model, so at most one is held, and no sampling copy of its role beside it; of small models
 (:data:`SMALL_BYTES`) both trainers stay, and new weights are read into the living copy. A trainer that a stage asked
 for counts as dirty until the stage says which update it has reached (`trained`); a stage that failed in between never
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 64 * 1024**2
 """Weight files of both roles together up to which everything stays in memory: about five times as much is then held.
-Freeing a model is dear however small it is: a collection goes through every object of torch, transformers and DeepSpeed
-(0.4 s), which is most of a round of a miniature."""
+Freeing a model is expensive however small it is: a collection goes through every object of torch, transformers and
+DeepSpeed (0.4 s), which is most of a round of a miniature."""
 
 
 class EngineServices:
@@ -118,7 +118,7 @@ class EngineServices:
         return trainer
 
     def trained(self, role: str, weights: Weights) -> None:
-        """Say that the trainer of a role now stands at the weights of a new row: the next round goes on from there."""
+        """Say that the trainer of a role has reached the weights of a new row: the next round continues from them."""
         if role not in self._trainers:
             raise AssertionError(f"no trainer of {role} is lent out")
         # With several ranks every rank must build its trainer at the same time, and only rank 0 learns of this row.
@@ -126,7 +126,7 @@ class EngineServices:
             self._trainers[role] = (weights.weights_digest, self._trainers[role][1])
 
     def model_digest(self, role: str) -> str:
-        """SHA-256 over the files of a role's base model, or of the embedder; a name without files stands for itself."""
+        """SHA-256 over the files of a role's base model, or of the embedder; a name without files is its own digest."""
         if role == "embedder":
             from crl.policies.embedder_sources import resolve_embedder
 
@@ -296,7 +296,7 @@ def prepare_environment(threads: int) -> dict[str, str]:
         # that shows.
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
-        # Progress bars of libraries would tear the log; the stage tells its own progress.
+        # Progress bars of libraries would tear the log; the stage reports its own progress.
         "TQDM_DISABLE": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         # No telemetry. Whether the hub may be reached is left to HF_HUB_OFFLINE: models may come from it.

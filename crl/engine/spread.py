@@ -47,7 +47,7 @@ class PartOutcome:
     """Whether it was complete already."""
     seconds: float
     figures: ProgressFigures
-    """The progress told last; empty where none was told."""
+    """The latest progress; empty before any was reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a run was asked to reach, as its journal tells: rounds, who asked, and with which runtime."""
+"""What a run was asked to reach, from its journal: rounds, who asked, and with which runtime."""
 
 from __future__ import annotations
 

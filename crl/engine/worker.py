@@ -1,6 +1,6 @@
 """The engine process: `python -m crl.engine.worker`, started by the supervisor only.
 
-It connects to the supervisor, then executes one job after the other and tells progress. Its state (models,
+It connects to the supervisor, then executes one job after the other and reports progress. Its state (models,
 environments) is only a cache: it may be killed at any moment, and a new one starts from the record. When the supervisor
 is killed, its guardian ends this process, in the middle of a stage too; without one it ends with its job. Under a
 launcher there are several such processes (ranks); all take part in updates, rank 0 alone writes the record.
@@ -41,7 +41,7 @@ class Worker:
         self._jobs = 0
 
     def serve(self) -> None:
-        """Answer jobs until told to stop. Raises EOFError or OSError where the supervisor is gone."""
+        """Answer jobs until asked to stop. Raises EOFError or OSError where the supervisor is gone."""
         self._send(type="hello", rank=self._rank, pid=os.getpid())
         while True:
             message = decode(self._connection.recv_bytes())
@@ -82,7 +82,7 @@ class Worker:
             count, missing = missing_parts(run, recipe, job.round, job.stage, services)
             return {"count": count, "missing": missing}
         services.begin(job.round, job.stage, job.part)
-        self._last_progress = 0.0  # where a stage begins is told
+        self._last_progress = 0.0  # the beginning of a stage is reported
         if self._rank > 0:
             execute_rank(run, recipe, job.round, job.stage, Path(cast(str, job.directory)), services)
             return {}

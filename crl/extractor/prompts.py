@@ -44,7 +44,7 @@ def check_prompts(prompts: Prompts) -> None:
                 f"the prompt that answers questions does not show {' or '.join('{' + name + '}' for name in missing)}",
                 expected="{question} and {experience}",
                 where="prompts: ask.first",
-                next_step="add the placeholder where its text should stand",
+                next_step="add the placeholder where its text should be",
             )
 
 

@@ -3,7 +3,7 @@
 A turn is shown as what was seen and what was done; after the last one comes what the last action did. An observation
 equal to the one before is said to be so, and of one that is partly the same only the new rows are shown: `=3` stands
 for three rows as before, which the first line explains where it occurs. Where the whole does not fit its budget, turns
-are left out of the middle: how it began and how it ended say most. How many were shown in full is told, so that no cut
+are left out of the middle: how it began and how it ended say most. How many were shown in full is said, so that no cut
 is silent.
 """
 

@@ -47,7 +47,7 @@ class MicroBatch:
 
 
 def check_sample(sample: Sample) -> None:
-    """Raise RecordDamaged for a sample that no model can have written as it stands."""
+    """Raise RecordDamaged for a sample that no model can have written as it is."""
     tokens, mask, logprobs = len(sample.token_ids), sample.loss_mask, sample.logprobs
     problem = None
     if not (tokens == len(mask) == len(logprobs)):

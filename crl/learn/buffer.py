@@ -41,7 +41,7 @@ def reweight(train_count: int, last_trained_round: int | None, *, round: int, co
 
 
 def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
-    """Last round's rows as they stand now: what was selected has been trained and waits for new uses.
+    """Last round's rows as they are now: what was selected has been trained and waits for new uses.
 
     A malformed output, a `return` or an answer cannot be used again, so its row ends with the round that trained it; so
     does that of an output that was dropped.
@@ -197,7 +197,7 @@ def select_batches(
     A batch takes the oldest. Equal rewards have no advantage and train nothing, so where the oldest are all equal the
     last place goes to the oldest item with another reward; where there is none, nothing is taken and all keep waiting.
 
-    The selected items are returned as they stand **before** this training (eq. 7 counts earlier ones); in the buffer
+    The selected items are returned as they are **before** this training (eq. 7 counts earlier ones); in the buffer
     returned they have status `selected`, one more training and this round as the last. All others are unchanged.
     """
     ripe = ripe_items(buffer, config, round=round)

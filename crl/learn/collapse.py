@@ -1,7 +1,7 @@
-"""Collapse: kinds of a run that has stopped learning, each named once its sign has stood for some rounds in a row.
+"""Collapse: kinds of a run that has stopped learning, each named once its sign was present for some rounds in a row.
 
 The traps are those of section 10: outputs that are never scored win, all rewards of a batch are equal, an actor frozen
-or dead. What has stood so far is carried by the metrics of the round before, so a resumed run knows it too.
+or dead. The signs so far are carried by the metrics of the round before, so a resumed run knows it too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ KINDS = (
 def collapse_figures(
     figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
 ) -> tuple[Figures, list[str]]:
-    """(figures to carry on, what to tell of every kind that stands) after a round.
+    """(figures to carry on, what to say about every kind that is present) after a round.
 
     `figures` are those of the round, `previous` all of this stage's in the round before (empty before the first),
     `trained` the roles this round trains. Of each kind with a sign `<kind>_rounds` counts the rounds in a row and
@@ -91,9 +91,9 @@ def collapse_figures(
     for kind in KINDS:
         rounds, since = (previous.get(f"{kind.name}_{what}", 0.0) for what in ("rounds", "since"))
         if (kind.role is None or kind.role in trained) and all(name in seen for name in kind.needs):
-            stands = kind.sign(seen)
-            since = (since if rounds else float(round)) if stands else 0.0
-            rounds = rounds + 1 if stands else 0.0
+            present = kind.sign(seen)
+            since = (since if rounds else float(round)) if present else 0.0
+            rounds = rounds + 1 if present else 0.0
         if not rounds:
             continue
         carried |= {f"{kind.name}_rounds": rounds, f"{kind.name}_since": since}
@@ -112,7 +112,7 @@ def health_metrics(
     alarms: Mapping[str, str] | None = None,
 ) -> list[Metric]:
     """The rows of a round's stage: its figures with the alarms of form (`form.py`), what is carried on, and
-    `collapsed`: how many kinds stand, named in its alarm. `alarms` are those of other figures, by name."""
+    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other figures, by name."""
     carried, told = collapse_figures(figures, previous, trained, round=round)
     alarmed = {**form_alarms(figures), **(alarms or {})}
     if told:

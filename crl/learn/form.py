@@ -1,7 +1,7 @@
 """Form: whether what the models write can be taken at all. Shares of valid and of cut-off turns, with their bounds.
 
 An actor whose turns name no legal action, or end at the length limit, learns from noise; so does an extractor whose
-outputs are cut. Both are told as alarms in the round they happen in. Pure functions over plain columns.
+outputs are cut. Both raise alarms in the round they happen in. Pure functions over plain columns.
 """
 
 from __future__ import annotations

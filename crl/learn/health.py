@@ -74,7 +74,7 @@ def cut_figures(cuts: Sequence[bool]) -> Figures:
 
 
 def cut_alarm(figures: Mapping[str, float]) -> dict[str, str]:
-    """What to tell where the embedder cut a note, by the figure's name."""
+    """What to say where the embedder cut a note, by the figure's name."""
     share = figures.get(CUT, 0.0)
     told = (
         f"the embedder reads only the beginning of {share:.0%} of the new notes, which are found by that alone; choose "

@@ -113,7 +113,7 @@ def cispo_objective(
 
     `normalizer` is sum_i |m_i|, the trained tokens of the **whole** batch, over micro-batches and ranks. The weight
     w_i is eq. 7. Both bounds act, and no token loses its gradient: the ratio is a constant (sg, stop gradient). The
-    value of this loss measures no progress. A token counts as clipped where its ratio lies outside a bound.
+    value of this loss measures no progress. A token counts as clipped where its ratio is outside a bound.
     """
     ratio_BT = _log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
     clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)

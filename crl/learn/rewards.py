@@ -5,7 +5,7 @@ The paper's reward of a use is the outcome of the episode, ±1 (section 3). `ext
 - `guided_minus_free` subtracts the mean outcome of the unguided rollouts of the same group, so that an experience is
   not rewarded for a task that is won without it. Without any unguided rollout nothing is subtracted: such a use earns
   its outcome, and :func:`reward_metrics` counts it.
-- `running_usefulness` pays what the entry has come to be worth after the use, U ← decay·U + (1 − decay)·outcome, as
+- `running_usefulness` is what the entry is worth after the use, U ← decay·U + (1 − decay)·outcome, as
   Skill1 (2605.06130) keeps it. U starts at 0 and is divided by 1 − decay^uses, which makes it a mean of the outcomes
   at any time: undivided, the first uses of an entry would earn a twentieth of what they say, beside a malformed
   output's whole penalty.

@@ -228,7 +228,7 @@ class Trainer:
         return found
 
     def _plain_gradient_norm(self) -> float | None:
-        """Norm of the whole gradient without ZeRO, before clipping; ZeRO tells its own after the step."""
+        """Norm of the whole gradient without ZeRO, before clipping; ZeRO reports its own after the step."""
         if self.role.deepspeed.zero_stage > 0:
             return None
         gradients = [part.grad for part in self._parts if part.grad is not None]

@@ -122,7 +122,7 @@ def _train(
         ) -> Any:
             return next_token_loss(model, inputs, num_items_in_batch)
 
-    class Telling(TrainerCallback):  # type: ignore[misc]
+    class LossCallback(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             if logs and "loss" in logs:
                 on_step(state.global_step, state.max_steps, float(logs["loss"]))
@@ -178,7 +178,7 @@ def _train(
         )
         # Losses are read from the trainer's history; printing each of them belongs to no one.
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Telling)
+        trainer.add_callback(LossCallback)
         trainer.train()
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return losses

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 PAD, END, GO = "<pad>", "<end>", "<go>"
-"""Control tokens: padding, the end of an assistant's turn, and what stands before one."""
+"""Control tokens: padding, the end of an assistant's turn, and what precedes one."""
 UNKNOWN = "?"
 """What a word outside the vocabulary is read as."""
 

@@ -263,7 +263,7 @@ class BatchSession:
             past_key_values=self._cache,
             use_cache=True,
             # An index, not the number 1: that takes a strided slice, for which the CPU's batched matrix product copies
-            # the vocabulary head once a row (2 s a pass with 32 rows of SmolLM2).
+            # the vocabulary head once per row (2 s per pass with 32 rows of SmolLM2).
             logits_to_keep=torch.tensor([width - 1], device=self._device),
         )
         for row, new in zip(rows, new_B.tolist(), strict=True):

@@ -47,11 +47,11 @@ class ModelSource:
     name: str
     """The name it was asked for by."""
     digest: str
-    """SHA-256 over names and contents of weights, config and tokenizer files; independent of where they lie."""
+    """SHA-256 over names and contents of weights, config and tokenizer files; independent of where they are."""
 
 
 def models_directory() -> Path:
-    """Where prepared models lie: `$CRL_MODELS`, default `~/.cache/crl/models`."""
+    """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`."""
     chosen = os.environ.get("CRL_MODELS")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "crl" / "models"
 
@@ -103,12 +103,12 @@ def resolve_model(name: str) -> ModelSource:
 
 
 def warm_directory(name: str) -> Path:
-    """Where the warm start of a name lies, or will lie: a checkpoint a role, and its record."""
+    """Where the warm start of a name is, or will be: one checkpoint per role, and its record."""
     return models_directory() / "warm" / name
 
 
 def warm_checkpoint(name: str) -> Path | None:
-    """Where the checkpoint of a model named `warm:<name>/<role>` lies, or will lie; None for any other name."""
+    """Where the checkpoint of a model named `warm:<name>/<role>` is, or will be; None for any other name."""
     found = _WARM.fullmatch(name)
     return None if found is None else warm_directory(found.group(1)) / found.group(2)
 

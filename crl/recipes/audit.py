@@ -1,4 +1,4 @@
-"""Do the banks of a run come to what their rounds recorded? Files may be whole and rows still not fit together.
+"""Are the banks of a run what their rounds recorded? Files may be whole and rows still not fit together.
 
 Every round's changes are applied to the bank before it, which a round that stored the whole bank must equal; the digest
 is kept up by differences, so the audit of many rounds costs what changed in them.
@@ -64,13 +64,13 @@ def _problems(run: RunDirectory, recipe: Recipe) -> Iterator[Problem]:
         if summaries[0].base_round == number:
             stored = {row.entry_id: row_digest(row) for row in _rows(BankEntry, whole)}
             if bank is not None and bank != stored:
-                expected, found = f"the {len(bank)} entries that the changes come to", f"{len(stored)} others"
+                expected, found = f"the {len(bank)} entries that the changes result in", f"{len(stored)} others"
                 yield bank_problem(run, place, BankEntry, expected, found)
             bank, digest = stored, add_digests("0", added=stored.values())
         if bank is not None and (digest, len(bank)) != (summaries[0].digest, summaries[0].entries):
             expected = f"{summaries[0].entries} entries of digest {summaries[0].digest}, as the round recorded"
             yield bank_problem(run, place, BankSnapshot, expected, f"{len(bank)} of digest {digest}")
-            bank = None  # the rounds that stand on this one would all be named as well
+            bank = None  # the rounds that build on this one would all be named as well
 
 
 def _apply(bank: dict[str, int], changes: pa.Table, digest: str) -> str:

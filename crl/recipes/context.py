@@ -110,7 +110,7 @@ class StageContext:
         return None if place is None else place[0], tables_of(self.recipe, self.method, self._read_once)
 
     def _read_once(self, round_number: int, stage: str, row_type: type[Row]) -> pa.Table:
-        # A stage asks for a bank and for where its texts lie: of a million entries the file would be read twice.
+        # A stage asks for a bank and for where its texts are: of a million entries the file would be read twice.
         key = (round_number, stage, row_type)
         if key not in self._bank_rows:
             self._bank_rows[key] = self._reader.read(round_number, stage, row_type)
@@ -122,7 +122,7 @@ class StageContext:
         return rows_of(row_type, self._reader.read(round_number, stage, row_type))
 
     def round_of(self, name: str) -> int:
-        """The round that a declared read is of; 0 where it lies before the first."""
+        """The round that a declared read is of; 0 where it is before the first."""
         return max(0, self.round + self.stage.read(name).offset)
 
     def _resolve(self, name: str) -> tuple[int, str] | None:
@@ -135,7 +135,7 @@ class StageContext:
         return {key: Manifest.load(self.run_path / "rounds" / key).digest for key in keys}
 
     def write(self, row_type: type[R], rows: Iterable[R]) -> None:
-        """Write the rows of one type; once a type."""
+        """Write the rows of one type; once per type."""
         self._writer.write(row_type, table_of(row_type, rows))
 
     def write_table(self, row_type: type[Row], table: pa.Table) -> None:

@@ -24,7 +24,7 @@ from crl.run.imports import BankImport, bank_import
 
 INITIALISE = "initialise"
 IMPORT_NOTE = "import"
-"""Where the manifest's provenance tells of the import."""
+"""Where the manifest's provenance describes the import."""
 
 
 def begin_with(ctx: StageContext, taken: BankImport) -> None:

@@ -5,7 +5,8 @@ changes follow from the operations, the scores and the bank before; its texts ar
 the embedder's. A file counts only if its SHA-256 is the one in the manifest; where the manifest itself is gone, if the
 digest of the whole stage is the one that a later stage read.
 
-Only `crl mend` uses this (`mend.py`): whoever reads the record is told what is damaged. Nothing is written here.
+Only `crl mend` uses this (`mend.py`): readers of the record get an error that names what is damaged. Nothing is
+written here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Do the events of a run explain its banks? Each is made again from events and operations alone and compared.
 
 Rows may agree with the digest of a round and still not with its events: a change without an event, an event that names
-the wrong operation. Replaying finds it; the round is named, and no later one, since what follows stands on it.
+the wrong operation. Replaying finds it; the round is named, and no later one, since what follows builds on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crl.run.verify import Problem
 
 
 def replay_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:
-    """The first round whose events do not come to its bank. Files that cannot be read are named by `verify` alone."""
+    """The first round whose events do not result in its bank. Files that cannot be read are named by `verify` alone."""
     table_of = tables_of(recipe, run.method, run.read)
     bank: Replayed | None = None
     for number in run.rounds():
@@ -37,7 +37,7 @@ def replay_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:
         except RecordDamaged as error:
             return [bank_problem(run, place, BankEvent, "events that fit the bank before them", str(error))]
         if bank.digest != summary.digest:
-            expected = f"events that come to the bank of digest {summary.digest}, as the round recorded"
+            expected = f"events that result in the bank of digest {summary.digest}, as the round recorded"
             return [bank_problem(run, place, BankEvent, expected, f"one of digest {bank.digest}")]
     return []
 

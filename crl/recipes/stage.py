@@ -75,7 +75,7 @@ class Stage:
     """Writes the rows of one part; the stage is their concatenation in order."""
     waits_for: Callable[[Method, int, RowsOf], list[str]] | None = None
     """Set where a person decides before the stage runs: gives, from the rows it reads, the ids of what they may refuse.
-    The decision lies in `decisions/` of the run directory."""
+    The decision is in `decisions/` of the run directory."""
 
     def __post_init__(self) -> None:
         if (self.parts is None) != (self.run_part is None) or (self.run is None) != (self.parts is not None):

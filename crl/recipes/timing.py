@@ -23,7 +23,7 @@ def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -
 
 
 def joined(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of several parts of a stage as those of the stage: timings are added up, of others the first stands."""
+    """The notes of several parts of a stage as those of the stage: timings are added up, else the first is kept."""
     timings = dict(notes.get(TIMINGS, {}))
     for work, found in more.get(TIMINGS, {}).items():
         timings[work] = _added(timings[work], found) if work in timings else found

@@ -36,7 +36,7 @@ class Operation(Row):
 
     table: ClassVar[str] = "operations"
     operation_id: A[str, "<distillation_id>-o<index>"]
-    distillation_id: A[str, "output it stands in"]
+    distillation_id: A[str, "output it is in"]
     generation_id: A[str, "token record of that output"]
     round: A[int, "round number"]
     index: A[int, "position in the output"]
@@ -61,7 +61,7 @@ class Resemblance(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BankEntry(Row):
-    """One entry of a bank snapshot. The text lies in a content-addressed segment."""
+    """One entry of a bank snapshot. The text is in a content-addressed segment."""
 
     table: ClassVar[str] = "bank"
     entry_id: A[str, "id, stable over updates"]
@@ -138,7 +138,7 @@ class ImportedEntry(Row):
     entry_id: A[str, "id here: <source experiment>-r<source round>-<id there>"]
     family: A[str, "task family here"]
     content_digest: A[str, "SHA-256 of the text"]
-    generation_id: A[str, "extractor output that wrote the text, prefixed as the id: it lies in the other experiment"]
+    generation_id: A[str, "extractor output that wrote the text, prefixed as the id: it is in the other experiment"]
     source_experiment: A[str, "experiment it comes from"]
     source_round: A[int, "round of the bank it was taken from"]
     source_snapshot: A[str, "digest of that bank (bank_snapshots)"]
@@ -147,7 +147,7 @@ class ImportedEntry(Row):
     source_version: A[int, "version there"]
     uses: A[int, "guided episodes there; here they are counted from 0"]
     mean_outcome: A[float | None, "mean of +1 / -1 over those uses; null without any"]
-    story: A[str, "its history there as `crl bank why RUN ID --format json` tells it"]
+    story: A[str, "its history there as `crl bank why RUN ID --format json` shows it"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

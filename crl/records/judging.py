@@ -20,7 +20,7 @@ class Judgement(Row):
     entry_id: A[str, "entry that was judged"]
     content_digest: A[str, "version of that entry"]
     generation_id: A[str, "token record of the verdict (role actor, kind critic)"]
-    success_rate: A[float | None, "the actor's success rate on the family so far, as it was told; null: unknown"]
+    success_rate: A[float | None, "the actor's success rate on the family so far, as the prompt gave it; null: unknown"]
     verdict: A[str, "accept, refine, reject or malformed"]
     reason_code: A[str, "ok, or why the verdict is malformed: the experience is then shown as it is"]
     score: A[float | None, "s_c of eq. 8: 1 accept, 0.5 refine, 0 reject; null where malformed"]

@@ -116,7 +116,7 @@ class Turn(Row):
     output: A[str, "the actor's text"]
     action: A[str | None, "legal action, free text or tool call (JSON) that the environment was given; null: none"]
     valid: A[bool, "whether the action was legal and taken"]
-    feedback: A[str | None, "what the environment told about the action beside the observation; null: nothing"]
+    feedback: A[str | None, "what the environment said about the action beside the observation; null: nothing"]
     first_token: A[int, "offset of the output's first token in the generation's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn or length"]
@@ -124,7 +124,7 @@ class Turn(Row):
 
 QUESTION = "<ask>"
 """Column `action` of a turn that asked a question (search-and-ask): answered if `valid`, else refused; what was replied
-stands in `feedback`."""
+is in `feedback`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

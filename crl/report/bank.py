@@ -1,4 +1,4 @@
-"""What the bank held after a round: chosen rows of one snapshot, with their texts and what they came to so far.
+"""What the bank held after a round: chosen rows of one snapshot, with their texts and their results so far.
 
 Only the round asked for is read (its base and the changes since), and texts of the rows shown only: it is as quick for
 a large bank as for a small one, and damage in another round does not show.
@@ -62,7 +62,7 @@ class Shown:
 
 
 class BankAfter:
-    """The bank after a round, and what its entries came to up to then."""
+    """The bank after a round, and the results of its entries up to then."""
 
     def __init__(self, run: RunDirectory, round_number: int | None = None) -> None:
         """The newest published one where `round_number` is None. Raises BadInput where there is none."""

@@ -65,7 +65,7 @@ class Change:
     before: str | None
     """Text of the entry before; None where there was none."""
     after: str | None
-    """Text of the entry after; None where it is gone or never came to be."""
+    """Text of the entry after; None where it is gone or was never made."""
     wanted: str | None
     """Text that a rejected operation asked for."""
     parents: tuple[Parent, ...]
@@ -296,7 +296,7 @@ def _change(
     event: BankEvent, operation: Operation | None, state: Mapping[str, str], texts: Mapping[str, str]
 ) -> Change:
     refused = event.kind == "rejected"
-    # The event of a refused merge has no parents: nothing was merged. Those it named are told all the same.
+    # The event of a refused merge has no parents: nothing was merged. Those it named are shown all the same.
     parents = operation.parents if refused and operation is not None and operation.kind == "merge" else event.parents
     return Change(
         kind=_KINDS[event.kind],

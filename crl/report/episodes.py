@@ -202,7 +202,7 @@ def _guide(
     """The experience in the prompt, how it was found and what it earned; None for a free episode."""
     if not episode["guided"]:
         return None
-    # How it was found and what it earned is told of the first of several.
+    # How it was found and what it earned is shown for the first of several.
     found = {"entry": ", ".join(episode["entry_ids"]), "text": texts.place(episode["experience"])}
     return found | (dict(retrievals[0]) if retrievals else {}) | (dict(credits[0]) if credits else {})
 
@@ -231,7 +231,7 @@ class _Texts:
         self._places: dict[str, int] = {}
 
     def place(self, text: str | None) -> int | None:
-        """Where the text stands in the list; None for none."""
+        """Where the text is in the list; None for none."""
         if text is None:
             return None
         if len(text) > LONGEST:
@@ -249,7 +249,7 @@ class _Texts:
 
 
 def as_json(value: Any) -> str:
-    """JSON in ASCII that may stand inside a script element: <, >, & and ' are escaped, so no text can end it."""
+    """JSON in ASCII that may be inside a script element: <, >, & and ' are escaped, so no text can end it."""
     from jinja2.utils import htmlsafe_json_dumps
 
     return str(htmlsafe_json_dumps(value, separators=(",", ":")))

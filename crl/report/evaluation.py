@@ -1,4 +1,4 @@
-"""What an evaluation came to: one result per task family and arm."""
+"""The results of an evaluation: one per task family and arm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a run came to, round by round, read so that one more round costs the same however many there are.
+"""The results of a run, round by round, read so that one more round costs the same however many there are.
 
 A round that is complete does not change, so what was read of it is kept in this process; the time stamp of its
-directory tells when a stage came or was set aside. Nothing is written.
+directory shows when a stage came or was set aside. Nothing is written.
 """
 
 from __future__ import annotations

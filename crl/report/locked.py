@@ -3,7 +3,7 @@
 Three walls. Only one SELECT is taken. It is looked through before it runs: nothing in it but queries (to DuckDB what
 begins with `WITH x AS (COPY … TO …)` is a SELECT), table functions of a short list only (DuckDB has some that read
 files, write logs or take memory addresses), no scalar function with an effect outside the query. And DuckDB itself may
-open the files that the views stand on, by their paths, and no other: no directory, no link, no extension, no variable
+open the files that the views read, by their paths, and no other: no directory, no link, no extension, no variable
 of the Python program, no temporary file; none of this can be switched back on.
 """
 
@@ -30,7 +30,7 @@ TABLE_FUNCTIONS = frozenset(
         "pragma_table_info",
     }
 )  # fmt: skip
-"""What may stand in FROM with brackets: none reads a file or changes anything."""
+"""What FROM may call: none reads a file or changes anything."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _INTERRUPT_SECONDS = 0.05
 _EFFECTS = frozenset({"nextval", "currval", "setval", "write_log", "sleep_ms", "getenv", "getvariable"})

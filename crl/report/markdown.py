@@ -1,4 +1,4 @@
-"""What a round came to, as Markdown and plain rows: for a scheduler's window, a chat, an issue.
+"""The results of a round, as Markdown and plain rows: for a scheduler's window, a chat, an issue.
 
 Texts of models are in code spans whose fence is longer than any in the text, so that whatever they hold (tags, pipes,
 links, backticks) stays text and nothing is loaded or followed.
@@ -22,7 +22,7 @@ from crl.report.round_tables import success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 
 SHOWN_CHANGES = 60
-"""Changes of the bank that are told; the rest is counted."""
+"""Changes of the bank that are listed; the rest is counted."""
 SHOWN_CHARACTERS = 600
 SHOWN_ROUNDS = 200
 """Newest rounds in the table."""
@@ -97,7 +97,7 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
 def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
     """What a round of the run `name` did to the bank, or would do, with texts and reasons.
 
-    `most` changes are told, in the order of their kinds; the rest is counted.
+    `most` changes are listed, in the order of their kinds; the rest is counted.
     """
     title = f"Bank proposed by round {diff.round}" if diff.proposed else f"Bank after round {diff.round}"
     lines = [f"# {title}", "", diff.summary(), ""]
@@ -132,7 +132,7 @@ def _change(change: Change, proposed: bool) -> list[str]:
         lines.append(f"  - {'stays' if refused else 'was'} {code(was)}")
     lines += [f"  - from {code(parent.entry_id)} {code(parent.text)}" for parent in change.parents]
     family = f", {plain(change.family)}" if change.family else ""
-    # What a person would refuse is an operation; what stands in the bank afterward is an entry.
+    # What a person would refuse is an operation; what is in the bank afterward is an entry.
     name = (change.operation_id if proposed else change.entry_id) or change.entry_id or "no entry"
     return [*lines, f"  - {code(name)}{family}"]
 

@@ -2,7 +2,7 @@
 
 It is derived and disposable: not part of the record, no stage reads it, `crl report RUN` makes it again. A long run
 stays a small page: curves pool rounds, tables, texts and episodes show the newest and say what they leave out. Texts of
-models are escaped by the templates, those of episodes lie in JSON that a script turns into text; the page's policy
+models are escaped by the templates, those of episodes are in JSON that a script turns into text; the page's policy
 forbids every request, and any style or script but its own. The charts are in `curves.py` and `usefulness.py`, the
 episodes in `episodes.py`, the templates beside this file in `templates/`.
 """
@@ -45,9 +45,9 @@ REPORT = "report.html"
 LISTED_ROUNDS = 100
 """Newest rounds with a row of the tables."""
 SHOWN_DIFFS = 10
-"""Newest rounds whose bank changes are told with their texts."""
+"""Newest rounds whose bank changes are shown with their texts."""
 SHOWN_CHANGES = 40
-"""Changes told of one round."""
+"""Changes shown of one round."""
 SHOWN_ALARMS = 30
 SHOWN_CHARACTERS = 1200
 """Of one text; longer ones end in an ellipsis."""
@@ -55,14 +55,14 @@ SHOWN_CHARACTERS = 1200
 
 @dataclass(frozen=True, slots=True)
 class RoundChanges:
-    """What a round did to the bank, as far as the page tells it."""
+    """What a round did to the bank, as far as the page shows it."""
 
     diff: BankDiff
     left_out: int
-    """Changes beyond those that are told."""
+    """Changes beyond those that are shown."""
 
     def groups(self) -> list[tuple[str, list[Any]]]:
-        """The changes that are told, by kind."""
+        """The changes that are shown, by kind."""
         told = [change for kind in KINDS for change in self.diff.of(kind)][:SHOWN_CHANGES]
         return [(kind, found) for kind in KINDS if (found := [each for each in told if each.kind == kind])]
 
@@ -70,7 +70,7 @@ class RoundChanges:
 def write_report(
     run_path: Path, out: Path | None = None, history: History | None = None, episodes: int = EPISODES
 ) -> Path:
-    """Write the page of a run, whole or not at all, and return where it lies: `out`, else `report.html` of the run.
+    """Write the page of a run, whole or not at all, and return where it is: `out`, else `report.html` of the run.
 
     `history` saves reading earlier rounds again; `episodes` is how many of them can be replayed.
     Raises RunDirectoryUnusable where the file cannot be written, RecordDamaged where a file of the run cannot be read,
@@ -176,7 +176,7 @@ def _newest_evaluated(trained: Sequence[RoundSummary]) -> RoundSummary | None:
 
 
 def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, Any]:
-    """What stands at the head of the page. A run whose experiment file is damaged still has a page."""
+    """What is at the head of the page. A run whose experiment file is damaged still has a page."""
     path = history.run_path.absolute()
     events = Journal(path).read()
     failure = last_failure(events)

@@ -1,4 +1,4 @@
-"""The SQL of what playing came to and cost: the views `success_by_arm` and `timings`, and the interval macros."""
+"""The SQL of the results and the cost of playing: the views `success_by_arm` and `timings`, and the interval macros."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ SCALARS = {
     "wilson_low(won, games)": f"if(won = 0, 0.0, {_END.format(sign='-')})",
     "wilson_high(won, games)": f"if(won = games, 1.0, {_END.format(sign='+')})",
 }
-"""Macros that views stand on: the ends of the 95 % interval of `won` games of `games`, as `crl/report/rates.py`."""
+"""Macros that views use: the ends of the 95 % interval of `won` games of `games`, as `crl/report/rates.py`."""

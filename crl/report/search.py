@@ -1,6 +1,6 @@
 """Searching the bank after a round: by meaning, with the embedder that the run retrieves with, or by words.
 
-Counters and diversification (eq. 6) are left out: this tells what is near, not what would be chosen.
+Counters and diversification (eq. 6) are left out: this shows what is near, not what would be chosen.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class Story:
 
 
 def told_reason(reason: str, repeats: str | None) -> str:
-    """A reason code with the entry that it is about; an entry that an update left unchanged is told anyway."""
+    """A reason code with the entry that it is about; an entry that an update left unchanged is named anyway."""
     return reason if repeats is None or reason == "unchanged" else f"{reason} of {repeats}"
 
 

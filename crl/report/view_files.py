@@ -1,4 +1,4 @@
-"""Which files the views of a run stand on: those that are there now, each by its path, or patterns that find them.
+"""Which files the views of a run read: those that are there now, each by its path, or patterns that find them.
 
 :class:`Pinned` lists the run once. What a query then sees is one state, whatever is published meanwhile: the newest
 round is listed first, so whatever a listed stage was made from is listed as well. :class:`Patterns` is for the catalog,

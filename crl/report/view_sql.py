@@ -1,7 +1,7 @@
 """The SELECT behind every view of a run, and the macros: SQL text over a :class:`~crl.report.view_files.Source`.
 
 A view a row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the one
-of the directory it lies in. A table that nobody has written yet is an empty view with the right columns.
+of the directory it is in. A table that nobody has written yet is an empty view with the right columns.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ _MADE_OF = {
 
 
 MARKED = "rounds"
-"""The view of a catalog whose comment says where the catalog lies: a copy is known by it."""
+"""The view of a catalog whose comment says where the catalog is: a copy is known by it."""
 
 
 def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
@@ -174,7 +174,7 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
     ]
     if row_type is BankText:
         return fields
-    place = {"round": "round of the directory it lies in", "stage": "stage that wrote it"}
+    place = {"round": "round of the directory it is in", "stage": "stage that wrote it"}
     added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
     return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
 
@@ -210,8 +210,8 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
 
 
 def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
-    """Every view that a query may read: those it names, and those that they stand on. `foreign` are the tables that
-    another package's recipe wrote."""
+    """Every view that a query may read: those it names, and those that they read. `foreign` are the tables that another
+    package's recipe wrote."""
     found: set[str] = set()
     pending = [sql]
     while pending:
@@ -263,7 +263,7 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> 
 
 
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
-    """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog lies
+    """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog is
     elsewhere than in its run: it was copied or moved, and would answer from another run, or from none."""
     place = place_of(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
@@ -282,7 +282,7 @@ def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]
 
 
 def place_of(source: Source) -> str:
-    """Where the catalog of a run lies, as an SQL string: what DuckDB calls it, however it was opened."""
+    """Where the catalog of a run is, as an SQL string: what DuckDB calls it, however it was opened."""
     return "'" + f"{source.root.resolve()}/catalog.duckdb".replace("'", "''") + "'"
 
 
@@ -302,7 +302,7 @@ def _texts(source: Source, earlier: bool) -> str:
     files = source.segments()
     if files is None:
         return _empty(columns)
-    # The same text may lie in several segments: a later snapshot is written without looking at older ones.
+    # The same text may be in several segments: a later snapshot is written without looking at older ones.
     texts = f"SELECT DISTINCT content_digest, text FROM {_parquet(source, files, columns)}"
     if not earlier:
         return texts

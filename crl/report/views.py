@@ -51,7 +51,7 @@ def connect(
 
     With `rounds`, what one round holds costs the same however many there are. Nothing of the run is written or locked.
     What users type goes through :func:`query`. Raises BadInput for a round that the run does not have, RecordDamaged
-    for a file that no view can stand on.
+    for a file that no view can read.
     """
     _check_rounds(run_path, [*(rounds or ()), *(() if until is None else (until,))])
     return _open(run_path, Pinned(run_path, rounds, until), until)

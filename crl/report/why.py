@@ -47,7 +47,7 @@ Rows = list[dict[str, Any]]
 
 
 def why(run_path: Path, entry_id: str, *, until: int | None = None) -> Story:
-    """The story of one entry, as it stood after round `until` where that is given.
+    """The story of one entry, as it was after round `until` where that is given.
 
     Raises BadInput for a round without a bank, and for an entry that the bank had never heard of then, naming close
     ones; RecordDamaged.

@@ -1,7 +1,7 @@
 """From the actor's text to what its environment is given, a question, or neither: never an error, whatever it holds.
 
 An environment takes one of some actions by name, free text, or a tool call (`crl.protocols.Actions`). Of a tool call
-only the JSON counts, whatever stands around it: models write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
+only the JSON counts, whatever is around it: models write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
 fenced JSON, a list of calls, or `parameters` for `arguments`. The last call counts, as the last tag does.
 
 Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none.
@@ -134,7 +134,7 @@ def parse_question(text: str, actions: Actions, action_format: ActionFormat, *, 
     """The question that a text asks behind its thoughts, blanks at its ends aside; None where it asks none. It may be
     empty.
 
-    A turn acts or asks. `tag`: `<ask>…</ask>` asks unless an action tag stands behind it: the last tag counts.
+    A turn acts or asks. `tag`: `<ask>…</ask>` asks unless an action tag is behind it: the last tag counts.
     `word`: a line `ASK: …` asks unless a legal action is named before it: the first thing named counts.
     """
     answer = after_thoughts(text, begun=thinking)

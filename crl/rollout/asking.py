@@ -1,7 +1,7 @@
 """Search-and-ask (section 4): what becomes of the questions that actors ask while they play.
 
 Only an episode that an experience guides may ask, and at most `uses` times: what counts as a use is a question that is
-handed on. A question spends a turn. The environment is told of a turn without an action, which leaves its state as it
+handed on. A question spends a turn. The environment receives a turn without an action, which leaves its state as it
 is and counts against its own turn limit: no episode is longer for asking, whatever the environment.
 
 What the actor reads next is the answer, or why there is none, in front of the observation that it had already.

@@ -57,7 +57,7 @@ def check_critic_prompt(prompt: PromptConfig) -> None:
             "the critic's prompt does not show the experience",
             expected="{experience} in it: the actor cannot judge what it does not see",
             where="prompts.critic.first",
-            next_step="add the placeholder where the text should stand",
+            next_step="add the placeholder where the text should be",
         )
 
 

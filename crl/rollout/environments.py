@@ -25,7 +25,7 @@ class MixedEnvironment:
         self._inner = {slot: inner for slots in self._slots.values() for inner, slot in enumerate(slots)}
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start one episode a slot. Raises ValueError unless there is one seed for each slot of the wave."""
+        """Start one episode per slot. Raises ValueError unless there is one seed for each slot of the wave."""
         if len(seeds) != len(self._families):
             raise ValueError(f"a wave of {len(self._families)} slots was given {len(seeds)} seeds")
         starts: dict[int, Start] = {}

@@ -46,7 +46,7 @@ class PlayedEpisode:
 
     @property
     def feedback(self) -> str:
-        """What may be told about the whole episode: the environment's last words on it, else its outcome."""
+        """What may be said about the whole episode: the environment's last words on it, else its outcome."""
         said = self.turns[-1].feedback if self.turns else None
         ended = self.episode.stop_reason.replace("_", " ")
         return said or f"The episode ended: {ended}. Reward: {self.episode.reward:g}."

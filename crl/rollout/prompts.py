@@ -33,7 +33,7 @@ def _require(template: str, names: Sequence[str], where: str) -> None:
             f"a prompt template lacks {', '.join('{' + name + '}' for name in missing)}",
             expected=", ".join("{" + name + "}" for name in names),
             where=where,
-            next_step="add the placeholder where its text should stand",
+            next_step="add the placeholder where its text should be",
         )
 
 
@@ -79,7 +79,7 @@ def actor_messages(
 ) -> list[dict[str, str]]:
     """Messages of a first prompt: system, example exchanges, first user message. None shows no experience.
 
-    `offer` (search-and-ask) stands directly behind the experience; a free episode, which has none, is offered nothing.
+    `offer` (search-and-ask) is directly behind the experience; a free episode, which has none, is offered nothing.
     `takes_tools`: the chat's own template shows the tools of the environment, so the messages only name them.
     """
     shown = "" if experience is None else fill(prompt.experience, {"experience": experience}) + offer
@@ -117,7 +117,7 @@ def opened(
 def following_text(
     prompt: PromptConfig, *, goal: str, observation: str, actions: Actions, feedback: str, takes_tools: bool = False
 ) -> str:
-    """A later user message; non-empty feedback ends its line so that it may stand directly before the observation."""
+    """A later user message; non-empty feedback ends its line so that it may be directly before the observation."""
     line = f"{feedback}\n" if feedback else ""
     shown = actions_text(actions, takes_tools=takes_tools)
     return fill(prompt.following, {"goal": goal, "observation": observation, "actions": shown, "feedback": line})

@@ -4,9 +4,9 @@ The form is that of the extractor's outputs (`distill.format`). `lines` is one l
 
     ACCEPT            REFINE: text            REJECT
 
-`json` is an object with `verdict` and, to refine, `experience`; it may stand in a fence. Either may follow thoughts
-(`<think>…</think>`); what stands in them is no verdict. An answer that its length limit cut off is malformed: its text
-would be half a sentence.
+`json` is an object with `verdict` and, to refine, `experience`; a fence around it is allowed. Either may follow
+thoughts (`<think>…</think>`); what is in them is no verdict. An answer that its length limit cut off is malformed: its
+text would be half a sentence.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
             actual = sha256_file(run_path / name) if (run_path / name).is_file() else "no such file"
             if actual != expected:
                 found.append(CacheFault(name, expected, actual))
-    # The directory stands, so there was a seal.
+    # The directory exists, so there was a seal.
     if (run_path / CATALOG).exists() and not (seals / f"{CATALOG}.json").exists():
         found.append(_unreadable(run_path, seals / f"{CATALOG}.json"))
     return found

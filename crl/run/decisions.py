@@ -1,6 +1,6 @@
 """What a person decided about a round, as a file: `decisions/0007.json`, written once, before the stage that needs it.
 
-A decision speaks of what was shown: `shown` is the digest of the stages that lie behind it, so a decision about other
+A decision speaks of what was shown: `shown` is the digest of the stages that are behind it, so a decision about other
 rows (stages that were redone since) fits no more and is never applied. The file needs no lease: a person decides while
 a run waits. Once the stage is committed its rows and its manifest hold all of it; the file is kept as evidence.
 """
@@ -50,7 +50,7 @@ class Decision(BaseModel):
         return self.model_copy(update={"check": self._check()})
 
     def same_as(self, other: Decision) -> bool:
-        """Whether both come to the same, whoever decided and when."""
+        """Whether both decide the same, whoever decided and when."""
         mine, theirs = ((each.shown, each.approve, each.approve and set(each.reject)) for each in (self, other))
         return mine == theirs
 
@@ -75,7 +75,7 @@ def shown_digest(stages: Mapping[str, str]) -> str:
 
 
 def decision_path(run_path: Path, round_number: int) -> Path:
-    """Where the decision about a round lies."""
+    """Where the decision about a round is."""
     return Path(run_path) / DECISIONS / f"{round_number:04d}.json"
 
 
@@ -129,7 +129,7 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
     if not holds.same_as(decision):
         raise DecisionMade(
             f"round {holds.round} was decided already: {holds.told()}" + (f" ({holds.reason})" if holds.reason else ""),
-            expected="one decision a round; the first holds",
+            expected="one decision per round; the first holds",
             where=str(path),
             next_step=f"to take it back: crl redo {run_path} --from {holds.round:04d}/{holds.stage}",
         )
@@ -137,7 +137,7 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
 
 
 def withdraw_decision(run_path: Path, round_number: int) -> Path | None:
-    """Set a decision aside, under `damaged/`; where it lies now, None if there was none."""
+    """Set a decision aside, under `damaged/`; where it is now, None if there was none."""
     path = decision_path(run_path, round_number)
     if not path.exists():
         return None

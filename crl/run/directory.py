@@ -148,7 +148,7 @@ class RunDirectory:
         return {parse_key(key) for key in manifest.digested.inputs}
 
     def part_provenance(self, round_number: int, stage: str, part: int) -> dict[str, Any]:
-        """What stands in the manifest of a complete part beside its digest. Raises RecordDamaged."""
+        """What is in the manifest of a complete part beside its digest. Raises RecordDamaged."""
         return Manifest.load(self._parts(round_number, stage) / f"{part:04d}").provenance
 
     def sweep(self, token: int) -> list[Path]:

@@ -1,6 +1,6 @@
 """`experiment.yaml` of a run directory: format of the record, name and frozen method, as when the run was made.
 
-Its first line holds the SHA-256 of the rest, so that a change by hand is told from the method it was written with.
+Its first line holds the SHA-256 of the rest, so that a manual change is recognized.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ def find_run(name: str | Path) -> Path:
         f"there is no run {str(name)!r}",
         expected=f"a run directory, or one of {', '.join(existing)}" if existing else "a run directory",
         where=str(root.absolute()),
-        next_step="name one of them, or set CRL_RUNS to where runs lie"
+        next_step="name one of them, or set CRL_RUNS to the directory that holds the runs"
         if existing
-        else "`crl train conf/quickstart.yaml` makes the first one; CRL_RUNS says where runs lie",
+        else "`crl train conf/quickstart.yaml` makes the first one; CRL_RUNS says where runs are",
     )
 
 

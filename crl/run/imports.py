@@ -50,7 +50,7 @@ class BankImport:
 
     @property
     def relative(self) -> str:
-        """Where it lies, from the run directory."""
+        """Where it is, from the run directory."""
         return f"{IMPORTS}/{self.digest}.parquet"
 
     def rows(self) -> list[dict[str, Any]]:

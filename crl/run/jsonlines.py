@@ -1,7 +1,7 @@
 """Append-only files of JSON lines, one object per line, synced with every append.
 
 A process that dies in the middle of an append leaves a torn last line: readers skip it, the next append starts a new
-line after it. The files lie beside the record (journal, list of pruned checkpoints) and are in no digest.
+line after it. The files are beside the record (journal, list of pruned checkpoints) and are in no digest.
 """
 
 from __future__ import annotations

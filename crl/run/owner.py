@@ -1,7 +1,7 @@
 """Who owns a lease, and whether that process still lives.
 
 On one machine a process is known by its id and start time: a reused id is not mistaken for the owner. Across machines
-(or containers, or a restart) process ids mean nothing; there only the age of the heartbeat tells.
+(or containers, or a restart) process ids mean nothing; there only the age of the heartbeat counts.
 """
 
 from __future__ import annotations

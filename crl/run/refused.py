@@ -25,7 +25,7 @@ _PREFIX = "refused-"
 def keep_refused(run_path: Path, round_number: int, stage: str, tables: Mapping[type[Row], pa.Table]) -> None:
     """Keep the tables of a stage that was not committed, in place of those of an earlier attempt.
 
-    Where they cannot be written they are not kept: what the check found is what the person has to be told.
+    Where they cannot be written they are not kept: what the check found is what the person needs to know.
     """
 
     def write(directory: Path) -> None:

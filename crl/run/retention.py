@@ -70,7 +70,7 @@ def _delete(run_path: Path, place: tuple[int, str], token: int) -> Pruned:
         bytes=sum(file.bytes for file in files.values()),
         manifest=manifest.check,
     )
-    # After a crash between these steps the line stands already, and the next call ends what this one began.
+    # After a crash between these steps the line exists already, and the next call finishes this one.
     if not is_pruned(pruned(run_path), *place, CHECKPOINT, manifest):
         note_pruned(run_path, entry, token)
     grave = directory.parent / f".tmp-{place[1]}.{CHECKPOINT}-{token}"

@@ -32,6 +32,6 @@ def number_of(seed: np.random.SeedSequence) -> int:
 
 
 def stage_seed_words(experiment_seed: int, round_number: int, stage: str) -> list[int]:
-    """The entropy of a stage's seed: it stands in the manifest, so a reader can draw the same streams."""
+    """The entropy of a stage's seed: it is in the manifest, so a reader can draw the same streams."""
     entropy = seed_for(experiment_seed, round_number, stage).entropy
     return [int(word) for word in entropy] if isinstance(entropy, Iterable) else [int(entropy or 0)]

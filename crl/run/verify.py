@@ -94,7 +94,7 @@ def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown)
     """Every problem of a run, the record's first; an empty list means it is whole.
 
     `deep` reads and hashes every file; without it only presence and size are compared. `from_rows` (of the recipe)
-    tells which stages `crl mend` can make again; without it the command is `crl redo`. Raises RunDirectoryUnusable
+    says which stages `crl mend` can make again; without it the command is `crl redo`. Raises RunDirectoryUnusable
     where there is no run, OtherFormat where its record has another format.
     """
     run_path = Path(run_path)
@@ -252,7 +252,7 @@ def _decisions(record: _Record) -> Iterator[Problem]:
 def _imports(record: _Record) -> Iterator[Problem]:
     """A bank to begin with that round 0 does not know of: it has not begun yet, or began without it."""
     if (0, "initialise") in record.unreadable:
-        return  # what it began with stood in there
+        return  # what it began with was in there
     shared = {name for manifest in record.manifests.values() for name in manifest.digested.shared}
     begun = record.run_path.joinpath("rounds", key_of(0, "initialise")).is_dir()
     for path in imported_files(record.run_path):

@@ -1,8 +1,8 @@
 """Writes one stage, or one part of a stage: into a temporary directory, then all at once into the record.
 
-A stage's files lie in `rounds/<round>/.tmp-<stage>-<token>` until :meth:`StageWriter.commit` syncs them, writes
+A stage's files are in `rounds/<round>/.tmp-<stage>-<token>` until :meth:`StageWriter.commit` syncs them, writes
 `manifest.json` last and renames the directory to `rounds/<round>/<stage>` under the lease's lock. Parts do the same
-under `rounds/<round>/.parts-<stage>/`. Content-addressed files (bank texts, embeddings) lie outside the stage.
+under `rounds/<round>/.parts-<stage>/`. Content-addressed files (bank texts, embeddings) are outside the stage.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class StageWriter:
         return self._temporary
 
     def write(self, row_type: type[Row], table: pa.Table) -> None:
-        """Write the rows of one type as `<table>.parquet`; once a type. Equal rows give equal bytes.
+        """Write the rows of one type as `<table>.parquet`; once per type. Equal rows give equal bytes.
 
         Raises DataCheckFailed if the table does not have the schema of the type, DiskFull, StaleAttempt.
         """
         name = f"{row_type.table}.parquet"
         if row_type in self._tables:
-            raise CrlError(f"{name} was written twice", expected="one write a row type", where=self._where())
+            raise CrlError(f"{name} was written twice", expected="one write per row type", where=self._where())
         written = conforming(row_type, table, self._where())
         with disk_full_as_error(self._target), self._stale_if_swept():
             pq.write_table(written, self._temporary / name, **_PARQUET)

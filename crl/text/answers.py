@@ -1,5 +1,5 @@
 """What answers of language models have in common, whoever wrote them: thoughts before them, JSON inside them, and texts
-that may stand.
+that are allowed.
 
 Used by the actor's actions, questions and verdicts and by the extractor's outputs. This file imports nothing of the
 project.
@@ -17,7 +17,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 def after_thoughts(text: str, *, begun: bool = False) -> str | None:
     """What follows the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
 
-    Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever stands before it; behind
+    Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever is before it; behind
     `<think>` nothing is said yet. A text without a tag is an answer as a whole, unless its thought was `begun` before
     it: templates of thinking models end a prompt with `<think>`.
     """

@@ -19,7 +19,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
 
 def placeholders(template: str) -> set[str]:
-    """Names of the placeholders that stand in a template."""
+    """Names of the placeholders in a template."""
     return set(_PLACEHOLDER.findall(template))
 
 

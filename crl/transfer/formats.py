@@ -1,4 +1,4 @@
-"""How an export is written, and where its tables lie. Light: the command line imports this to know its options."""
+"""How an export is written, and where its tables are. Light: the command line imports this to know its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Format(StrEnum):
 
 
 def file_of(table: str, format: Format) -> str:
-    """Where a table lies inside the folder."""
+    """Path of a table inside the folder."""
     if format is Format.huggingface:
         return f"{'data' if table == 'entries' else table}/train-00000-of-00001.parquet"
     return f"{table}.{format.value}"

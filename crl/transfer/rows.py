@@ -1,6 +1,6 @@
 """The tables of an exported bank: entries, every text that led to them, and every game they guided.
 
-They are Arrow tables like those of the record, and no part of it: an export lies where a user wants it.
+They are Arrow tables like those of the record, and no part of it: an export goes where a user wants it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExportedEntry(Row):
     retrieved: A[int, "times chosen to guide an episode"]
     uses: A[int, "guided episodes that were credited"]
     mean_outcome: A[float | None, "mean of +1 / -1 over them; null without any"]
-    story: A[str, "its whole history, JSON, as `crl bank why` tells it"]
+    story: A[str, "its whole history, JSON, as `crl bank why` shows it"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def entries_schema(dimension: int | None) -> pa.Schema:
 
 
 def lineage_of(stories: Iterable[Story], seen: set[str]) -> tuple[list[LineageRow], list[UseRow]]:
-    """The stories as rows: every version of every entry and of its ancestors, each once: `seen` keeps what was told."""
+    """The stories as rows: every version of every entry and of its ancestors, each once: `seen` keeps those written."""
     versions, uses = [], []
     for story, version in _versions(stories, seen):
         assert version.version is not None

@@ -1,7 +1,7 @@
 """Taking a bank in: what of it fits the experiment becomes the one file that its round 0 begins with.
 
 Ids get the name of their experiment and round in front, so they differ from all that the new run will make. What is
-left out (a family that is full, a text that is too long or there twice) is said and stands in the file.
+left out (a family that is full, a text that is too long or there twice) is said and is in the file.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _allowed(run: RunDirectory, content: BankImport) -> bool:
             return path.is_file() and sha256_file(path) == content.digest
         raise BadInput(
             f"experiment {run.experiment_name} begins with another bank: {_told(run.path)}",
-            expected="one import an experiment",
+            expected="one import per experiment",
             where=str(path),
             next_step=f"to begin with this one instead, remove that file first: rm {path}",
         )

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from crl.cli import app
+from crl.config.keys import field_schema
 from crl.config.reference import page as config_page
 from crl.report.schema_page import page
 
@@ -77,3 +78,16 @@ def test_the_schema_page_is_current() -> None:
 def test_the_config_page_is_current() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     assert text == config_page(), "write it anew: python -m crl.config.reference > docs/config.md"
+
+
+KEY = re.compile(r"`((?:method|runtime)\.[a-z_.]+)\b")
+
+
+def test_every_key_named_exists() -> None:
+    named = {(path.name, key.rstrip(".")) for path in PAGES for key in KEY.findall(path.read_text(encoding="utf-8"))}
+    assert len(named) > 30
+    for where, key in sorted(named):
+        try:
+            field_schema(key)
+        except KeyError:
+            pytest.fail(f"{where}: an experiment has no key {key}")

@@ -75,7 +75,7 @@ class Quantizer:
 
     @classmethod
     def learn(cls, sample_SD: Vectors, lists: int) -> Quantizer:
-        """Learn `lists` centroids (at most one a row) from unit vectors; equal samples give equal quantizers."""
+        """Learn `lists` centroids (at most one per row) from unit vectors; equal samples give equal quantizers."""
         import faiss
 
         scaled_SD = scaled(sample_SD)

@@ -107,7 +107,7 @@ def _quantizer(base: Base, cache: Cache | None) -> Quantizer:
     lists = lists_for(len(base.digests))
     by_digest = pc.sort_indices(base.digests)
     ordered = base.digests.take(by_digest)
-    # A text that stands twice counts once: which of its rows would come first is not told by its digest.
+    # A text that appears twice counts once: which of its rows would come first does not follow from its digest.
     first = np.ones(len(ordered), dtype=bool)
     first[1:] = pc.not_equal(ordered[1:], ordered[:-1]).to_numpy(zero_copy_only=False)
     places = np.flatnonzero(first)[: SAMPLE_A_LIST * lists]

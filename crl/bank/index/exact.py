@@ -64,7 +64,7 @@ class ExactIndex:
     def nearest(self, queries_QD: NDArray[np.float32], count: int) -> list[Nearest]:
         """Rows and cosines of the `count` nearest embeddings of each query (fewer where there are fewer).
 
-        Equal cosines stand in row order, also where they straddle the cut. A query's answer does not depend on the
+        Equal cosines are in row order, also where they straddle the cut. A query's answer does not depend on the
         others.
         """
         total = len(self.embeddings_ND)
@@ -78,7 +78,7 @@ class ExactIndex:
             values_LK, rows_LK = self._search(queries_QD[left], read)
             again = []
             for place, values_K, rows_K in zip(left, values_LK, rows_LK, strict=True):
-                # Whatever was not read lies below the last value: enough below the cut, none of it belongs in.
+                # Whatever was not read is below the last value: enough below the cut, none of it belongs in.
                 if read == total or values_K[-1] < values_K[count - 1] - 2 * _MARGIN:
                     found[place] = ranked(self.embeddings_ND, rows_K, queries_QD[place], count)
                 else:

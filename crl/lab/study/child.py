@@ -1,6 +1,6 @@
 """One run of a study in a process of its own: `python -m crl.lab.study.child`, started by `runs.py` only.
 
-Its argument, in JSON, says what to do. It tells events as lines of JSON; whatever else it or an engine prints is its
+Its argument, in JSON, says what to do. It writes events as lines of JSON; whatever else it or an engine prints is its
 log. What is complete does not run again.
 """
 

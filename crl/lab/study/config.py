@@ -89,7 +89,7 @@ class Study(Model):
         for name in self.arms:
             seeds = self.seeds_of(name)
             if len(set(seeds)) != len(seeds):
-                raise ValueError(f"arm {name}: a seed stands twice in {seeds}")
+                raise ValueError(f"arm {name}: a seed appears twice in {seeds}")
             tuned = sorted(set(seeds) & set(self.tuned_on))
             if tuned:
                 raise ValueError(

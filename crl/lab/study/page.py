@@ -1,6 +1,6 @@
 """`study.html`: the page of a study. One file that loads nothing; its numbers are those of `study.json`.
 
-Curves show mean success over seeds with the 95 % interval of that mean; an arm without a bank stands in both charts.
+Curves show mean success over seeds with the 95 % interval of that mean; an arm without a bank is in both charts.
 Arms that switch a mechanism have charts of their own, beside the arms they are compared with.
 """
 
@@ -116,7 +116,7 @@ def _points(curve: dict[int, Interval]) -> list[Point]:
 def _point(number: int, value: Interval) -> Point:
     if value.low is None or value.high is None:
         return Point(number, value.mean, str(number), interval_text(value))
-    # No rate lies outside of 0 and 1, whatever the interval of a mean of few says.
+    # No rate is outside of 0 and 1, whatever the interval of a mean of few says.
     low, high = max(0.0, value.low), min(1.0, value.high)
     return Point(number, value.mean, str(number), interval_text(value), low, high)
 

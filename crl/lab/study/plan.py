@@ -50,7 +50,7 @@ class PlannedRun:
 
 
 def study_directory(study: Study, root: Path) -> Path:
-    """Where a study's runs and results lie."""
+    """Where a study's runs and results are."""
     return Path(root) / study.name
 
 

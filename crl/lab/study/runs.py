@@ -1,7 +1,7 @@
 """Working through the runs of a study: so many at a time, each in a child process with an engine of its own.
 
-What is complete is skipped before anything is started. A run that fails is told and leaves the others alone. Ended in
-whatever way, the command goes on where it stopped: each run is resumed from its own record.
+What is complete is skipped before anything is started. A run that fails is reported and leaves the others alone. A
+command that ended early continues where it stopped: each run is resumed from its own record.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def run_all(runs: Sequence[PlannedRun], jobs: int, on_event: OnEvent) -> dict[st
 def make_warm_starts(paths: Sequence[Path], say: Callable[[str], None]) -> None:
     """Make warm starts that are missing, one after another, each in a process of its own: this one loads no model.
 
-    `say` is told what is going on, a line at a time. Raises what making one raises.
+    `say` is called with each line of progress. Raises what making one raises.
     """
     for path in paths:
         children = Children()
@@ -209,7 +209,7 @@ def only_one(directory: Path) -> Iterator[None]:
             "another process works on this study",
             expected="one `crl compare` of a study at a time",
             where=str(directory),
-            next_step="wait until it ends; `crl compare STUDY --table-only` tells how far it is",
+            next_step="wait until it ends; `crl compare STUDY --table-only` shows how far it is",
         ) from None
     try:
         yield

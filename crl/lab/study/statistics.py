@@ -1,7 +1,7 @@
 """Means over seeds with their 95 % intervals, paired differences, areas, and when a level was reached.
 
 Intervals are Student's t over seeds (Student 1908): n values, n − 1 degrees of freedom. They tell how far another set
-of seeds may lie, not how many episodes were played.
+of seeds may be, not how many episodes were played.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 
 
 class Interval(BaseModel):
-    """A mean over seeds, and where it may lie."""
+    """A mean over seeds, and where it may be."""
 
     model_config = ConfigDict(frozen=True)
 

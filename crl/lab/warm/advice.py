@@ -1,6 +1,6 @@
 """Demonstrations for what the paper adds as options: asking (actor), answering (extractor), judging (actor as critic).
 
-They teach form: an actor that is told it may ask does so first and then plays by the answer; an answer repeats an
+They teach form: an actor that may ask does so first and then plays by the answer; an answer repeats an
 experience that fits the grid and proposes another one where it cannot be right; a verdict accepts what fits, now and
 then rewrites it, and rejects what names a symbol that is not there.
 """

@@ -1,4 +1,4 @@
-"""The settings of a warm start, as pydantic models; its file lies in `conf/warm/`."""
+"""The settings of a warm start, as pydantic models; its file is in `conf/warm/`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class WarmStartFile(Model):
         return self
 
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of the settings but the name: it says where they lie, not what they are."""
+        """SHA-256 over the canonical JSON of the settings but the name: it says where they are, not what they are."""
         text = json.dumps(self.model_dump(mode="json", exclude={"name"}), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

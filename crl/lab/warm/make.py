@@ -57,7 +57,7 @@ Say = Callable[[str], None]
 def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False) -> Path:
     """The directory of the warm start that a file describes, made now if it is not there yet.
 
-    `say` is told what is going on, a line at a time. With `again` one that lies there is
+    `say` is called with each line of progress. With `again` one that is there is
     replaced. Raises BadInput for a bad file, and where one of other settings is in its place.
     """
     from filelock import FileLock

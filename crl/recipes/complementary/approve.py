@@ -1,7 +1,7 @@
 """Stage `approve`: a person's decision about what the round asks of the bank, as rows of the record.
 
-Due with `approve_bank` only. The decision is made outside (`crl approve`, or the Prefect UI) and lies in `decisions/`;
-this stage checks that it speaks of these very operations and writes it down. When it was made stands in the manifest:
+Due with `approve_bank` only. The decision is made outside (`crl approve`, or the Prefect UI) and is in `decisions/`;
+this stage checks that it speaks of these very operations and writes it down. When it was made is in the manifest:
 rows hold no clock times.
 """
 
@@ -71,7 +71,7 @@ def approval_of(decision: Decision, shown: list[str]) -> Approval:
 
 
 def refusals(approvals: Iterable[Approval]) -> dict[str, str]:
-    """Why operations change nothing, by id, as the bank's events tell it."""
+    """Why operations change nothing, by id, as the bank's events record it."""
     return {
         operation: reason
         for row in approvals

@@ -20,7 +20,7 @@ from crl.run.cache import Shelf
 def open_retriever(
     ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, training: bool
 ) -> BankRetriever:
-    """A retriever over the bank that the stage reads; what its index caches lies beside the run and can be rebuilt.
+    """A retriever over the bank that the stage reads; what its index caches is beside the run and can be rebuilt.
 
     Exploration belongs to training: elsewhere the most relevant entry is taken, unless the method says otherwise.
     """

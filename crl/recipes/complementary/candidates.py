@@ -45,7 +45,7 @@ def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
     grouped: dict[int, list[BankEntry]] = {}
     for root, entry in zip(root_N[shown].tolist(), bank.taken(shown.tolist()), strict=True):
         grouped.setdefault(root, []).append(entry)
-    # Rows stand by age, so a group's root is its oldest entry.
+    # Rows are in order of age, so a group's root is its oldest entry.
     groups: dict[str, list[list[BankEntry]]] = {}
     for root in sorted(grouped):
         walk = WHOLE_BANK if config_of(ctx.method).merge.scope == "bank" else grouped[root][0].family

@@ -220,7 +220,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
     if config.actor_critic is not None and config.retrieval.top_k > 1:
         yield BadInput(
-            f"the actor judges one experience an episode (eq. 8), and top_k is {config.retrieval.top_k}",
+            f"the actor judges one experience per episode (eq. 8), and top_k is {config.retrieval.top_k}",
             expected="top_k 1, or no actor_critic",
             where="method.recipe.retrieval.top_k",
             next_step="set it to 1, or leave actor_critic out",

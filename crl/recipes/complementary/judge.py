@@ -1,6 +1,6 @@
 """Stage `judge` (actor-critic, eq. 8): the actor judges what was retrieved for it, before anything is played.
 
-It comes between `plan` and `collect` where `actor_critic` is set, and nowhere else. The success rate it is told is that
+It comes between `plan` and `collect` where `actor_critic` is set, and nowhere else. Its prompt has the success rate
 of all episodes of the family in earlier rounds, kept as cumulative rows. Evaluation judges as well, in its own stage:
 the verdict is part of how this actor uses a bank; held-out success with the bank would otherwise measure an actor that
 is shown what it never was in training. Verdicts of an evaluation are no rows and reward nobody.

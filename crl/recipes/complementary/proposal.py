@@ -1,4 +1,4 @@
-"""What a round asks of the bank: the previous snapshot, the operations, and what applying them comes to.
+"""What a round asks of the bank: the previous snapshot, the operations, and the result of applying them.
 
 Gathered in one place, so that what a person is shown before the bank is published, the stage that records the decision
 and the stage that publishes it all speak of the same rows.

@@ -10,7 +10,7 @@
   const known = (value) => value !== null && value !== undefined;
   const signed = (value, digits) => (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits);
   const filters = ["by-round", "by-family", "by-guide", "by-outcome", "by-text"].map(at);
-  const PAUSE = 900; // milliseconds a turn while playing
+  const PAUSE = 900; // milliseconds per turn while playing
   let shown = [], episode = null, turn = 0, timer = null;
 
   function element(tag, content, className) {
@@ -242,7 +242,7 @@
     const [, key, value] = location.hash.match(/^#(uses|episode)=(.+)$/) ?? [];
     if (!key) return;
     let name = value;
-    try { name = decodeURIComponent(value); } catch { /* not an address of ours: taken as it stands */ }
+    try { name = decodeURIComponent(value); } catch { /* not an address of ours: taken as it is */ }
     if (key === "uses") seek(name);
     const wanted = key === "episode" && episodes.find((each) => each.id === name);
     if (wanted) {

@@ -52,7 +52,7 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"arms": {**ARMS, "other": {"set": {"method.sede": 1}}}}, "method.sede: unknown key; did you mean 'seed'?"),
         ({"arms": {**ARMS, "other": {"set": {"method.families.7.groups": 1}}}}, "arm other"),
         ({"seeds": []}, "seeds: List should have at least 1 item"),
-        ({"seeds": [11, 11]}, "a seed stands twice"),
+        ({"seeds": [11, 11]}, "a seed appears twice"),
         ({"tuned_on": [3, 11]}, "settings were chosen on seeds [11]"),
         ({"arms": {**ARMS, "other": {"seeds": [2]}}}, "arm other: settings were chosen on seeds [2]"),
         ({"compare_with": "nobody"}, "compare_with 'nobody' is no arm; arms: complementary, baseline"),
