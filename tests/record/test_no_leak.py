@@ -68,9 +68,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     method["families"][0] |= {"repeat": 2, "groups": 2}
     method["families"][0]["evaluation_seeds"]["count"] = 6
     for role in ("actor", "extractor"):
-        method[role]["model"] = f"warm:leak/{role}"
-    method |= {"prompts": WARM["prompts"], "warm_up_rounds": 0, "evaluation": {"every": ROUNDS}}
-    method["extractor_objective"] = {"batch": 4}
+        method["roles"][role]["model"] = f"warm:leak/{role}"
+    method |= {"prompts": WARM["prompts"], "evaluation": {"every": ROUNDS}}
+    method["recipe"] |= {"warm_up_rounds": 0, "extractor_objective": {"batch": 4}}
     study = {
         "name": "leak", "base": "base.yaml", "rounds": ROUNDS, "seeds": [7],
         "seed_keys": ["method.seed", "method.families.*.environment.world"],
@@ -81,8 +81,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CRL_MODELS", str(place / "models"))
         # It would play two thousand games to say how good the models are, which nothing here asks.
-        for measure in ("_measure", "_measure_extractor"):
-            patch.setattr(f"crl.lab.warm.make.{measure}", lambda *told: {})
+        for measure in ("actor_figures", "extractor_figures"):
+            patch.setattr(f"crl.lab.warm.measure.{measure}", lambda *told: {})
         warm = make(place / "warm.yaml")
         planned = plan_runs(load_study(place / "study.yaml"), place / "runs")
         runs = {each.arm: train(each.experiment, each.path.parent, each.rounds) for each in planned}
