@@ -43,8 +43,8 @@ WARM = {
     "name": "leak", "seed": 5, "threads": 1, "environment": {"kind": "realms", "practice": True, "longest_path": 8},
     "prompts": yaml.safe_load((ROOT / "conf/prompts/realms.yaml").read_text()),
     "miniature": {"width": 32, "layers": 2, "heads": 2},
-    "actor": {"episodes": 120, "training": {"epochs": 1, "batch": 8, "learning_rate": 4e-3}},
-    "extractor": {"episodes": 120, "training": {"epochs": 6, "batch": 8, "learning_rate": 4e-3}},
+    "training": {"epochs": 6, "batch": 8, "learning_rate": 4e-3},
+    "actor": {"episodes": 120}, "extractor": {"episodes": 120},
 }  # fmt: skip
 
 
@@ -69,9 +69,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     method["families"][0] |= {"repeat": 2, "groups": 2}
     method["families"][0]["evaluation_seeds"]["count"] = 6
     for role in ("actor", "extractor"):
-        method[role]["model"] = f"warm:leak/{role}"
-    method |= {"prompts": WARM["prompts"], "warm_up_rounds": 0, "evaluation": {"every": ROUNDS}}
-    method["extractor_objective"] = {"batch": 4}
+        method["roles"][role]["model"] = f"warm:leak/{role}"
+    method |= {"prompts": WARM["prompts"], "evaluation": {"every": ROUNDS}}
+    method["recipe"] |= {"warm_up_rounds": 0, "extractor_objective": {"batch": 4}}
     study = {
         "name": "leak", "base": "base.yaml", "rounds": ROUNDS, "seeds": [7],
         "seed_keys": ["method.seed", "method.families.*.environment.world"],
@@ -82,8 +82,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CRL_MODELS", str(place / "models"))
         # It would play two thousand games to say how good the models are, which nothing here asks.
-        for measure in ("_measure", "_measure_extractor"):
-            patch.setattr(f"crl.lab.warm.make.{measure}", lambda *told: {})
+        for measure in ("actor_figures", "extractor_figures"):
+            patch.setattr(f"crl.lab.warm.measure.{measure}", lambda *told: {})
         warm = make(place / "warm.yaml")
         planned = plan_runs(load_study(place / "study.yaml"), place / "runs")
         runs = {each.arm: train(each.experiment, each.path.parent, each.rounds) for each in planned}
