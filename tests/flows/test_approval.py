@@ -19,6 +19,7 @@ from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import LogSort
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL
 from prefect.states import AwaitingRetry, Crashed, Running
@@ -73,8 +74,9 @@ def resume(run: FlowRun, answer: dict[str, Any]) -> SetStateStatus:
 
 
 def logs() -> str:
+    """The newest lines: the server holds those of other tests too."""
     with get_client(sync_client=True) as client:
-        return "\n".join(line.message for line in client.read_logs(limit=200))
+        return "\n".join(line.message for line in client.read_logs(limit=200, sort=LogSort.TIMESTAMP_DESC))
 
 
 @contextmanager
