@@ -65,7 +65,7 @@ def check_room(chat: Chat, role: RoleConfig, prompts: Prompts) -> None:
 def distill_messages(
     prompt: PromptConfig, episode: Episode, turns: Sequence[Turn], config: DistillConfig, budget: int | None = None
 ) -> Messages:
-    """The prompt to distil one episode; its trajectory takes at most `budget` characters (None: all of it)."""
+    """The prompt to distill one episode; its trajectory takes at most `budget` characters (None: all of it)."""
     return messages_of(
         prompt,
         {

@@ -24,7 +24,7 @@ from crl.rollout.play import PlayedEpisode
 def warm_start_actor(ctx: StageContext) -> None:
     """Demonstrations, then a supervised update of the actor.
 
-    Of the oracle's demonstrations those that were won are learnt (all if none was). Of random ones all are: winners
+    Of the oracle's demonstrations those that were won are learned (all if none was). Of random ones all are: winners
     only would teach which random actions win.
     """
     start = config_of(ctx.method).warm_start
@@ -39,8 +39,8 @@ def warm_start_actor(ctx: StageContext) -> None:
         played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
     won = [each for each in played if each.episode.success]
     _write_episodes(ctx, played)
-    learnt = won if start.demonstrations == "oracle" and won else played
-    samples = [sample_of(each.generation) for each in learnt]
+    learned = won if start.demonstrations == "oracle" and won else played
+    samples = [sample_of(each.generation) for each in learned]
     _train(ctx, "actor", before, samples, {"demonstrations": len(played), "demonstrations_won": len(won)})
 
 
