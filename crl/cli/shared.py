@@ -87,7 +87,7 @@ def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> Non
     if not paged or len(out.render_lines(shown, pad=False)) < out.height:
         out.print(shown, soft_wrap=True)
         return
-    os.environ.setdefault("LESS", "FRX")  # as git: colours, and nothing is cleared at the end
+    os.environ.setdefault("LESS", "FRX")  # as git: colors, and nothing is cleared at the end
     with out.pager(styles=True):
         out.print(shown, soft_wrap=True)
 
