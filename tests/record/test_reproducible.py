@@ -30,7 +30,7 @@ def test_the_digests_cover_everything_that_was_made(finished: Path) -> None:
 def test_a_round_in_four_shards_is_that_of_one(finished: Path, copied: Path) -> None:
     """In another place and process as well, with Python's hashes seeded differently."""
     cut_back(copied, ROUNDS, "plan")
-    assert len(digests(copied)) == 13
+    assert len(digests(copied)) == 14
     crl(copied.parent, *train(1, runtime__shards=4), extra={"PYTHONHASHSEED": "12345"})
     assert digests(copied) == digests(finished)
     assert leftovers(copied) == []
