@@ -48,7 +48,7 @@ def tasks_of(operated: Operation, run_id: str, name: str) -> list[dict[str, Any]
 def test_the_server_refuses_a_wrong_value_and_names_the_field(operated: Operation) -> None:
     for parameters, field in (
         ({"experiment": "conf/tiny.yaml", "rounds": 0}, "rounds"),
-        ({"experiment": {**experiment("x"), "runtime": {"shards": 0}}, "rounds": 1}, "runtime.shards"),
+        ({"experiment": "conf/tiny.yaml", "rounds": 1, "settings": {"method.seed": -1}}, "method.seed"),
     ):
         with pytest.raises((AssertionError, httpx.HTTPError), match=field):
             operated.run("train/train", parameters)
@@ -59,6 +59,9 @@ def test_what_the_form_cannot_know_fails_the_run_at_once_and_names_the_field(ope
     wrong["method"]["families"][0]["environment"] |= {"size_min": 9, "size_max": 4}
     runs = {
         "method.families.0.environment": operated.run("train/train", {"experiment": wrong, "rounds": 1}),
+        "runtime.shards": operated.run(
+            "train/train", {"experiment": {**experiment("x"), "runtime": {"shards": 0}}, "rounds": 1}
+        ),
         "method.sede: unknown key; did you mean 'seed'?": operated.run(
             "train/train", {"experiment": "conf/tiny.yaml", "overrides": {"method.sede": 1}}
         ),
