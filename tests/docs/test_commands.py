@@ -61,8 +61,10 @@ def test_every_crl_command_is_understood(where: str, command: str) -> None:
 def test_every_experiment_named_exists(path: str) -> None:
     from crl.config.load import load_experiment
     from crl.lab.study.config import load_study
+    from crl.lab.warm.config import load_warm_start
 
-    assert (load_study if path.startswith("conf/study/") else load_experiment)(ROOT / path).name
+    loaders = {"study": load_study, "warm": load_warm_start}
+    assert loaders.get(Path(path).parent.name, load_experiment)(ROOT / path).name
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(crl/\w+/?)`", (ROOT / "README.md").read_text(encoding="utf-8")))
