@@ -24,7 +24,7 @@ from tests.processes import free_port, wait_until
 READY = re.compile(r"^Ready after (\d+) s\.$", re.MULTILINE)
 
 
-class Desk(Operation):
+class OpenUi(Operation):
     """What `make ui` starts, as one process that starts the others."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,9 +54,9 @@ class Desk(Operation):
 
 
 @pytest.fixture(scope="session")
-def desk(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenUi]:
     """`make ui`, for all tests of a session."""
-    made = Desk(tmp_path_factory.mktemp("desk"))
+    made = OpenUi(tmp_path_factory.mktemp("desk"))
     try:
         made.start()
         yield made
@@ -75,7 +75,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def screen(browser: Browser, desk: Desk, pictures: Path) -> Iterator[Screen]:
+def screen(browser: Browser, desk: OpenUi, pictures: Path) -> Iterator[Screen]:
     """A fresh tab. Afterwards nobody but this machine was asked, and no script failed."""
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, timezone_id="UTC", locale="en-GB")
     made = Screen(context.new_page(), desk.url, pictures)

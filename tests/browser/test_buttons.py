@@ -17,7 +17,7 @@ from playwright.sync_api import expect
 
 from crl.records import Approval
 from crl.run.directory import RunDirectory
-from tests.browser.conftest import Desk
+from tests.browser.conftest import OpenUi
 from tests.browser.screen import Screen
 from tests.faults.segments import SAID, Fault, Segment, Way
 from tests.operate import as_parameter, copy_run
@@ -33,7 +33,7 @@ PERSON = "Ada Lovelace"
 
 @pytest.mark.parametrize(("fault", "place"), [(Fault.exception, "0002/distill"), (Fault.hang, "0002/collect")])
 def test_the_retry_button_continues_at_the_failed_stage(
-    screen: Screen, desk: Desk, finished: Path, fault: Fault, place: str
+    screen: Screen, desk: OpenUi, finished: Path, fault: Fault, place: str
 ) -> None:
     with Segment(desk, finished, fault, Way.retry, (place,)).prepared() as segment:
         segment.begin()
@@ -56,7 +56,7 @@ def test_the_retry_button_continues_at_the_failed_stage(
         screen.shoot(f"retried-{fault.value}")
 
 
-def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, desk: Desk, finished: Path) -> None:
+def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, desk: OpenUi, finished: Path) -> None:
     with Segment(desk, finished, Fault.flow, Way.retry, ("0002/collect",)).prepared() as segment:
         segment.begin()
         segment.wait_reached()
@@ -78,7 +78,7 @@ def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, d
         assert digests(segment.path) == digests(finished)
 
 
-def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: Desk) -> None:
+def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: OpenUi) -> None:
     settings = experiment(name="approved", method__recipe__approve_bank=True)
     parameters = {"experiment": as_parameter(settings), "rounds": 2}
     run_id = desk.run("train/train", parameters)
@@ -103,7 +103,7 @@ def test_a_person_approves_a_bank_and_rejects_the_next(screen: Screen, desk: Des
     assert {each["person"] for each in decided} == {PERSON}
 
 
-def paused_round(screen: Screen, desk: Desk, run_id: str, number: int) -> str:
+def paused_round(screen: Screen, desk: OpenUi, run_id: str, number: int) -> str:
     """Wait until a round's child run is paused; returns its id, which the list of child runs links to."""
     found: list[str] = []
 
@@ -120,7 +120,7 @@ def paused_round(screen: Screen, desk: Desk, run_id: str, number: int) -> str:
     return found[-1]
 
 
-def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Desk, finished: Path) -> None:
+def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: OpenUi, finished: Path) -> None:
     copy_run(finished, desk.runs, "scheduled")
     desk.add_limit("scheduled")
     screen.open_deployment("nightly")

@@ -12,7 +12,7 @@ from crl.config.keys import FIRST_KEYS
 from crl.run.directory import RunDirectory
 from tasks.artifacts import BANK_DIFF, CURVE, DATA_CHECKS, KINDS, REPORT_LINK, artifact_key
 from tasks.artifacts import ROUNDS as ROUND_TABLE
-from tests.browser.conftest import Desk
+from tests.browser.conftest import OpenUi
 from tests.browser.screen import Screen
 from tests.processes import scaled
 from tests.tiny_run import CONFIG, NAME, ROUNDS, SETTINGS, digests
@@ -36,7 +36,7 @@ SHOWN = {
 
 
 @pytest.mark.slow
-def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk: Desk) -> None:
+def test_two_rounds_are_trained_from_the_form_and_looked_at(screen: Screen, desk: OpenUi) -> None:
     assert 0 <= desk.ready_seconds < scaled(READY_SECONDS)
     screen.open("/deployments")
     screen.shows("train", "nightly", "resume", "evaluate")
@@ -96,7 +96,7 @@ def look_at_rounds(screen: Screen, run_id: str) -> None:
     screen.shows("update_extractor: done in")
 
 
-def look_at_artifacts(screen: Screen, desk: Desk) -> None:
+def look_at_artifacts(screen: Screen, desk: OpenUi) -> None:
     """Every artifact of the list is opened and shows what its kind promises; the report's link leads to its page."""
     screen.open("/artifacts")
     links = screen.page.locator("a[href*='/artifacts/key/']")

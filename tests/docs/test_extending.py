@@ -131,3 +131,19 @@ def test_every_door_is_walked_through() -> None:
     assert len(EXCERPTS) >= 8
     shown = {str(excerpt.values[0]) for excerpt in EXCERPTS}
     assert {f"tests/outside/crl_outside/{name}.py" for name in ("config", "recipe", "objective")} <= shown
+
+
+def test_the_package_from_outside_builds_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page walks through fits the library as it is; tests/outside installs and trains it."""
+    from crl.config.load import load_experiment
+    from crl.recipes import recipe_of
+
+    root = Path(__file__).parents[1] / "outside"
+    monkeypatch.syspath_prepend(str(root))
+    kinds = {
+        "method.recipe.kind": "crl_outside.config:ReviewedConfig",
+        "method.families.0.environment.kind": "crl_outside.world:LengthsConfig",
+    }
+    method = load_experiment(root / "experiment.yaml", kinds).method
+    names = [stage.name for stage in recipe_of(method).stages]
+    assert names == ["plan", "collect", "review", "credit", "update_actor", "evaluate"]

@@ -82,7 +82,7 @@ def test_the_update_renormalises_as_sampling_did(model: Path) -> None:
 def test_the_gradient_is_that_of_the_restricted_distribution() -> None:
     import torch
 
-    from crl.learn.scoring import log_normaliser
+    from crl.learn.scoring import log_normalizer
 
     batch = random_batch(SEED)
     places = np.argwhere(batch.mask_BT > 0)
@@ -101,7 +101,7 @@ def test_the_gradient_is_that_of_the_restricted_distribution() -> None:
     seen_NV = torch.where(logits_NV < -30, logits_NV + 60.0, logits_NV).requires_grad_()
     targets_N = torch.tensor([int(batch.targets_BT[b, t]) for b, t in places])
     scaled_NV = seen_NV / batch.temperature
-    found_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normaliser(scaled_NV, padded_NC)
+    found_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, padded_NC)
     slopes = np.random.default_rng(1).normal(size=len(places))
     (found_N * torch.tensor(slopes)).sum().backward()
     weights_BT = np.zeros(batch.mask_BT.shape)

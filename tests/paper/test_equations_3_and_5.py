@@ -104,11 +104,11 @@ def test_losses_of_micro_batches_add_up() -> None:
         )
         for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
     ]  # fmt: skip
-    normaliser = float(batch.mask_BT.sum())
+    normalizer = float(batch.mask_BT.sum())
     for objective, arguments, named in (
         (grpo_objective, (ActorObjective(),), {}),
-        (cispo_objective, (ExtractorObjective(),), {"normaliser": normaliser}),
-        (nll_objective, (), {"normaliser": normaliser}),
+        (cispo_objective, (ExtractorObjective(),), {"normalizer": normalizer}),
+        (nll_objective, (), {"normalizer": normalizer}),
     ):
         whole, _, counted = ours(batch, objective, *arguments, **named)
         found = [ours(part, objective, *arguments, **named) for part in parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from crl.config import ActorObjective, RecipeConfig, RoleUse
 class ReviewedConfig(RecipeConfig):
     """GRPO whose episodes a third role reviews; what it writes is trained by an objective of this package."""
 
-    kind: Literal["reviewed"] = "reviewed"
+    kind: str = "reviewed"
     BUILDER: ClassVar[str] = "crl_outside.recipe:build"
 
     actor_objective: ActorObjective = Field(ActorObjective(), description="GRPO of the actor.")

@@ -12,8 +12,7 @@ import numpy as np
 
 from crl.checks.suite import Suite
 from crl.config import Method
-from crl.extractor.outputs import Prompt, sample_outputs, token_record
-from crl.learn.advantages import standardised
+from crl.learn.advantages import standardized
 from crl.learn.samples import grpo_samples
 from crl.learn.terms import Objective, objectives
 from crl.protocols import Start
@@ -25,7 +24,8 @@ from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Evaluation, Generation, Metric, Row, Sample, Task, Turn, Weights
 from crl.rollout.play import PlayedEpisode
-from crl.run.seeds import seed_for
+from crl.run.seeds import number_of, seed_for
+from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
 
 STREAM = "alone"
 """All rollouts of a group are of one stream: nothing guides any of them."""
@@ -125,21 +125,19 @@ def review(ctx: StageContext) -> None:
     role, weights = ctx.method.role("reviewer"), weights_of(ctx, "reviewer")
     policy, prompt = ctx.services.policy("reviewer", weights), ctx.method.prompts["review"]
     episodes = ctx.rows(Episode, "collect")
-    asked = []
+    room, asked = room_for_prompt(policy, role), []
     for episode in episodes:
         messages = [
             {"role": "system", "content": prompt.system},
             {"role": "user", "content": prompt.first.replace("{goal}", episode.goal)},
         ]
-        asked.append(Prompt(f"v-{episode.episode_id}", messages, policy.chat.opening(messages)))
-    outputs = sample_outputs(policy, asked, role.sampling, ctx.seed, batch=ctx.method.recipe.review_batch)
+        name = f"v-{episode.episode_id}"
+        asked.append(prepared(policy, name, messages, room, seed=number_of(ctx.seed(name))))
+    outputs = sample_outputs(policy, asked, role.sampling, batch=ctx.method.recipe.review_batch)
     records = [
-        dataclasses.replace(
-            token_record(
-                output, round=ctx.round, stage=ctx.stage.name, kind="review", weights_digest=weights.weights_digest,
-                temperature=role.sampling.temperature,
-            ),
-            role="reviewer",
+        token_record(
+            output, generation_id=output.prompt.name, round=ctx.round, stage=ctx.stage.name, role="reviewer",
+            kind="review", weights_digest=weights.weights_digest, temperature=role.sampling.temperature,
         )
         for output in outputs
     ]  # fmt: skip
@@ -161,7 +159,7 @@ def credit(ctx: StageContext) -> None:
     samples = grpo_samples(episodes, played, config.actor_objective, round=ctx.round, streams=(STREAM,))
     reviews = ctx.rows(Review, "review")
     written = {row.generation_id: row for row in ctx.rows(Generation, "review")}
-    advantages = standardised(np.array([row.score for row in reviews]), "std")
+    advantages = standardized(np.array([row.score for row in reviews]), "std")
     for row, advantage in zip(reviews, advantages, strict=True):
         record = written[row.generation_id]
         samples.append(

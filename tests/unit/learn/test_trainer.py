@@ -140,7 +140,7 @@ def test_cispo_normalises_over_the_whole_batch_however_it_is_cut(base_model: Pat
     one.dispose()
     tokens = sum(sum(sample.loss_mask) for sample in samples)
     assert more["loss"] == pytest.approx(losses[1] * tokens / (tokens + sum(samples[0].loss_mask)), rel=1e-5), (
-        "a sample at the baseline counts in the normaliser"
+        "a sample at the baseline counts in the normalizer"
     )
 
 
