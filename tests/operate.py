@@ -20,6 +20,7 @@ import httpx
 import psutil
 
 from crl.config import Experiment
+from crl.engine import guardian
 from crl.run import experiment_file
 from crl.run.directory import RunDirectory
 from tests.processes import PATIENCE_SECONDS, command_line, environ, free_port, kill, reap, wait_until
@@ -127,9 +128,10 @@ class Operation:
         reap(self._worker)
 
     def kill_flow(self, run_id: str) -> None:
-        """SIGKILL to the process of a flow run; its engines notice by themselves."""
+        """SIGKILL to the process of a flow run; its guardian ends the engines."""
         processes = [each for each in self.processes() if environ(each).get(FLOW_RUN) == run_id]
-        parents = [each for each in processes if "crl.engine.worker" not in command_line(each)]
+        spared = ("crl.engine.worker", guardian.__file__)
+        parents = [each for each in processes if not any(word in spared for word in command_line(each))]
         assert parents, f"no process of flow run {run_id} was found"
         # Stopped first, so that none starts another while the others are killed.
         for number in (signal.SIGSTOP, signal.SIGKILL):
