@@ -99,7 +99,7 @@ class Environment(Protocol):
     """A wave of episodes of one task family. Deterministic in the seeds, across processes."""
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start `len(seeds)` episodes, slot i with seed i. May be called again."""
+        """Start `len(seeds)` episodes, slot i with seeds[i]. May be called again."""
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given: a legal action's name, free text, or a tool call as JSON; None is an
@@ -311,7 +311,7 @@ class Embedder(TextVectors, Protocol):
 class Trainer(Protocol):
     """A role's weights under the update engine."""
 
-    def update(self, samples: Sequence[Any], objective: Any) -> dict[str, float]:
+    def update(self, samples: Sequence[Any], objectives: Any) -> dict[str, float]:
         """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns figures."""
 
     def save(self, directory: Path) -> None:

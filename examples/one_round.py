@@ -3,8 +3,9 @@
     python examples/one_round.py --rounds 8
 
 A shrine opens when the right two of three things are offered in the right order: its hidden rule. Two models of two
-layers play there and write about it, on a CPU, in a minute. Every part is the function that the pipeline calls; what
-makes it a pipeline (files, digests, resuming, shards) is left out, and so is the merge of the bank. Such small models
+layers play there and write about it, on a CPU, in a minute. Every computation of the method is the function that the
+pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the bank,
+repeated texts in the buffer, and the figures of health. Such small models
 learn the rule from reward, and hardly from what they read: whether the bank helps is the subject of docs/study.md.
 """
 
@@ -83,7 +84,8 @@ class Learner:
         """One optimizer step per batch; the sampling model then takes the new weights."""
         steps = [self.trainer.update(batch, objectives) for batch in batches]
         self.trainer.save(self.checkpoint)
-        assert self.policy.take_weights(self.checkpoint)
+        if not self.policy.take_weights(self.checkpoint):
+            raise RuntimeError(f"the sampling model does not fit the weights in {self.checkpoint}")
         return steps
 
     def imitate(self, batches: Sequence[Sequence[Sample]]) -> list[dict[str, float]]:
@@ -151,7 +153,7 @@ class CoEvolution:
         actor_samples = grpo_samples(episodes, generations, recipe.actor_objective, round=number)
 
         # The extractor's samples: outputs wait in a buffer until they are scored, the oldest first; the advantage is
-        # the mean score less the batch's mean (eq. 3), weighted by how often an output was trained (eq. 7).
+        # the mean score less that of the batch's outputs in form (eq. 3), weighted by how often it was trained (eq. 7).
         origins = {name: (generation.round, "distill") for name, generation in self.written.items()}
         self.buffer = fill_buffer(
             self.buffer, uses, [each.distillation for each in distilled], round=number, config=objective,
@@ -160,7 +162,7 @@ class CoEvolution:
         batches, self.buffer = select_batches(self.buffer, objective, round=number)
         extractor_samples = cispo_samples(batches, self.written, objective, round=number)
 
-        # Update both: the clipped objective of eq. 4 on the actor, CISPO (eq. 3) on the extractor, a step per batch.
+        # Update both: the clipped objective of eq. 5 on the actor, CISPO (eq. 3) on the extractor, a step per batch.
         actor_steps = self.actor.update([actor_samples], self.objectives)
         steps = [[sample for sample in extractor_samples if sample.step == step] for step in range(len(batches))]
         extractor_steps = self.extractor.update(steps, self.objectives)
@@ -245,7 +247,7 @@ class CoEvolution:
         return {arm: success(each.episode for each in self.play(tasks, rows, arm)) for arm, rows in arms.items()}
 
     def teach_form(self, episodes: int, passes: int) -> None:
-        """A supervised start of the extractor: notes about random games teach how to write, and no answer."""
+        """A supervised start of the extractor: notes about random games teach how to write. A note of a won game names the rule."""
         tasks = (self.tasks(0) * episodes)[:episodes]
         renamed = [dataclasses.replace(task, episode_id=f"practice-{index}") for index, task in enumerate(tasks)]
         chat, samples = self.extractor.policy.chat, []

@@ -10,7 +10,7 @@ from crl.config.base import Model
 
 
 class SearchAndAskConfig(Model):
-    """Search-and-ask (section 4): a guided actor asks, the extractor answers from the top entry for the question."""
+    """Search-and-ask: a guided actor asks, the extractor answers from the top entry for the question."""
 
     uses: int = Field(2, ge=1, le=16, description="Most questions per episode; each spends a turn.")
     max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
@@ -155,7 +155,7 @@ class ExtractorObjective(Model):
 
 
 class SelfDistillationConfig(Model):
-    """Guided episodes trained by next-token loss with all experience text stripped from their contexts (section 6)."""
+    """Guided episodes trained by next-token loss with all experience text stripped from their contexts."""
 
     every: int = Field(1, ge=1, description="Every N rounds.")
     first_round: int = Field(1, ge=1, description="First round it may happen in.")

@@ -37,8 +37,8 @@ def failure_of(error: BaseException, where: str) -> Failure:
         died = EngineDied(
             f"the engine ran out of memory ({_last_line(error)})",
             where=where,
-            next_step="it is tried again in a new engine; if it fails again use a smaller rollout.wave_groups or"
-            " deepspeed.micro_batch, gradient_checkpointing, or bfloat16",
+            next_step="it is tried again in a new engine; if it fails again use a smaller method.rollout.wave_groups or"
+            " the roles' deepspeed.micro_batch, gradient_checkpointing, or bfloat16",
         )
         return Failure(died, text, fatal=True)
     failed = StageFailed(

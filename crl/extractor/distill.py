@@ -1,4 +1,4 @@
-"""Distillation: a wave of finished episodes to extractor outputs and the operations they ask for (section 3).
+"""Distillation: a wave of finished episodes to extractor outputs and the operations they ask for.
 
 One output per episode. The task family of an operation is the episode's, whatever the text says; `update` is aimed at
 the entry that guided the episode. A trajectory that does not fit the context is shortened in its middle, and the row

@@ -1,4 +1,4 @@
-"""Periodic sliding merge (section 5): chunk by chunk, the extractor decides what to keep, merge or drop.
+"""Periodic sliding merge: chunk by chunk, the extractor decides what to keep, merge or drop.
 
 Entries are walked through from the oldest, a task family at a time or (`merge.scope: bank`) all of them in one walk. A
 malformed output, or a prompt that does not fit, leaves its chunk as it is. Entries an output does not mention are kept.

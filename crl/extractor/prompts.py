@@ -58,7 +58,7 @@ def check_room(chat: Chat, role: RoleConfig, prompts: Prompts) -> None:
                 f"the {name} prompt takes {needed} tokens before anything is filled in",
                 expected=f"fewer than {room}: the context less {role.sampling.max_new_tokens} new tokens",
                 where=f"prompts: {name}",
-                next_step="shorten the prompt, or raise extractor.context",
+                next_step="shorten the prompt, or raise method.roles.extractor.context",
             )
 
 

@@ -1,4 +1,4 @@
-"""An episode as text for the extractor's prompt (section 3: goal, full trajectory, outcome, guiding experience).
+"""An episode as text for the extractor's prompt (goal, full trajectory, outcome, guiding experience).
 
 A turn is shown as what was seen and what was done; after the last one comes what the last action did. An observation
 equal to the one before is said to be so, and of one that is partly the same only the new rows are shown: `=3` stands

@@ -20,7 +20,7 @@ SMALLEST_STD = 1e-6
 def standardized(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean"]) -> NDArray[np.float64]:
     """Rewards [K] less their mean, divided by their population standard deviation when `normalise` is `std`.
 
-    All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0 (section 2).
+    All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0.
     """
     if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
         return np.zeros_like(rewards_K)

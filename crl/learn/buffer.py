@@ -1,4 +1,4 @@
-"""The extractor's buffer: outputs on their way to training (section 3), and the reweighting of eq. 7.
+"""The extractor's buffer: outputs on their way to training, and the reweighting of eq. 7.
 
 An output enters at its first use (a malformed one at once, where it is scored; a `return` as well), collects uses until
 it is trained, and may re-enter with new uses. An output whose text the bank held already enters too and shares the uses

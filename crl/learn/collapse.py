@@ -1,6 +1,6 @@
 """Collapse: kinds of a run that has stopped learning, each named once its sign was present for some rounds in a row.
 
-The traps are those of section 10: outputs that are never scored win, all rewards of a batch are equal, an actor frozen
+Four traps: outputs that are never scored win, all rewards of a batch are equal, an actor frozen
 or dead. The signs so far are carried by the metrics of the round before, so a resumed run knows it too.
 """
 

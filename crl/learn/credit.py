@@ -27,7 +27,7 @@ def usable(episode: Episode) -> bool:
 
 
 def outcome(episode: Episode) -> float:
-    """+1 for success, -1 for failure (section 3)."""
+    """+1 for success, -1 for failure."""
     return 1.0 if episode.success else -1.0
 
 
@@ -126,7 +126,7 @@ def entry_scores(previous: Iterable[EntryScore], credits: Iterable[Credit]) -> l
 def credit_metrics(
     episodes: Sequence[Episode], credits: Sequence[Credit], *, round: int, stage: str = "credit"
 ) -> list[Metric]:
-    """What was left out of credit and advantages, and guided minus free (a diagnostic, never trained on)."""
+    """What was left out of credit and advantages, and guided minus free."""
     errored = sum(not usable(episode) for episode in episodes)
     figures = {"episodes_errored": float(errored), "credits": float(len(credits))}
     differences = [credit.guided_minus_free for credit in credits if credit.guided_minus_free is not None]

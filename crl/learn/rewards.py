@@ -1,6 +1,6 @@
 """What a use of an experience earns for the output that wrote it: outcome, its variants, the actor's verdict (eq. 8).
 
-The paper's reward of a use is the outcome of the episode, ±1 (section 3). `extractor_objective.credit` offers two more:
+The paper's reward of a use is the outcome of the episode, ±1. `extractor_objective.credit` offers two more:
 
 - `guided_minus_free` subtracts the mean outcome of the unguided rollouts of the same group, so that an experience is
   not rewarded for a task that is won without it. Without any unguided rollout nothing is subtracted: such a use earns

@@ -1,4 +1,4 @@
-"""Self-distillation (section 6): guided episodes that went well, trained by next-token loss without the experience.
+"""Self-distillation: guided episodes that went well, trained by next-token loss without the experience.
 
 The tokens that a guided actor sampled are learned in the context that a free one would have had: the rows
 `stripped_contexts`, which the stage that played the episodes wrote. In the paper it helps early and collapses late when

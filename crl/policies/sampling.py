@@ -14,7 +14,7 @@ from crl.config import SamplingConfig
 
 
 def scaled_logprobs(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """log softmax(logits / temperature) over the last axis, in float32: the behavior distribution (section 2)."""
+    """log softmax(logits / temperature) over the last axis, in float32: the behavior distribution."""
     return torch.log_softmax(logits.float() / temperature, dim=-1)
 
 

@@ -19,9 +19,9 @@ class Credit(Row):
     entry_id: A[str, "entry that guided it"]
     content_digest: A[str, "version of the entry"]
     generation_id: A[str, "extractor output that wrote that version"]
-    outcome: A[float, "+1 success, -1 failure (section 3)"]
+    outcome: A[float, "+1 success, -1 failure"]
     free_mean: A[float | None, "mean outcome of the unguided rollouts of the same group; null without any"]
-    guided_minus_free: A[float | None, "outcome minus free_mean: a diagnostic, never trained on"]
+    guided_minus_free: A[float | None, "outcome minus free_mean; trained on only with `credit: guided_minus_free`"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class BufferItem(Row):
     entered_round: A[int, "round it (re-)entered the buffer"]
     entered_order: A[int, "order of entry over the run: the oldest are trained first"]
     uses: A[int, "scored uses since it entered"]
-    score_sum: A[float, "sum of their outcomes"]
+    score_sum: A[float, "sum of their rewards"]
     train_count: A[int, "c_train of eq. 7"]
     last_trained_round: A[int | None, "t_last of eq. 7"]
     status: A[str, "waiting, selected (trained this round), trained (waits for new uses) or dropped"]
@@ -94,7 +94,7 @@ class Sample(Row):
     sample_id: A[str, "id"]
     round: A[int, "round it is trained in"]
     role: A[str, "role it trains"]
-    objective: A[str, "grpo, cispo or nll"]
+    objective: A[str, "name of the objective: grpo, cispo, nll, or one of the recipe's"]
     source: A[str, "<round>/<stage> of the generation"]
     generation_id: A[str, "token record it was made from"]
     reward: A[float, "reward before the baseline"]
@@ -115,7 +115,7 @@ class Weights(Row):
     """Which weights a role has after a round."""
 
     table: ClassVar[str] = "weights"
-    role: A[str, "actor, extractor, or embedder (never trained: round 0 only)"]
+    role: A[str, "role that owns the weights, or embedder (never trained: round 0 only)"]
     round: A[int, "round this row belongs to"]
     updates: A[int, "RL updates so far"]
     source: A[str, "base model, or embedder, as configured"]

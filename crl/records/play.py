@@ -148,7 +148,7 @@ class Question(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StrippedContext(Row):
-    """A guided episode as its free version would have been recorded: all experience text is left out (section 6).
+    """A guided episode as its free version would have been recorded: all experience text is left out.
 
     The first prompt without the experience, then exactly the sampled ids and reply ids of the episode's own turns;
     the offer to ask, turns that asked, and what was replied to them are left out.

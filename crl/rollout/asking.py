@@ -1,4 +1,4 @@
-"""Search-and-ask (section 4): what becomes of the questions that actors ask while they play.
+"""Search-and-ask: what becomes of the questions that actors ask while they play.
 
 Only an episode that an experience guides may ask, and at most `uses` times: what counts as a use is a question that is
 handed on. A question spends a turn. The environment receives a turn without an action, which leaves its state as it

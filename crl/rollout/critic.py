@@ -70,7 +70,7 @@ def check_critic_room(chat: Chat, context: int, prompt: PromptConfig, critic: Ac
             f"the critic's prompt takes {needed} tokens before anything is filled in",
             expected=f"fewer than {room}: the context less {critic.max_new_tokens} new tokens",
             where="method.prompts.critic",
-            next_step="shorten the prompt, or raise actor.context",
+            next_step="shorten the prompt, or raise method.roles.actor.context",
         )
 
 

@@ -1,4 +1,4 @@
-"""A guided episode's tokens as its free version would have had them: the contexts of self-distillation (section 6).
+"""A guided episode's tokens as its free version would have had them: the contexts of self-distillation.
 
 What is left out: the experience and the offer to ask in the first prompt, every turn that asked a question (answered or
 refused), and what was replied to it. What stays is copied id for id from the token record; only the first prompt is

@@ -39,7 +39,7 @@ def task_of(
     guided: bool = False,
 ) -> Task:
     """The row of one episode to play. Its retrieval query is the task description: goal and first observation
-    (section 4)."""
+    ."""
     return Task(
         episode_id=episode_id,
         round=ctx.round,
