@@ -4,9 +4,9 @@
 
 A shrine opens when the right two of three things are offered in the right order: its hidden rule. Two models of two
 layers play there and write about it, on a CPU, in a minute. Every computation of the method is the function that the
-pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the bank,
-repeated texts in the buffer, and the figures of health. Such small models
-learn the rule from reward, and hardly from what they read: whether the bank helps is the subject of docs/study.md.
+pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the
+bank, repeated texts in the buffer, and the figures of health. Such small models learn the rule from reward, and hardly
+from what they read: whether the bank helps is the subject of docs/study.md.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class CoEvolution:
         return {arm: success(each.episode for each in self.play(tasks, rows, arm)) for arm, rows in arms.items()}
 
     def teach_form(self, episodes: int, passes: int) -> None:
-        """A supervised start of the extractor: notes about random games teach how to write. A note of a won game names the rule."""
+        """A supervised start of the extractor: what to write about a game. A note of a won one names the rule."""
         tasks = (self.tasks(0) * episodes)[:episodes]
         renamed = [dataclasses.replace(task, episode_id=f"practice-{index}") for index, task in enumerate(tasks)]
         chat, samples = self.extractor.policy.chat, []

@@ -113,7 +113,8 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
             "memory",
             f"about {gigabytes(needed.memory_bytes)} for one engine; the machine has {gigabytes(memory)}",
             needed.memory_bytes * experiment.runtime.shards <= memory,
-            "lower the roles' deepspeed.micro_batch, context or method.rollout.wave_groups, or set gradient_checkpointing",
+            "lower the roles' deepspeed.micro_batch or context, or method.rollout.wave_groups; or set "
+            "gradient_checkpointing",
         )
     )
     disk = f"about {gigabytes(needed.disk_bytes(rounds) or 0)} for {rounds} rounds under {run_path}"

@@ -248,7 +248,7 @@ class Engine:
         step = "it is tried again in a new engine"
         if killed in (-signal.SIGKILL, 128 + signal.SIGKILL):
             step += (
-                "; a SIGKILL that nobody sent is usually the system out of memory: use a smaller method.rollout.wave_groups or"
-                " the roles' deepspeed.micro_batch, gradient_checkpointing, or bfloat16"
+                "; a SIGKILL that nobody sent is usually the system out of memory: use a smaller"
+                " method.rollout.wave_groups or the roles' deepspeed.micro_batch, gradient_checkpointing, or bfloat16"
             )
         return {"where": where, "next_step": step}

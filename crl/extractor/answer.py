@@ -1,4 +1,4 @@
-"""Answers to the questions that actors ask (search-and-ask, section 4): the extractor reads the entry that was found.
+"""Answers to the questions that actors ask (search-and-ask): the extractor reads the entry that was found.
 
 One sample per question, all questions of a turn in batches. The ids sampled are the ids recorded, and those trained
 where answers are (`crl/learn/answers.py` says what an answer earns). The actor reads what follows the extractor's

@@ -17,8 +17,8 @@ from crl.records import Credit, Distillation, EntryScore, Episode, Judgement, Me
 
 VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
 ALARM_SHARE = 0.5
-"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never scored
-(section 10, trap 1)."""
+"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never
+scored."""
 
 
 def usable(episode: Episode) -> bool:
