@@ -16,6 +16,7 @@ from crl.run.directory import RunDirectory
 from crl.run.lease import lease_state
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background, kill, wait_until
 from tests.tiny_run import ROOT, command, environment
+from tests.unit.engine.harness import RECIPE
 
 Place = Callable[[], AbstractContextManager[None]]
 PREFECT = ["--no-prefect", pytest.param("--prefect", marks=pytest.mark.slow)]
@@ -28,9 +29,11 @@ class Training:
         self.marker = folder / "held"
         self.path = folder / "runs" / "tiny"
         extra = {"CRL_FAKE": json.dumps({"draw": ["hold_once", str(self.marker)]})}
+        fake = ["--set", f"method.recipe={{kind: '{RECIPE}'}}"]
         with place():
             self.process = subprocess.Popen(
-                command("train", "conf/tiny.yaml", "--rounds", "1", prefect), cwd=ROOT,
+                command("train", "conf/tiny.yaml", "--rounds", "1", prefect, *fake),
+                cwd=ROOT,
                 env=environment(folder / "runs", extra), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
