@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from crl.config import RECIPES, Experiment
+from crl.config import Experiment
 from crl.config.keys import FIRST_KEYS, field_schema, inlined
 from crl.config.load import load_experiment, parse_experiment, read_yaml
 from crl.errors import BadInput
@@ -102,8 +102,6 @@ def _settings() -> dict[str, Any]:
         description = schema.pop("description", "")
         if key == "method.prompts":
             schema = {"type": "string", "enum": prompt_names()}
-        elif key == "method.recipe.kind":
-            schema = {"type": "string", "enum": RECIPES.names()}
         elif not _is_leaf(schema):
             description += " An open group replaces that of the file."
             members = schema.get("anyOf", [{**schema, "title": key.rpartition(".")[2]}])

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.cli.interrupts import interruptible
-from crl.cli.shared import console, progress_lines, shown
+from crl.cli.live import MovingLines
+from crl.cli.shared import console, shown
 from crl.errors import BadInput, CrlError
 from crl.report.durations import seconds_text
 
@@ -87,29 +87,16 @@ def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, fail
         raise incomplete(failed, directory)
 
 
-class StudyProgress:
+class StudyProgress(MovingLines):
     """Shows how far every run is while its context is open. Called from any thread."""
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
-        self._out = console()
+        super().__init__()
         self._total, self._done = len(runs), 0
         self._standing: dict[str, str] = {}
         self._begun = self._told = time.monotonic()
         self._talking = threading.Lock()
-        self._bar: Any = None
         self._lines: dict[str, Any] = {}
-
-    def __enter__(self) -> StudyProgress:
-        if self._out.is_terminal:
-            self._bar = progress_lines(self._out)
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def __call__(self, run: PlannedRun, event: dict[str, Any]) -> None:
         """Show one event of a run."""

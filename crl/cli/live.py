@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from crl.cli.shared import console, progress_lines
 from crl.engine import events
@@ -72,21 +72,14 @@ def rows_text(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {table.replace('_', ' ')}" for table, count in rows.items() if count)
 
 
-class LiveProgress:
-    """A subscriber that shows events while its context is open."""
+class MovingLines:
+    """Lines that move on a terminal while the context is open; none elsewhere."""
 
-    def __init__(self, out: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: Console | None = None) -> None:
         self._out = out or console()
-        self._clock = clock
         self._bar: Any = None
-        self._line: Any = None
-        self._told_at = 0.0
-        self._skipped = 0
-        self._log: deque[str] = deque(maxlen=_LOG_LINES)
-        self.ran = 0
-        """Stages that ran while it watched; 0 after a resume that had nothing to do."""
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> Self:
         if self._out.is_terminal:
             self._bar = progress_lines(self._out)
             self._bar.start()
@@ -98,6 +91,20 @@ class LiveProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class LiveProgress(MovingLines):
+    """A subscriber that shows events while its context is open."""
+
+    def __init__(self, out: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(out)
+        self._clock = clock
+        self._line: Any = None
+        self._told_at = 0.0
+        self._skipped = 0
+        self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self.ran = 0
+        """Stages that ran while it watched; 0 after a resume that had nothing to do."""
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""

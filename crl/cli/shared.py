@@ -136,6 +136,18 @@ def say_pending(error: ApprovalPending, path: Path) -> None:
         out.print(f"  {command:<{len(where) + 20}}   {purpose}", soft_wrap=True)
 
 
+def print_rounds(out: Console, summaries: Sequence[RoundSummary]) -> None:
+    """The tables of a run's rounds, and what is worth a note about them."""
+    from crl.report.round_tables import notes, round_tables
+
+    for table in round_tables(summaries):
+        out.print()
+        out.print(table)
+    out.print()
+    for line in notes(summaries):
+        out.print(line, soft_wrap=True)
+
+
 def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]:
     """How much ran, how long the run has taken, and where it is."""
     total = sum(sum(each.seconds.values()) for each in summaries)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.shared import RunArgument, console, shown
+from crl.cli.shared import RunArgument, console, print_rounds, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.standing import last_failure, running_stage, unfinished
 from crl.run.find import find_run
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
-    from crl.report.round_tables import notes, round_tables
     from crl.report.summary import summarize
     from crl.run.journal import Journal
     from crl.run.lease import lease_state
@@ -30,12 +29,7 @@ def status(run: RunArgument) -> None:
     out = console()
     out.print(f"run {shown(path)}")
     summaries = summarize(path)
-    for table in round_tables(summaries):
-        out.print()
-        out.print(table)
-    out.print()
-    for line in notes(summaries):
-        out.print(line, soft_wrap=True)
+    print_rounds(out, summaries)
     owner = lease_state(path)
     events = list(Journal(path).read())
     for line in _standing(path, owner, events):

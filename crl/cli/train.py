@@ -14,7 +14,7 @@ import typer
 
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
-from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, say_pending, shown
+from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
 from crl.errors import ApprovalPending
 from crl.run.find import find_run
 
@@ -142,18 +142,12 @@ def _interruptible(path: Path) -> Iterator[None]:
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     from crl.report.page import write_report
-    from crl.report.round_tables import notes, round_tables
     from crl.report.summary import summarize
     from crl.report.views import write_catalog
 
     out = console()
     summaries = summarize(path)
-    for table in round_tables(summaries):
-        out.print()
-        out.print(table)
-    out.print()
-    for line in notes(summaries):
-        out.print(line, soft_wrap=True)
+    print_rounds(out, summaries)
     write_catalog(path)
     write_report(path)
     where = shown(path)

@@ -50,14 +50,18 @@ def field_schema(dotted: str) -> dict[str, Any]:
     """JSON schema of the field of a dotted key.
 
     A part of the key is a field, the name of an entry of a mapping, or an index of a list. In a union the first member
-    that has the field counts. Raises KeyError where there is no such key.
+    that has the field counts; of a constant, which tells the members apart, there are as many values as members. Raises
+    KeyError where there is no such key.
     """
     place = models()["Experiment"]
     for part in dotted.split("."):
-        found = next(filter(None, (_child(member, part) for member in _members(place))), None)
-        if found is None:
+        found = [child for member in _members(place) if (child := _child(member, part)) is not None]
+        if not found:
             raise KeyError(f"an experiment has no key {dotted!r}: {part!r} was not found")
-        place = found
+        place = found[0]
+        kinds = [child["const"] for child in found if "const" in child]
+        if len(kinds) > 1:
+            place = {**{name: value for name, value in place.items() if name != "const"}, "enum": kinds}
     return place
 
 

@@ -66,11 +66,6 @@ class RecipeConfig(Model):
         """Settings that are fine one by one and impossible together, each at its place; refused before any work."""
         return iter(())
 
-    @property
-    def has_bank(self) -> bool:
-        """Whether it keeps an experience bank."""
-        return False
-
 
 RECIPES = Registry(
     "recipe",

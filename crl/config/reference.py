@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from crl.config import RECIPES
 from crl.config.keys import FIRST_KEYS, field_schema, inlined, models
 
 _HEAD = """# Every key of an experiment
@@ -25,9 +24,7 @@ _BOUNDS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}",
 
 def page() -> str:
     """The page as Markdown: the first keys, then one table per model and registered kind."""
-    first = {key: field_schema(key) for key in FIRST_KEYS}
-    first["method.recipe.kind"] = {**first["method.recipe.kind"], "enum": RECIPES.names()}
-    parts = [_HEAD, _table(first)]
+    parts = [_HEAD, _table({key: field_schema(key) for key in FIRST_KEYS})]
     for name, model in models().items():
         if "properties" in model:
             parts.append(_section(name, model["properties"], model.get("description", "")))

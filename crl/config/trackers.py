@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from crl.config.registry import load_object
 from crl.errors import BadInput
 
 GROUP = "crl.trackers"
@@ -47,11 +47,10 @@ class TrackerChoice(BaseModel):
         """The tracker's class (`crl.trackers.base.Tracker`). Raises BadInput where there is none of this kind."""
         found = {each.name: each.value for each in entry_points(group=GROUP)} | BUILT_IN
         reference = found.get(self.kind, self.kind)
-        module, separator, name = reference.partition(":")
         try:
-            if not separator:
+            if ":" not in reference:
                 raise ValueError("it is neither a known name nor module:Class")
-            return getattr(importlib.import_module(module), name)
+            return load_object(reference)
         except (ImportError, AttributeError, ValueError) as error:
             raise BadInput(
                 f"there is no tracker {self.kind!r}: {error}",

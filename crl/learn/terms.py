@@ -10,12 +10,12 @@ takes one micro-batch and returns its part of the loss of the whole batch::
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from crl.config import ActorObjective, ExtractorObjective
+from crl.config.registry import load_object
 from crl.errors import BadInput
 
 
@@ -32,9 +32,8 @@ class Objective:
 
     def load(self) -> Callable[..., Any]:
         """The function. Raises BadInput where the name leads nowhere."""
-        module_name, _, name = self.function.partition(":")
         try:
-            found: Callable[..., Any] = getattr(importlib.import_module(module_name), name)
+            found: Callable[..., Any] = load_object(self.function)
         except (ImportError, AttributeError, ValueError) as error:
             raise BadInput(
                 f"objective {self.function!r} cannot be loaded: {error}",

@@ -11,15 +11,13 @@ if TYPE_CHECKING:
 
 def recipe_of(method: Method) -> Recipe:
     """The recipe that a method names. Raises BadInput where its builder cannot be imported."""
-    import importlib
-
     from crl.checks.suites import bring
+    from crl.config.registry import load_object
     from crl.errors import BadInput
 
     reference = method.recipe.BUILDER
-    module_name, _, function = reference.partition(":")
     try:
-        builder = getattr(importlib.import_module(module_name), function)
+        builder = load_object(reference)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(
             f"the recipe {method.recipe.kind!r} cannot be loaded from {reference}: {error}",

@@ -41,7 +41,8 @@ class BankRecipeConfig(RecipeConfig):
     BUILDER: ClassVar[str] = "crl.recipes.complementary.round:build"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR, EXTRACTOR})
     """Roles that are trained."""
-    KEEPS_BANK: ClassVar[bool] = True
+    has_bank: ClassVar[bool] = True
+    """Whether it keeps an experience bank."""
     BANK_CHANGES_AFTER_WARM_UP: ClassVar[bool] = True
     LAG: ClassVar[int] = 1
     """Rounds between what a round plays with (bank, weights) and the round itself; 2 lets two rounds overlap."""
@@ -96,9 +97,9 @@ class BankRecipeConfig(RecipeConfig):
         return EmbedderUse(self.retrieval.embedder, self.retrieval.query_instruction) if self.has_bank else None
 
     @property
-    def has_bank(self) -> bool:
-        """Whether it keeps an experience bank."""
-        return self.KEEPS_BANK
+    def scores_uses(self) -> bool:
+        """Whether a use may earn something else than its episode's outcome, so that it has a row of its own."""
+        return self.actor_critic is not None or self.extractor_objective.credit != "outcome"
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
@@ -116,7 +117,7 @@ class BaselineConfig(BankRecipeConfig):
 
     kind: Literal["baseline"] = "baseline"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR})
-    KEEPS_BANK: ClassVar[bool] = False
+    has_bank: ClassVar[bool] = False
 
 
 class StaticOnlineConfig(BankRecipeConfig):

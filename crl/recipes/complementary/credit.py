@@ -54,10 +54,10 @@ def credit(ctx: StageContext) -> None:
     distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
     retrievals, judgements = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
     credits = credits_of(episodes, retrievals, judgements)
-    objective = config_of(ctx.method).extractor_objective
+    config = config_of(ctx.method)
+    objective = config.extractor_objective
     before = ctx.rows(EntryUsefulness, BEFORE)
     uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
-    config = config_of(ctx.method)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     buffer = _filled(ctx, uses, distillations, episodes) if EXTRACTOR in config.TRAINED else []
     batches: list[list[BufferItem]] = []
@@ -67,7 +67,7 @@ def credit(ctx: StageContext) -> None:
     distilled: list[Metric] = []
     if config.trains(ACTOR, ctx.round):
         generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
-        samples += grpo_samples(episodes, generations, config_of(ctx.method).actor_objective, round=ctx.round)
+        samples += grpo_samples(episodes, generations, config.actor_objective, round=ctx.round)
         stripped = _self_distilled(ctx, episodes, generations)
         samples += stripped or []
         if stripped is not None:
@@ -77,7 +77,7 @@ def credit(ctx: StageContext) -> None:
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     # Where a use earns its outcome and no more, `credits` say it all.
-    if config_of(ctx.method).actor_critic is not None or objective.credit != "outcome":
+    if config.scores_uses:
         ctx.write(UseReward, uses)
     if objective.credit == "running_usefulness":
         ctx.write(EntryUsefulness, usefulness)

@@ -6,6 +6,7 @@ buffer, counters) go from round to round.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -74,7 +75,6 @@ def build(method: Method) -> Recipe:
     guided, lag = config.has_bank, config.LAG
     asks = guided and method.rollout.search_and_ask is not None
     near, judges = config.bank.duplicates == "near", config.actor_critic is not None
-    scores_uses = judges or config.extractor_objective.credit != "outcome"
     start = config.warm_start
     warm_actor = start is not None and start.actor_episodes > 0
     warm_extractor = guided and start is not None and start.extractor_episodes > 0
@@ -109,14 +109,8 @@ def build(method: Method) -> Recipe:
         Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
         *when(
             warm_actor,
-            Stage(
-                name="evaluate_base",
-                reads=(Read("initialise", 0, ACTOR),),
-                writes=(Evaluation,),
-                role=ACTOR,
-                due=evaluate.base_due,
-                parts=evaluate.count_parts,
-                run_part=evaluate.evaluate_part,
+            dataclasses.replace(
+                evaluates, name="evaluate_base", reads=(Read("initialise", 0, ACTOR),), due=evaluate.base_due
             ),
             Stage(
                 name="warm_start_actor",
@@ -229,7 +223,7 @@ def build(method: Method) -> Recipe:
                 *when(judges, Read(judge.JUDGE)),
             ),
             writes=(
-                Credit, EntryScore, BufferItem, Sample, Metric, *when(scores_uses, UseReward, EntryUsefulness),
+                Credit, EntryScore, BufferItem, Sample, Metric, *when(config.scores_uses, UseReward, EntryUsefulness),
             ),
         ),
         *(update_stage(owner) for owner in method.trained()),
