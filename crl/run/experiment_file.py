@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from crl.config import Experiment, Method
-from crl.errors import FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
+from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
 from crl.records import RECORD_FORMAT
 from crl.run.files import disk_full_as_error, fsync, sha256_bytes, temporary, write_atomically
 
@@ -44,12 +44,20 @@ def render(name: str, method: Method) -> bytes:
 
 
 def load(run_path: Path) -> tuple[str, Method]:
-    """(name, method). Raises RunDirectoryUnusable where there is no such file, OtherFormat where the record has another
-    format than this version's, RecordDamaged where the file was changed."""
+    """(name, method). Raises RunDirectoryUnusable where there is no such file, or the package that a kind in it comes
+    from is not installed; OtherFormat where the record has another format than this version's, RecordDamaged where the
+    file was changed."""
     name, content = _parse(run_path)
     try:
         method = Method.model_validate(content)
     except ValidationError as error:
+        if (missing := _not_installed(error)) is not None:
+            raise RunDirectoryUnusable(
+                f"run {name!r} cannot be read here: {missing.found}",
+                expected="the packages that the run was made with",
+                where=str(run_path / EXPERIMENT),
+                next_step="install the package that brings it, or put its folder on PYTHONPATH",
+            ) from error
         raise RecordDamaged(
             f"{EXPERIMENT} does not hold a method that this version can read: {error.error_count()} errors, first "
             f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}",
@@ -57,6 +65,12 @@ def load(run_path: Path) -> tuple[str, Method]:
             next_step=OTHER_VERSION,
         ) from error
     return name, method
+
+
+def _not_installed(error: ValidationError) -> BadInput | None:
+    """What a registry said about a kind that it could not load, if that is among the errors."""
+    causes = (getattr(item.get("ctx", {}).get("error"), "__cause__", None) for item in error.errors())
+    return next((cause for cause in causes if isinstance(cause, BadInput)), None)
 
 
 def check_format(run_path: Path) -> None:

