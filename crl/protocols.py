@@ -244,8 +244,7 @@ class LoadedPolicy(Policy, Protocol):
     def take_weights(self, directory: Path) -> bool:
         """Read the weights of a directory (as `save_pretrained` writes them, or an adapter) in place of its own.
 
-        Returns False, and changes nothing, where loading anew is needed. Sessions that are open may not be used any
-        more.
+        Returns False, and changes nothing, where the model must be loaded again. Open sessions may not be used any more.
         """
 
     def close(self) -> None:

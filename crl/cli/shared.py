@@ -45,7 +45,7 @@ class Plain(StrEnum):
 
 
 def shown(path: Path) -> str:
-    """A path as a user would type it: relative to where they stand when it lies below."""
+    """A path as a user would type it: relative to the working directory when it is below it."""
     absolute = path.absolute()
     here = Path.cwd()
     return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute))

@@ -41,7 +41,7 @@ def sql(
 
 
 def catalog(run: RunArgument) -> None:
-    """Write catalog.duckdb anew, for any DuckDB client. Views over the run; needed after it was moved or copied."""
+    """Rewrite catalog.duckdb, for any DuckDB client. Views over the run; needed after it was moved or copied."""
     from crl.report.views import write_catalog
 
     path = write_catalog(find_run(run))

@@ -298,7 +298,7 @@ class MiniHackEnvironment:
         if self._shows_all_items:
             shown = [f"{letter} {line}" for letter, line in items.items()]
         elif "pick up" in slot.moves:
-            # What a rogue starts with is of no use in these tasks: only what was picked up is told.
+            # What a rogue starts with is of no use in these tasks: only what was picked up is shown.
             shown = [line for line in items.values() if line not in slot.first_inventory]
         else:
             shown = []

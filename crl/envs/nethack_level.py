@@ -4,7 +4,7 @@ Under fog the first screen does not say which level it is. A second instance of 
 is given the level file with the flag `premapped`: the game then draws the same random numbers, so it is the same level
 with the same start, and shows all of it. The command `#terrain` leaves out monsters, objects and traps.
 
-The content of a level is its layout: walls, doors, water, stairs and where the agent begins, as they lie to each other.
+The content of a level is its layout: walls, doors, water, stairs and where the agent begins, relative to each other.
 That is what a player knows by heart. Monsters, objects and traps are no part of it: two levels that differ in them
 alone count as one, so that no layout is on both sides of what is held out.
 """

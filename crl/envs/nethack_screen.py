@@ -2,8 +2,8 @@
 
 The text holds the visible or remembered map cropped around the agent, one line about what is on it, hit points when
 they are not full, the message line and, where it matters, the inventory. The line about the map gives hints (where the
-stairs and other things lie from the agent) or, as in the paper, a legend of its symbols. Every token costs time on each
-turn, so nothing else is told. Playing is in `crl/envs/minihack.py`.
+stairs and other things are from the agent) or, as in the paper, a legend of its symbols. Every token costs time on each
+turn, so nothing else is shown. Playing is in `crl/envs/minihack.py`.
 """
 
 from __future__ import annotations

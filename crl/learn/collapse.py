@@ -18,7 +18,7 @@ ROUNDS = 5
 WITHOUT_NOTE = 0.8
 """Above this share of malformed and `return` outputs the extractor writes next to nothing that is ever scored."""
 ONE_TEXT = 0.8
-"""Above this share one text, not known to be right, stands for all notes."""
+"""Above this share one text, not known to be right, makes up most notes."""
 BEST_SUCCESS = "best_success"
 
 

@@ -23,7 +23,7 @@ from crl.config import ActorObjective, ExtractorObjective
 from crl.learn.batches import MicroBatch
 
 LARGEST_LOG_RATIO = 20.0
-"""Log-ratios are held within this bound so that exp stays finite; a clip lies far inside it."""
+"""Log-ratios are held within this bound so that exp stays finite; a clip is far inside it."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 `DynamicCache` joins new keys behind the longest row, so a ragged batch collects holes, and copies the whole cache for
 each token. Here row b has its own length: new keys are written in place behind it (slots 0 to length-1 are its tokens,
-in order, without holes), and the attention mask hides what lies beyond. Slots are allocated in blocks. One slot more
+in order, without holes), and the attention mask hides the rest. Slots are allocated in blocks. One slot more
 than can be attended takes what padding writes.
 
 Shapes: R rows, B rows of one forward pass, H key-value heads, C slots, Q new tokens, D head size.

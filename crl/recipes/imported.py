@@ -1,7 +1,7 @@
 """An experiment that begins with the bank of another one: the import becomes the bank of round 0.
 
 Every entry is new here: version 1, no use, no retrieval. What it was where it comes from is in `imported_entries`.
-Vectors are taken over where the same embedder made them, else made anew.
+Vectors are taken over where the same embedder made them, else computed again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Charts as SVG, drawn by matplotlib: lines with uncertainty bands, stacked bars.
 
-Colors are variables of `templates/chart.css`, for light and dark; a picture that stands alone carries that style sheet.
+Colors are variables of `templates/chart.css`, for light and dark; a standalone picture carries that style sheet.
 A chart is about as wide as a phone, so that its letters stay readable there, and comes with its numbers as a table, for
 those who cannot see it or want to copy them. Equal figures give equal bytes. matplotlib is imported when one is drawn.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 380, 220
 """Pixels of a chart; it is higher only where title and legend would leave too little of it."""
 _MARGIN = 16
-"""Around a picture that stands alone."""
+"""Around a standalone picture."""
 _RC: dict[Any, Any] = {
     "svg.hashsalt": "crl", "svg.fonttype": "none", "text.parse_math": False, "lines.scale_dashes": False,
     "font.family": "DejaVu Sans", "font.size": 12, "lines.linewidth": 2, "legend.frameon": False,

@@ -13,7 +13,7 @@ WITH written AS (       -- events that wrote a text
     SELECT *, CAST(regexp_extract(event_id, '(\d+)$', 1) AS BIGINT) AS position
     FROM bank_events WHERE kind IN ('import', 'add', 'update', 'merge')
 ),
-stays AS (              -- an entry whose id came back begins anew; a text stands until the next one is written
+stays AS (              -- an entry whose id came back starts over; a text holds until the next one is written
     SELECT *,
         count(*) FILTER (kind <> 'update') OVER (PARTITION BY entry_id ORDER BY round, position) AS stay,
         lead(round) OVER (PARTITION BY entry_id ORDER BY round, position) AS until_round

@@ -71,9 +71,9 @@ class Usefulness:
     """Entries that guided an episode and have left the bank."""
     charts: Sequence[Chart]
     helpful: Sequence[Standing]
-    """Those whose interval lies above 0, the surest first: by its lower end."""
+    """Those whose interval is above 0, the surest first: by its lower end."""
     harmful: Sequence[Standing]
-    """Those whose interval lies below 0, likewise by its upper end."""
+    """Those whose interval is below 0, likewise by its upper end."""
     most_used: Sequence[Standing]
     """Those with the most uses, whatever their outcome."""
     open: int

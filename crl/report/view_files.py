@@ -2,7 +2,7 @@
 
 :class:`Pinned` lists the run once. What a query then sees is one state, whatever is published meanwhile: the newest
 round is listed first, so whatever a listed stage was made from is listed as well. :class:`Patterns` is for the catalog,
-whose views find later rounds too; they look anew at every query.
+whose views find later rounds too; they read the directory again at every query.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Pinned:
                 f"{link} is a link that leads out of the run",
                 expected="files of the run itself",
                 where=str(self.root),
-                next_step="put what the link stands for in its place, or remove it",
+                next_step="replace the link with what it points to, or remove it",
             )
 
 

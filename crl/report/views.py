@@ -13,9 +13,9 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published
 meanwhile, and `latest_round()` is the newest round whose bank was published then. The Parquet files are the truth:
 `catalog.duckdb` (:func:`write_catalog`) holds definitions only, with absolute paths so that any DuckDB client can open
-it from anywhere. Its views look anew at every query, so they show rounds published after it was written; such a client
-resolves a round first and names it then (docs/sql.md). Copied or moved, it refuses to answer from the place it was
-written for: `crl catalog RUN` writes it anew.
+it from anywhere. Its views read the directory again at every query, so they show rounds published after it was written;
+such a client resolves a round first and names it then (docs/sql.md). Copied or moved, it refuses to answer from the
+place it was written for: `crl catalog RUN` rewrites it.
 
 Which files belong to a view is in `view_files.py`, the SQL in `view_sql.py`, what users type is kept in by `locked.py`.
 """
@@ -91,7 +91,7 @@ def relation(
 
 
 def write_catalog(run_path: Path) -> Path:
-    """Write `catalog.duckdb` anew, beside the old one first, then over it. Returns its path.
+    """Rewrite `catalog.duckdb`: beside the old one first, then over it. Returns its path.
 
     Its checksum is kept with those of the cache; what of the cache is damaged is deleted as well: both are
     derived. Raises RunDirectoryUnusable where the run directory cannot be written, RecordDamaged as :func:`connect`.

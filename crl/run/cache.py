@@ -118,7 +118,7 @@ def faults(run_path: Path) -> list[CacheFault]:
 
 
 def discard_damaged(run_path: Path) -> list[CacheFault]:
-    """Delete whatever of the cache is damaged: its next use builds it anew. Returns what was damaged."""
+    """Delete whatever of the cache is damaged: its next use rebuilds it. Returns what was damaged."""
     found = faults(run_path)
     for fault in found:
         parts = Path(fault.file).parts

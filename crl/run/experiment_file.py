@@ -121,7 +121,7 @@ def create(run_path: Path, experiment: Experiment) -> None:
 
 
 def replace(run_path: Path, experiment: Experiment) -> None:
-    """Write the file anew over a damaged one."""
+    """Rewrite the file over a damaged one."""
     write_atomically(run_path / EXPERIMENT, render(experiment.name, experiment.method))
 
 

@@ -39,7 +39,7 @@ _SCALE = 2000.0
 _ROUNDS = 10
 """k-means iterations."""
 _LEVELS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
-"""Where four levels of a normal variable of deviation 1 lie with the least squared error (Lloyd 1982, Max 1960)."""
+"""The four levels of a normal variable of deviation 1 with the least squared error (Lloyd 1982, Max 1960)."""
 _BLOCK = 16_384
 _PER_QUERY = 11
 """FAISS's way through the lists a query at a time: what it finds does not depend on the others of the batch."""

@@ -70,7 +70,7 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
 
 
 def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
-    """(mechanism, its two charts); None stands for the arms that switch none."""
+    """(mechanism, its two charts); None is for the arms that switch none."""
     arms = {arm.arm: arm for arm in result.arms if arm.without_bank is not None}
     against = {(each.arm, each.reference) for each in result.differences}
     groups: list[tuple[str | None, list[ArmResult]]] = []

@@ -112,7 +112,7 @@ def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random
 def merge_demonstrations(
     chat: Chat, method: Method, config: ExtractorDemonstrations, symbols: int, seed: int
 ) -> list[Generation]:
-    """Chunks of notes with twins among them: twins become one entry, a note that stands alone is kept."""
+    """Chunks of notes with twins among them: twins become one entry, a single note is kept."""
     random = np.random.default_rng(seed_for(seed, "merge"))
     letters = symbol_names(symbols)
     asked = []
