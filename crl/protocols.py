@@ -244,7 +244,7 @@ class LoadedPolicy(Policy, Protocol):
     def take_weights(self, directory: Path) -> bool:
         """Read the weights of a directory (as `save_pretrained` writes them, or an adapter) in place of its own.
 
-        Returns False, and changes nothing, where the model must be loaded again. Open sessions may not be used any more.
+        Returns False, and changes nothing, where the model must be loaded again. Open sessions may no longer be used.
         """
 
     def close(self) -> None:
