@@ -238,6 +238,9 @@ def _drawn(
             labelcolor=_hex("text"), title_fontproperties={"weight": "bold", "size": 13},
         )  # fmt: skip
         legend.get_title().set_color(_hex("text"))
+        # Saved with a layout engine, a figure is laid out and drawn twice.
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return _for_pages(out.getvalue(), f"{title}: {', '.join(names) or 'nothing to show yet'}", told)

@@ -14,13 +14,16 @@ from crl.policies import load_chat, resolve_model
 from crl.policies.chat import ChatFormat
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
+from crl.run.manifest import key_of
 
 
 def check_ready(method: Method, run_path: Path) -> None:
     """Raise BadInput where prompts do not fit the models, or where an offline bank would stay empty."""
     check_placeholders(method)
     check_offline_bank(config_of(method), run_path)
-    check_room(method)
+    # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
+    if not run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
+        check_room(method)
 
 
 def check_offline_bank(config: BankRecipeConfig, run_path: Path) -> None:
