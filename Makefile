@@ -79,7 +79,7 @@ test: lint ## lint, then every test that is neither slow nor needs a GPU
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal -m "not slow and not gpu"
 
 test-slow: setup ## the slow tests: learning, kills, several processes
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "slow and not gpu"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal -m "slow and not gpu"
 
 test-browser: setup ## make ui in headless Chromium, every click that docs/operations.md shows; part of the slow tests
 	@$(TEST_ENV) $(BIN)/python -m pytest -q tests/browser

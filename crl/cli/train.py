@@ -141,7 +141,7 @@ def _interruptible(path: Path) -> Iterator[None]:
 
 
 def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
-    from crl.report.page import write_report
+    from crl.report.page import REPORT, write_report
     from crl.report.summary import summarize
     from crl.report.views import write_catalog
 
@@ -149,7 +149,8 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     summaries = summarize(path)
     print_rounds(out, summaries)
     write_catalog(path)
-    write_report(path)
+    if live.ran or not (path / REPORT).exists():
+        write_report(path)
     where = shown(path)
     for line in ending(where, live.ran, summaries):
         out.print(line, soft_wrap=True)

@@ -251,7 +251,14 @@ def test_the_next_attempt_mends_housekeeping(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BESIDE))
-@pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(_corrupt, id="corrupt", marks=pytest.mark.slow),
+        pytest.param(_truncate, id="truncate", marks=pytest.mark.slow),
+        pytest.param(_delete, id="delete"),
+    ],
+)
 def test_a_run_goes_on_after_damage_beside_the_record(copied: Path, damage: Damage, name: str) -> None:
     damage(copied / name)
     assert verify(copied) == []

@@ -30,8 +30,8 @@ def _kill_and_finish(run: KilledRun, targets: Sequence[str], prefect: set[int], 
     run.check_journal()
 
 
-def test_killed_in_preparation_rollout_update_and_evaluation(finished: Path, tmp_path: Path) -> None:
-    targets = ["0000/warm_start_extractor", "0001/collect", "0001/update_actor", "0001/evaluate"]
+def test_killed_in_preparation_rollout_and_update(finished: Path, tmp_path: Path) -> None:
+    targets = ["0000/warm_start_extractor", "0001/collect", "0001/update_actor"]
     with killed_run(tmp_path / "runs", finished, rounds=1, seed=SEED) as run:
         _kill_and_finish(run, targets, prefect=set(), shards=[1])
         assert len(run.kills) >= len(targets) - 1

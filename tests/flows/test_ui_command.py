@@ -126,7 +126,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ui]]:
         ui.end()
 
 
-def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
+def test_ready_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Path) -> None:
     ui = start()
     ui.wait_ready()
     for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
@@ -135,9 +135,40 @@ def test_ready_then_ctrl_c_and_nothing_is_left(start, tmp_path: Path) -> None:
     assert page.status_code == 200 and page.headers["content-security-policy"].startswith("default-src 'self'")
     pool = ui.ask("POST", "/work_pools/crl/workers/filter", {})
     assert [worker["status"] for worker in pool] == ["ONLINE"]
+    assert "Traceback" not in ui.screen()
+
+    # The worker dies and is started again.
+    kill(ui.part("worker"))
+    wait_until(lambda: ui.part("worker"), ui.screen)
+    assert "the worker ended" in ui.screen()
+
+    # The example notification, switched on: a run that fails is told of on the screen.
+    named = {each["name"]: each["id"] for each in ui.ask("POST", "/automations/filter", {})}
+    ui.ask("PATCH", f"/automations/{named['crl: tell of failures (example)']}", {"enabled": True})
+    ui.begin({"experiment": "conf/nothing.yaml", "rounds": 1})
+    wait_until(lambda: "there is no file" in ui.screen(), ui.screen)
+
+    # Ctrl-C in the middle of a stage: training ends and says so.
+    run = ui.begin_training(tmp_path / "first")
     assert ui.interrupt() == 0
     ui.nothing_is_left()
-    assert "Traceback" not in ui.screen()
+
+    # The next start finds it crashed, nothing of it running, and Retry finishes it.
+    again = start()
+    again.wait_ready(2)
+    assert again.state(run)["type"] == "CRASHED" and "make ui" in again.state(run)["message"]
+    tasks, runs = (again.ask("POST", f"/{kind}_runs/filter", {}) for kind in ("task", "flow"))
+    below = tasks + [each for each in runs if each["parent_task_run_id"]]
+    assert {each["state_type"] for each in below} == {"COMPLETED", "CRASHED"}
+    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    assert again.ask("POST", f"/flow_runs/{run}/set_state", retry)["status"] == "ACCEPT"
+    wait_until(lambda: again.state(run)["type"] == "COMPLETED", lambda: str(again.state(run)))
+
+    # The server dies: everything ends, and the screen has the end of its log.
+    kill(again.part("server"))
+    assert again.process.wait(PATIENCE_SECONDS) == 1
+    assert "the server ended" in again.screen() and "server-" in again.screen()
+    again.nothing_is_left()
 
 
 @pytest.mark.slow
@@ -211,43 +242,6 @@ def test_pages_serve_studies_with_the_reports_of_their_runs(tmp_path: Path) -> N
             "/study.html",
         ):
             assert httpx.get(pages.url + path).status_code == 404, path
-
-
-def test_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Path) -> None:
-    ui = start()
-    ui.wait_ready()
-    # The worker dies and is started again.
-    kill(ui.part("worker"))
-    wait_until(lambda: ui.part("worker"), ui.screen)
-    assert "the worker ended" in ui.screen()
-
-    # The example notification, switched on: a run that fails is told of on the screen.
-    named = {each["name"]: each["id"] for each in ui.ask("POST", "/automations/filter", {})}
-    ui.ask("PATCH", f"/automations/{named['crl: tell of failures (example)']}", {"enabled": True})
-    ui.begin({"experiment": "conf/nothing.yaml", "rounds": 1})
-    wait_until(lambda: "there is no file" in ui.screen(), ui.screen)
-
-    # Ctrl-C in the middle of a stage: training ends and says so.
-    run = ui.begin_training(tmp_path / "first")
-    assert ui.interrupt() == 0
-    ui.nothing_is_left()
-
-    # The next start finds it crashed, nothing of it running, and Retry finishes it.
-    again = start()
-    again.wait_ready(2)
-    assert again.state(run)["type"] == "CRASHED" and "make ui" in again.state(run)["message"]
-    tasks, runs = (again.ask("POST", f"/{kind}_runs/filter", {}) for kind in ("task", "flow"))
-    below = tasks + [each for each in runs if each["parent_task_run_id"]]
-    assert {each["state_type"] for each in below} == {"COMPLETED", "CRASHED"}
-    retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    assert again.ask("POST", f"/flow_runs/{run}/set_state", retry)["status"] == "ACCEPT"
-    wait_until(lambda: again.state(run)["type"] == "COMPLETED", lambda: str(again.state(run)))
-
-    # The server dies: everything ends, and the screen has the end of its log.
-    kill(again.part("server"))
-    assert again.process.wait(PATIENCE_SECONDS) == 1
-    assert "the server ended" in again.screen() and "server-" in again.screen()
-    again.nothing_is_left()
 
 
 @pytest.mark.slow

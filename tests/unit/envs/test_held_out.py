@@ -31,10 +31,10 @@ CASES = [
     (RealmsConfig(realm=3, world=7, practice=True), 3000),
     (ShrinesConfig(shrine=2, world=7, things=24, shown=6), 3000),
     (ShrinesConfig(practice=True, things=24, shown=5), 3000),
-    (MiniHackConfig(id=ROOM), 400),
-    (MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0"), 100),
-    (MiniHackConfig(id="MiniHack-MazeWalk-9x9-v0"), 100),
-    (MiniHackConfig(id="MiniHack-River-Narrow-v0"), 100),
+    (MiniHackConfig(id=ROOM), 150),
+    (MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0"), 40),
+    (MiniHackConfig(id="MiniHack-MazeWalk-9x9-v0"), 40),
+    (MiniHackConfig(id="MiniHack-River-Narrow-v0"), 40),
 ]
 EVERY = pytest.mark.parametrize(
     ("config", "levels"), CASES, ids=lambda each: getattr(each, "id", getattr(each, "kind", each))
