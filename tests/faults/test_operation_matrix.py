@@ -1,8 +1,9 @@
 """Faults in the stages of rounds 0 to 2, continued both ways, under a real server and worker.
 
 Every fault strikes every fourth stage, and every stage is struck by two faults in each way; `CRL_MATRIX=*` is every
-fault in every stage both ways (about 90 minutes). What passed is kept in `.pytest_cache/operation-matrix-<digest of sources>.jsonl`: typed again after an interruption,
-or after a mended test, `make test-slow` runs only the cells that have not passed with these sources. A selection:
+fault in every stage both ways (about 90 minutes). What passed is kept in
+`.pytest_cache/operation-matrix-<digest of sources>.jsonl`: typed again after an interruption, or after a mended test,
+`make test-slow` runs only the cells that have not passed with these sources. A selection:
 
     CRL_MATRIX='exception,hang:collect,*:0001/plan:retry' make test-slow     (fault, :stage or place, :way)
 """
