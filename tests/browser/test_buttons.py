@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import TimeoutError as NotShown
 from playwright.sync_api import expect
 
 from crl.records import Approval
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.slow
 CANCEL_SECONDS = 10.0
 """After Cancel no child process lives any longer than that."""
 PERSON = "Ada Lovelace"
+SHOWN_MILLISECONDS = 30_000
+"""How long a list is waited for before the page is opened again: it does not tell of child runs that come later."""
 
 
 @pytest.mark.parametrize(("fault", "place"), [(Fault.exception, "0002/distill"), (Fault.hang, "0002/collect")])
@@ -110,8 +113,9 @@ def paused_round(screen: Screen, desk: OpenUi, run_id: str, number: int) -> str:
     def paused() -> bool:
         screen.open_run(run_id, "Subflow Runs")
         link = screen.page.get_by_role("link", name=f"round {number}", exact=True).first
-        if link.count() == 0:
-            screen.page.wait_for_timeout(1000)
+        try:
+            link.wait_for(timeout=SHOWN_MILLISECONDS)
+        except NotShown:
             return False
         found.append(str(link.get_attribute("href")).rpartition("/")[2])
         return screen.state(found[-1]) == "Paused"
