@@ -55,7 +55,7 @@ def test_two_rounds_of_two_arms(tmp_path: Path) -> None:
         assert verify(run.path) == []
         assert run.method.seed == SEED and run.method.recipe.kind == name
         assert_trained(run, "actor")
-        assert {row.arm for row in rows(run, Evaluation, "evaluate", [0])} == {"without_bank"}
+        assert {row.arm for row in rows(run, Evaluation, "evaluate", [0])} == {"random", "without_bank"}
     complementary = runs["complementary"]
     assert_trained(complementary, "extractor")
     assert rows(complementary, BankSnapshot, "consolidate", [ROUNDS])[0].entries > 0
