@@ -186,6 +186,7 @@ class Screen:
 
 
 _STATE = re.compile(
-    "^(Scheduled|Late|AwaitingRetry|AwaitingConcurrencySlot|Resuming|Pending|Submitting|InfrastructurePending|Running|"
-    "Retrying|Paused|Suspended|Completed|Cached|RolledBack|Failed|TimedOut|Crashed|Cancelling|Cancelled)$"
+    "^(Scheduled|Late|AwaitingRetry|AwaitingConcurrencySlot|Resuming|Pending|Submitting|InfrastructurePending|"
+    "Running|Retrying|Paused|Suspended|Awaiting approval|Completed|Cached|RolledBack|Failed|TimedOut|Crashed|"
+    "Cancelling|Cancelled)$"
 )
