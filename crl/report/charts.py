@@ -200,6 +200,7 @@ def _drawn(
     """A chart from 0 to `top`, or to a round number above the `heights`; `told` is what each mark says."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
     # Nobody knows the reader's font: room is left for a wide one.
@@ -210,7 +211,8 @@ def _drawn(
     rows = sum(label.count("\n") + 1 for label in labels) / columns
     height = max(_HEIGHT, round(150 + 17 * heading.count("\n") + 17 * (rows + 1)))
     with matplotlib.rc_context(_RC):
-        figure = Figure((_WIDTH / 72, height / 72), layout="constrained", frameon=False)
+        layout = ConstrainedLayoutEngine()
+        figure = Figure((_WIDTH / 72, height / 72), layout=layout, frameon=False)
         axes = figure.subplots()
         axes.set_frame_on(False)
         axes.tick_params(length=0, pad=7, labelcolor=_hex("faint"))
@@ -239,7 +241,7 @@ def _drawn(
         )  # fmt: skip
         legend.get_title().set_color(_hex("text"))
         # Saved with a layout engine, a figure is laid out and drawn twice.
-        figure.get_layout_engine().execute(figure)
+        layout.execute(figure)
         figure.set_layout_engine("none")
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
