@@ -158,7 +158,7 @@ def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, fami
     from crl.config.load import load_experiment, runs_root
     from crl.recipes import recipe_of
     from crl.run.directory import RunDirectory
-    from crl.transfer.take import check_fits
+    from crl.transfer.take import fitting
 
     if not _is_config(name):
         if runs is not None or pairs:
@@ -168,5 +168,5 @@ def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, fami
     if runs is not None:
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(name, overrides)
-    check_fits(loaded.method, recipe_of(loaded.method), bank, families)
+    fitting(loaded.method, recipe_of(loaded.method), bank, families)
     return RunDirectory.create_or_open(loaded, runs_root(loaded))

@@ -6,11 +6,12 @@ outputs are cut. Both raise alarms in the round they happen in. Pure functions o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from crl.learn.health import Figures
 from crl.protocols import StopReason
 from crl.records import Episode
+from crl.text.unicode import REPLACEMENT
 
 FEWEST_VALID = 0.95
 """Below this share of turns with a legal action there is an alarm."""
@@ -35,6 +36,13 @@ def output_figures(stop_reasons: Sequence[str]) -> Figures:
     """`outputs_cut`: share of the extractor's outputs that the length limit ended. A prompt that did not fit gave none
     and is left out: it is malformed anyway."""
     return _cut("outputs_cut", [each for each in stop_reasons if each != StopReason.context_limit])
+
+
+def unreadable_figures(said: Iterable[str | None]) -> Figures:
+    """`unreadable_characters`: characters U+FFFD in what environments said, which stand for text that is no valid
+    Unicode. Nothing where all could be read."""
+    found = sum(text.count(REPLACEMENT) for text in said if text)
+    return {"unreadable_characters": float(found)} if found else {}
 
 
 def form_alarms(figures: Mapping[str, float]) -> dict[str, str]:

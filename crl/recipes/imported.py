@@ -1,7 +1,8 @@
 """An experiment that begins with the bank of another one: the import becomes the bank of round 0.
 
 Every entry is new here: version 1, no use, no retrieval. What it was where it comes from is in `imported_entries`.
-Vectors are taken over where the same embedder made them, else computed again.
+Every vector is computed again. Those that the import says this embedder made are held against it: an import comes from
+anywhere, and a vector decides when its text is shown.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from crl.run.directory import RunDirectory
 from crl.run.imports import BankImport, bank_import
 
 INITIALISE = "initialise"
+_TOLERANCE = 1e-3
+"""Most that a number of a vector may differ: another machine rounds otherwise."""
 IMPORT_NOTE = "import"
 """Where the manifest's provenance describes the import."""
 
@@ -40,7 +43,7 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
     ctx.share(taken.relative, taken.content)
     ctx.notes[IMPORT_NOTE] = provenance
     texts = [row["text"] for row in rows]
-    segments = new_segments(texts, _embedder(ctx, texts, taken.vectors(), provenance["source"]["embedder"]))
+    segments = new_segments(texts, _embedder(ctx, taken, rows, provenance["source"]["embedder"]))
     for relative, content in segments.files.items():
         ctx.share(relative, content)
     cuts = ctx.services.embedder().cuts(texts)
@@ -117,11 +120,26 @@ def import_again(run: RunDirectory) -> BankImport:
 
 
 def _embedder(
-    ctx: StageContext, texts: Sequence[str], vectors_ND: NDArray[np.float32] | None, source: dict[str, Any]
+    ctx: StageContext, taken: BankImport, rows: Sequence[dict[str, Any]], source: dict[str, Any]
 ) -> TextVectors:
-    """The import's own vectors where the experiment's embedder made them, else that embedder."""
+    """The experiment's embedder. Where it made the import's vectors, and makes them again, these: to the last digit
+    those that `import_again` finds. Raises BadInput where it makes others."""
+    vectors_ND, embedder = taken.vectors(), ctx.services.embedder()
     if vectors_ND is None or source["digest"] != ctx.services.model_digest("embedder"):
-        return ctx.services.embedder()
+        return embedder
+    texts = [row["text"] for row in rows]
+    made_ND = embedder.embed(texts)
+    same = np.zeros(len(texts), dtype=np.bool_)
+    if made_ND.shape == vectors_ND.shape:
+        same = (np.abs(made_ND - vectors_ND) < _TOLERANCE).all(axis=1)  # not a number is never the same
+    if not same.all():
+        row = int(np.flatnonzero(~same)[0])
+        raise BadInput(
+            f"the imported bank's vector of {rows[row]['entry_id']} (row {row + 1}) is not that of its text",
+            expected=f"what {source['name']} makes of it, as the import says",
+            where=str(ctx.run_path / taken.relative),
+            next_step="remove that file and import a bank that was exported again, or with --no-embeddings",
+        )
     return _Recorded(dict(zip(texts, vectors_ND, strict=True)), vectors_ND.shape[1])
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from crl.protocols import Actions, FreeText, ToolCalls
 from crl.text.answers import after_thoughts
+from crl.text.unicode import valid_text
 
 ActionFormat = Literal["tag", "word"]
 
@@ -57,7 +58,7 @@ def parse_action(text: str, actions: Actions, action_format: ActionFormat, *, th
         return _tool_call(answer)
     if isinstance(actions, FreeText):
         bodies = _TAG.findall(answer) if action_format == "tag" else [answer]
-        return _valid(bodies[-1].strip()) or None if bodies else None
+        return valid_text(bodies[-1].strip()) or None if bodies else None
     return _action_in(answer, actions, action_format)
 
 
@@ -101,12 +102,7 @@ def _as_call(value: dict[str, Any]) -> str | None:
     if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
         return None
     call = {"name": value["name"], "arguments": arguments}
-    return _valid(json.dumps(call, ensure_ascii=False, sort_keys=True, allow_nan=False))
-
-
-def _valid(text: str) -> str:
-    """The text as UTF-8 can hold it: rows are, and a lone surrogate (JSON can spell one) is not."""
-    return text.encode("utf-8", "replace").decode()
+    return valid_text(json.dumps(call, ensure_ascii=False, sort_keys=True, allow_nan=False))
 
 
 def _no_number(text: str) -> float:

@@ -25,8 +25,10 @@ from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import MixedEnvironment, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
 from crl.rollout.prompts import following_text, opened
+from crl.rollout.readable import Readable
 from crl.run.seeds import number_of
 from crl.text.templates import prompt_text
+from crl.text.unicode import valid_text
 
 __all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
 
@@ -100,6 +102,7 @@ def play_wave(
         return []
     if len({slot.task.family for slot in slots}) > 1 and not isinstance(environment, MixedEnvironment):
         raise ValueError("a wave of several task families needs an environment of them all")
+    environment = Readable(environment)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     rows = [
         _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
@@ -194,7 +197,7 @@ def _turn(
     advisor: Advisor | None,
 ) -> dict[int, list[int]]:
     """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
-    texts = {index: policy.chat.decode(sampled[index].token_ids) for index in live}
+    texts = {index: valid_text(policy.chat.decode(sampled[index].token_ids)) for index in live}
     thinking = policy.chat.opens_thought
     inquiries = questions_of(rows, texts, method.rollout, thinking=thinking)
     actions = {

@@ -14,6 +14,7 @@ from crl.config import RoleConfig, SamplingConfig
 from crl.protocols import Policy, Sampled, StopReason
 from crl.records import Generation
 from crl.text.templates import Messages, prompt_text
+from crl.text.unicode import valid_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ def sample_outputs(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling
 
 
 def _text(policy: Policy, sampled: Sampled) -> str:
-    # Rows are UTF-8: a lone surrogate, should a tokenizer ever give one, becomes a question mark.
-    return policy.chat.decode(sampled.token_ids).encode("utf-8", "replace").decode()
+    return valid_text(policy.chat.decode(sampled.token_ids))
 
 
 def token_record(

@@ -20,7 +20,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crl.errors import BadInput, OtherFormat, RecordDamaged
+from crl.errors import BadInput, OtherFormat
 from crl.records import RECORD_FORMAT, schema_of
 from crl.run.files import disk_full_as_error, fsync, fsync_tree, sha256_file, temporary
 from crl.run.imports import EMBEDDING
@@ -28,9 +28,7 @@ from crl.transfer.card import dataset_card
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 from crl.transfer.gather import FORMAT, Gathered
 from crl.transfer.rows import TABLES, entries_schema
-
-_NEEDED = frozenset({"embedder", "entries", "experiment", "families", "files", "round", "snapshot_digest"})
-"""What `provenance.json` must say for an import."""
+from crl.transfer.schema import check_bank, check_columns, check_no_nulls, check_provenance, check_table, refused
 
 
 def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]:
@@ -72,24 +70,26 @@ def is_export(path: Path) -> bool:
 
 
 def read_folder(path: Path) -> Gathered:
-    """An exported bank. Raises BadInput for something else, RecordDamaged where a file is not what was written."""
+    """An exported bank, checked from end to end. Raises BadInput for whatever `crl bank export` does not write."""
     provenance = _provenance(path)
     formats = [each for each in Format if set(provenance["files"]) == {file_of(name, each) for name in TABLES}]
     if not formats:
-        raise _no_export(path, f"{PROVENANCE} names {', '.join(sorted(provenance['files']))}")
+        raise _no_export(path, f"{PROVENANCE} names {', '.join(sorted(provenance['files'])) or 'no files'}")
     tables = {}
-    for name in TABLES:
+    paths = {name: path / file_of(name, formats[0]) for name in TABLES}
+    for name, file in paths.items():
         relative = file_of(name, formats[0])
-        file, expected = path / relative, provenance["files"][relative]["sha256"]
+        expected = provenance["files"][relative]["sha256"]
         found = sha256_file(file) if file.is_file() else "no such file"
         if found != expected:
-            raise RecordDamaged(
+            raise BadInput(
                 f"{relative} of the exported bank is not what was written: {found}",
                 expected=expected,
                 where=str(file),
                 next_step="export the bank again",
             )
-        tables[name] = _read(file, _schema(name, provenance))
+        tables[name] = _read(file, name, _schema(name, provenance))
+    check_bank(paths, tables, provenance)
     return Gathered(tables, {name: value for name, value in provenance.items() if name != "files"})
 
 
@@ -111,11 +111,45 @@ def _write(table: pa.Table, path: Path) -> None:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _read(path: Path, schema: pa.Schema) -> pa.Table:
-    if path.suffix == ".parquet":
-        return pq.read_table(path, schema=schema)
-    with path.open(encoding="utf-8") as file:
-        return pa.Table.from_pylist([json.loads(line) for line in file], schema=schema)
+def _read(path: Path, name: str, schema: pa.Schema) -> pa.Table:
+    """A table, every row of which is as it must be. Raises BadInput."""
+    plain = [column for column in schema.names if column != EMBEDDING]
+    try:
+        if path.suffix == ".parquet":
+            # Not by the schema it should have: that would fill columns that are missing.
+            table = pq.ParquetFile(path).read()
+            check_columns(path, table.schema, schema)
+            table.validate(full=True)  # text that is no UTF-8
+            check_table(path, name, table.select(plain).to_pylist())
+            if EMBEDDING in schema.names:
+                check_no_nulls(path, table, EMBEDDING)
+            return table.select(schema.names).cast(schema)
+        with path.open(encoding="utf-8") as file:
+            rows = [_row(path, number, line) for number, line in enumerate(file, 1)]
+        vectors = {EMBEDDING} & set(schema.names)
+        check_table(path, name, [{column: row[column] for column in row if column not in vectors} for row in rows])
+        if EMBEDDING in schema.names:
+            _check_lists(path, rows, schema.field(EMBEDDING).type.list_size)
+        return pa.Table.from_pylist(rows, schema=schema)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise refused(path, f"it cannot be read: {str(error).splitlines()[0] if str(error) else error!r}") from None
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise refused(path, f"row {number}: it is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise refused(path, f"row {number}: it is no JSON object")
+    return row
+
+
+def _check_lists(path: Path, rows: list[dict[str, Any]], dimension: int) -> None:
+    for number, row in enumerate(rows, 1):
+        vector = row.get(EMBEDDING)
+        if not isinstance(vector, list) or len(vector) != dimension or not all(type(each) is float for each in vector):
+            raise refused(path, f"row {number}, column {EMBEDDING}: it is no list of {dimension} numbers")
 
 
 def _provenance(path: Path) -> dict[str, Any]:
@@ -123,7 +157,7 @@ def _provenance(path: Path) -> dict[str, Any]:
         content = json.loads((path / PROVENANCE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise _no_export(path, f"it has no {PROVENANCE}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_export(path, f"{PROVENANCE} cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _no_export(path, f"{PROVENANCE} does not speak of a bank")
@@ -133,9 +167,7 @@ def _provenance(path: Path) -> dict[str, Any]:
             expected=f"format {RECORD_FORMAT}",
             next_step="export it again with this version, or import it with the one that wrote it",
         )
-    lacking = sorted(_NEEDED - content.keys())
-    if lacking or not isinstance(content["files"], dict):
-        raise _no_export(path, f"{PROVENANCE} lacks {', '.join(lacking) or 'a list of files'}")
+    check_provenance(path / PROVENANCE, content)
     return content
 
 

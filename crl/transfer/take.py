@@ -49,8 +49,7 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
     The same bank may be imported again: that changes nothing, and puts back a file that was lost or damaged. Raises
     BadInput where the experiment keeps no bank, has begun, begins with another one, or lacks a family; LeaseHeld.
     """
-    check_fits(run.method, recipe, source, families or {})
-    content = prepared(run.method, source, families or {})
+    content = fitting(run.method, recipe, source, families or {})
     with Lease.acquire(run.path, seconds=_LEASE_SECONDS) as lease:
         repeated = _allowed(run, content)
         path = write_import(run.path, content, token=lease.token)
@@ -61,17 +60,18 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
     return Taken(path, dict(Counter(row["family"] for row in content.rows())), provenance["left_out"], repeated)
 
 
-def check_fits(method: Method, recipe: Recipe, source: Gathered, families: Mapping[str, str]) -> None:
-    """Raise BadInput where an experiment of this method can begin with no such bank, before anything is made."""
+def fitting(method: Method, recipe: Recipe, source: Gathered, families: Mapping[str, str]) -> BankImport:
+    """The file for an experiment of this method. Raises BadInput where it can begin with no such bank; nothing is
+    written, so it can be asked before the experiment is made."""
     if not recipe.has_bank:
         raise BadInput(
             f"recipe {recipe.name} keeps no bank",
             expected="a recipe that does: complementary, static_online, experience_only or offline_bank",
         )
-    _families(method, source, families)
+    return _prepared(method, source, families)
 
 
-def prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:
+def _prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:
     """The file for a method. Raises BadInput where a task family is missing."""
     names = _families(method, source, families)
     where = source.provenance

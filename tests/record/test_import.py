@@ -144,13 +144,13 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
     with pytest.raises(BadInput, match="is there already"):
         write_folder(source.bank(), target, Format.parquet)
     (target / "uses.parquet").write_bytes(b"other")
-    with pytest.raises(RecordDamaged, match=r"uses.parquet of the exported bank"):
+    with pytest.raises(BadInput, match=r"uses.parquet of the exported bank"):
         read_folder(target)
     with pytest.raises(BadInput, match="no exported bank"):
         read_folder(tmp_path)
     provenance = json.loads((target / "provenance.json").read_text())
     (target / "provenance.json").write_text(json.dumps({**provenance, "files": 3}))
-    with pytest.raises(BadInput, match="lacks a list of files"):
+    with pytest.raises(BadInput, match=r"column files: .* found 3"):
         read_folder(target)
     del provenance["files"], provenance["embedder"]
     (target / "provenance.json").write_text(json.dumps(provenance))

@@ -24,6 +24,7 @@ from crl.recipes.waves import of_all, play
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rollout.readable import Readable
 
 
 def played_by_script(
@@ -67,7 +68,7 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         width = min(WAVE, max(1, -(-count // 2)))
         for at in range(0, count, width):
             part = seeds[at : at + width]
-            starts = ctx.services.environment(family.name).reset_many(part)
+            starts = Readable(ctx.services.environment(family.name)).reset_many(part)
             waves.append(
                 [
                     EpisodeSlot(

@@ -21,6 +21,7 @@ from crl.recipes.complementary.scripted import Script, ScriptedPolicy
 from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.rollout.readable import Readable
 from crl.run.seeds import number_of, seed_for
 from crl.text.outputs import Prompt, sample_outputs, token_record
 from crl.text.templates import Messages
@@ -46,7 +47,7 @@ class Watched:
     """An environment that remembers which actions are legal, for moves that its oracle is not asked for."""
 
     def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+        self._environment = Readable(environment)
         self.actions: dict[int, tuple[str, ...]] = {}
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:

@@ -26,6 +26,7 @@ from crl.records import Evaluation, Retrieval, RetrievalCount, Task, Turn
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import step_or_error
 from crl.rollout.play import PlayedEpisode
+from crl.rollout.readable import Readable
 from crl.run.seeds import seed_for
 
 WITH_BANK, WITHOUT_BANK, RANDOM = "with_bank", "without_bank", "random"
@@ -132,7 +133,7 @@ def _held_out(method: Method) -> list[list[tuple[str, int]]]:
 
 
 def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
-    environment = environment_of(ctx, [family for family, _ in wave.tasks])
+    environment = Readable(environment_of(ctx, [family for family, _ in wave.tasks]))
     starts = environment.reset_many([seed for _, seed in wave.tasks])
     return [
         task_of(
@@ -154,7 +155,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
     later state names none, the turn goes by without an action.
     """
-    environment = environment_of(ctx, [family for family, _ in wave.tasks])
+    environment = Readable(environment_of(ctx, [family for family, _ in wave.tasks]))
     rows = []
     for play_number in range(RANDOM_PLAYS):
         starts = environment.reset_many([seed for _, seed in wave.tasks])

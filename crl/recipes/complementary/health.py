@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from crl.bank.segments import load_texts
 from crl.learn.buffer import oldest_wait, ripe_items
 from crl.learn.collapse import health_metrics
-from crl.learn.form import output_figures, turn_figures
+from crl.learn.form import output_figures, turn_figures, unreadable_figures
 from crl.learn.health import (
     Figures,
     Note,
@@ -68,6 +68,14 @@ def health(ctx: StageContext) -> None:
     trained = {role for role in config.TRAINED if config.trains(role, ctx.round)}
     figures = play_figures(episodes)
     figures |= turn_figures(episodes, _column(ctx, Turn, "collect", "stop_reason"))
+    said = ctx.table(Turn, "collect")
+    figures |= unreadable_figures(
+        [
+            *said["observation"].to_pylist(),
+            *said["feedback"].to_pylist(),
+            *(text for each in episodes for text in (each.goal, each.last_observation)),
+        ]
+    )
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
     figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")

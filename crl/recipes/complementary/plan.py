@@ -13,6 +13,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
 from crl.records import FREE, GUIDED, Retrieval, RetrievalCount, Task
+from crl.rollout.readable import Readable
 
 
 def plan(ctx: StageContext) -> None:
@@ -64,7 +65,7 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
     environment_seeds = [seeds.start + int(value) for value in drawn]
-    starts = ctx.services.environment(family.name).reset_many(environment_seeds)
+    starts = Readable(ctx.services.environment(family.name)).reset_many(environment_seeds)
     return [
         task_of(
             ctx,

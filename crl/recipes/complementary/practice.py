@@ -29,6 +29,7 @@ from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
 from crl.recipes.waves import of_all
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
+from crl.text.unicode import valid_text
 
 TRUE_NOTES = 0.75
 """Share of the extractor's games that are guided by a true note, where they are guided at all."""
@@ -99,7 +100,7 @@ def _waves(
                     environment_seed=family.train_seeds.start + seed % family.train_seeds.count,
                 )
                 note = teacher.hint(place, random, true=bool(random.random() < true_notes))
-                slots.append(slot_with(task, note, f"practice-{at + place:05d}"))
+                slots.append(slot_with(task, note and valid_text(note), f"practice-{at + place:05d}"))
             yield teacher, practice, slots, random
 
 

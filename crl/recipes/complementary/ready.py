@@ -71,13 +71,14 @@ def check_actor_room(chat: ChatFormat, method: Method) -> None:
     """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit."""
     from crl.envs import make_environment
     from crl.rollout.prompts import opened
+    from crl.rollout.readable import Readable
 
     role = method.role(ACTOR)
     allowed = role.context - role.sampling.max_new_tokens
     for family in method.families:
         environment = make_environment(family)
         try:
-            start = environment.reset_many([family.evaluation_seeds.start])[0]
+            start = Readable(environment).reset_many([family.evaluation_seeds.start])[0]
         finally:
             environment.close()
         _check_actions(method, family.name, start)

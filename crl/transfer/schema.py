@@ -1,0 +1,261 @@
+"""What an exported bank must look like to be imported: it comes from anywhere, so nothing in it is believed.
+
+One strict pydantic model for `provenance.json`, and one for the rows of each table, made of the row types. Vectors are
+checked as arrays; whether they belong to their texts is checked where the embedder is at hand (`recipes/imported.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+import unicodedata
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from crl.bank.segments import text_digest
+from crl.errors import BadInput
+from crl.records import vectors_of
+from crl.report.story import story_of
+from crl.run.imports import EMBEDDING
+from crl.transfer.formats import PROVENANCE
+from crl.transfer.rows import TABLES
+
+_CONTROL_TOKEN = re.compile(
+    r"<[|｜][^<>\n]{1,64}[|｜]>"
+    r"|</?(?:s|bos|eos|pad|think|tool_call|tool_response|start_of_turn|end_of_turn|im_start|im_end)>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS)\]|<</?SYS>>",
+    re.IGNORECASE,
+)
+"""How the chat templates of today write their control tokens. An import is made before a model is loaded."""
+
+
+def _id(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("an id must be printable, without blanks at its ends")
+    return text
+
+
+def _experience(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a text must not be empty or blank")
+    odd = next((each for each in text if each not in "\n\t" and unicodedata.category(each) == "Cc"), None)
+    if odd is not None:
+        raise ValueError(f"a text must not hold the control character {odd!r}")
+    if token := _CONTROL_TOKEN.search(text):
+        raise ValueError(f"a text must not hold the control token {token.group()!r} of a chat")
+    return text
+
+
+def _json_object(text: str) -> str:
+    try:
+        story_of(json.loads(text, parse_constant=_no_number))
+    except (ValueError, TypeError, RecursionError) as error:
+        lines = str(error).splitlines()
+        raise ValueError(f"it must be the JSON of a story: {' '.join(lines[:3]) or type(error).__name__}") from None
+    return text
+
+
+def _outcome(value: float) -> float:
+    if value not in (-1, 1):
+        raise ValueError("an outcome must be +1 or -1")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+Id = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_id)]
+Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Version = Annotated[int, Field(ge=1, lt=2**63)]
+Share = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+Difference = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Cosine = Annotated[float, Field(ge=-1.0001, le=1.0001, allow_inf_nan=False)]
+Experience = Annotated[str, AfterValidator(_experience)]
+
+_COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("entry_id", "family", "kind", "distillation_id", "generation_id", "operation_id"), Id),
+    **dict.fromkeys(("episode_id", "extractor_checkpoint"), Id),
+    **dict.fromkeys(("parents", "episode_ids"), list[Id]),
+    **dict.fromkeys(("content_digest", "extractor_digest"), Sha256),
+    **dict.fromkeys(("order", "round", "created_round", "updated_round", "retrieved", "uses"), Count),
+    "extractor_updates": Count,
+    "version": Version,
+    "text": Experience,
+    "story": Annotated[str, AfterValidator(_json_object)],
+    **dict.fromkeys(("mean_outcome", "free_mean"), Share),
+    "outcome": Annotated[float, AfterValidator(_outcome)],
+    "guided_minus_free": Difference,
+    "similarity": Cosine,
+}
+"""What the values of a column must be, beside what its row type says; it is optional where that says so."""
+_KEYS = {"entries": ("entry_id",), "lineage": ("entry_id", "version"), "uses": ("entry_id", "version", "episode_id")}
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+class _File(BaseModel):
+    model_config = _STRICT
+    sha256: Sha256
+    rows: Count
+
+
+class _Embedder(BaseModel):
+    model_config = _STRICT
+    name: Id
+    digest: Sha256
+    dimension: Annotated[int, Field(ge=1, le=65_536)] | None
+
+
+class Provenance(BaseModel):
+    """`provenance.json`."""
+
+    model_config = _STRICT
+    format: str
+    format_version: int
+    experiment: Id
+    round: Count
+    entries: Count
+    method_digest: Sha256
+    stage: Id
+    stage_digest: Sha256
+    snapshot_digest: Sha256
+    embedder: _Embedder
+    families: list[Id]
+    versions: dict[Id, Id]
+    files: dict[str, _File]
+
+
+def check_provenance(path: Path, content: Mapping[str, Any]) -> None:
+    """Raise BadInput naming the first value of `provenance.json` that is not as it must be."""
+    try:
+        Provenance.model_validate(content)
+    except ValidationError as error:
+        lacking = sorted(str(each["loc"][0]) for each in error.errors() if _lacks(each) and len(each["loc"]) == 1)
+        problem = f"lacks {', '.join(lacking)}" if lacking else _told(error)
+        raise refused(path, f"{PROVENANCE} {problem}") from None
+
+
+def check_table(path: Path, name: str, rows: Iterable[Any]) -> None:
+    """Raise BadInput naming the first row and column of a table that is not as it must be. `rows` are its rows as
+    plain data, without vectors."""
+    model, key = _row_model(name), _KEYS[name]
+    seen: dict[tuple[Any, ...], int] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            model.model_validate(row)
+        except ValidationError as error:
+            raise refused(path, f"row {number}, {_told(error)}") from None
+        identity = tuple(row[column] for column in key)
+        if identity in seen:
+            raise refused(path, f"row {number}, column {', '.join(key)}: {identity} is in row {seen[identity]} too")
+        seen[identity] = number
+        for column, problem in _between(name, row):
+            raise refused(path, f"row {number}, column {column}: {problem}")
+
+
+def _between(name: str, row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What does not fit together in a row."""
+    if "content_digest" in row and text_digest(row["text"]) != row["content_digest"]:
+        yield "content_digest", f"it is not the SHA-256 of the text, {text_digest(row['text'])}"
+    if name == "entries":
+        if row["updated_round"] < row["created_round"]:
+            yield "updated_round", f"{row['updated_round']} is before created_round, {row['created_round']}"
+        if (row["uses"] == 0) != (row["mean_outcome"] is None):
+            yield "mean_outcome", f"{row['mean_outcome']} with {row['uses']} uses: only what was used has an outcome"
+        if json.loads(row["story"])["entry_id"] != row["entry_id"]:
+            yield "story", f"it is not that of {row['entry_id']}"
+
+
+def check_bank(paths: Mapping[str, Path], tables: Mapping[str, pa.Table], provenance: Mapping[str, Any]) -> None:
+    """Raise BadInput where the tables say otherwise than `provenance.json`, or a vector is none."""
+    entries, path = tables["entries"], paths["entries"]
+    for name, table in tables.items():
+        told = next(each["rows"] for file, each in provenance["files"].items() if paths[name].as_posix().endswith(file))
+        if table.num_rows != told:
+            raise refused(paths[name], f"it has {table.num_rows} rows, {PROVENANCE} says {told}")
+    if entries.num_rows != provenance["entries"]:
+        raise refused(path, f"it has {entries.num_rows} rows, {PROVENANCE} says {provenance['entries']} entries")
+    for number, family in enumerate(entries["family"].to_pylist(), 1):
+        if family not in provenance["families"]:
+            raise refused(path, f"row {number}, column family: {PROVENANCE} does not know the family {family!r}")
+    for number, latest in enumerate(entries["updated_round"].to_pylist(), 1):
+        if latest > provenance["round"]:
+            raise refused(path, f"row {number}, column updated_round: {latest} is after {provenance['round']}")
+    if EMBEDDING in entries.column_names:
+        _check_vectors(path, entries[EMBEDDING])
+
+
+def _check_vectors(path: Path, column: pa.ChunkedArray) -> None:
+    vectors_ND = vectors_of(column).astype(np.float64)
+    lengths_N = np.sqrt(np.square(vectors_ND).sum(axis=1))
+    # Not a number and infinity fail the comparison too.
+    wrong = np.flatnonzero(~(np.abs(lengths_N - 1) < 1e-2))
+    if len(wrong):
+        row = int(wrong[0])
+        raise refused(path, f"row {row + 1}, column {EMBEDDING}: its length is {lengths_N[row]:g}, that of a vector 1")
+
+
+def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    """Raise BadInput naming the first column of a Parquet file that is not as it must be."""
+    for name in expected.names:
+        if found.names.count(name) != 1:
+            raise refused(path, f"column {name}: there are {found.names.count(name)} of it, expected 1")
+        if found.field(name).type != expected.field(name).type:
+            raise refused(
+                path, f"column {name}: it holds {found.field(name).type}, expected {expected.field(name).type}"
+            )
+    for name in found.names:
+        if name not in expected.names:
+            raise refused(path, f"column {name!r}: the table has no such column")
+
+
+def check_no_nulls(path: Path, table: pa.Table, column: str) -> None:
+    """Raise BadInput naming the first row in which a column of vectors has none, or one with a hole."""
+    if not table[column].null_count and not any(chunk.flatten().null_count for chunk in table[column].chunks):
+        return
+    for number, vector in enumerate(table[column], 1):
+        if not vector.is_valid or vector.values.null_count:
+            raise refused(path, f"row {number}, column {column}: a number is missing")
+
+
+def refused(path: Path, found: str) -> BadInput:
+    """The error for a file that cannot be imported."""
+    return BadInput(
+        f"the exported bank cannot be imported: {path.name}: {found}",
+        expected="files as `crl bank export` writes them",
+        where=str(path),
+        next_step="export the bank again: `crl bank export RUN --to FOLDER`",
+    )
+
+
+@cache
+def _row_model(name: str) -> type[BaseModel]:
+    """The strict model of a table's rows: its columns and what may be null are those of the row type."""
+    fields: dict[str, Any] = {}
+    for column, hint in typing.get_type_hints(TABLES[name]).items():
+        if column != "table":
+            kind = _COLUMNS.get(column, hint)
+            fields[column] = (kind | None if type(None) in typing.get_args(hint) else kind, ...)
+    return create_model(TABLES[name].__name__, __config__=_STRICT, **fields)
+
+
+def _lacks(problem: Mapping[str, Any]) -> bool:
+    return bool(problem["type"] == "missing")
+
+
+def _told(error: ValidationError) -> str:
+    """The first problem: where it is, what is expected, what was found."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+    missing = "it is missing" if _lacks(first) else f"{first['msg'].removeprefix('Value error, ')}; found {shown}"
+    return f"column {place}: {missing}" if place else missing
