@@ -123,7 +123,7 @@ def _provenance(path: Path) -> dict[str, Any]:
         content = json.loads((path / PROVENANCE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise _no_export(path, f"it has no {PROVENANCE}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_export(path, f"{PROVENANCE} cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _no_export(path, f"{PROVENANCE} does not speak of a bank")
