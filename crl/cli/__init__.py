@@ -8,13 +8,17 @@ Anything unexpected keeps its traceback.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
 import typer
 
 from crl.cli import approve, bank, checks, compare, doctor, evaluate, mend, report, sql, status, train, warm_start
-from crl.errors import CrlError
+from crl.cli.escaping import say
+from crl.errors import BadInput, CrlError
+from crl.paths import short
 
 app = typer.Typer(
     name="crl",
@@ -42,10 +46,39 @@ app.add_typer(checks.app, name="checks")
 app.command("doctor")(doctor.doctor)
 
 
+_LONGEST_LINE = 1000
+"""Characters of a line of an error: a word that was typed may be longer than the screen."""
+
+
+def _say_error(text: str) -> None:
+    lines = (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in text.split("\n"))
+    say("\n".join(lines), stderr=True)
+
+
+def _check_utf8(words: Sequence[str]) -> None:
+    """Raise BadInput for a word that is not UTF-8: names and texts are kept in the record and in queries as UTF-8."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"the word {short(word)} is not UTF-8", expected="words in UTF-8") from None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="crl")
+        _check_utf8(words)
+        code = app(args=words, prog_name="crl", standalone_mode=False)
     except CrlError as error:
-        print(f"crl: {error}", file=sys.stderr)
+        _say_error(f"crl: {error}")
         raise SystemExit(error.exit_code) from None
+    except typer.TyperException as error:  # an unknown command or option: as typer would print it, but escaped
+        text = io.StringIO()
+        cast(Any, error).show(file=text)
+        _say_error(text.getvalue().rstrip("\n"))
+        raise SystemExit(error.exit_code) from None
+    except typer.Abort:
+        say("Aborted!", stderr=True)
+        raise SystemExit(1) from None
+    raise SystemExit(code or 0)

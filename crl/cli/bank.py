@@ -6,7 +6,6 @@ Export and import are in `bank_transfer.py`.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
+from crl.cli.escaping import escaped, say_json
 from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
 from crl.report.sorting import Sort
 from crl.run.find import find_run
@@ -220,11 +220,13 @@ def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) ->
     if format is Format.csv:
         writer = csv.DictWriter(sys.stdout, names)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {name: escaped(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+        )
         return
     for row in rows:
-        print(json.dumps(row, ensure_ascii=False))
+        say_json(row)
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=1))
+    say_json(value, indent=1)

@@ -10,6 +10,7 @@ import typer
 
 from crl.cli.shared import RunArgument, console, parse_overrides, shown
 from crl.errors import BadInput
+from crl.paths import possible_path
 from crl.run.find import find_run
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 
@@ -33,7 +34,7 @@ def export_bank(
     from crl.transfer.rows import TABLES
 
     vectors = format is not Format.jsonl if embeddings is None else embeddings
-    if to.exists():
+    if possible_path(to, "--to").exists():
         raise BadInput(f"{to} is there already", expected="a folder that does not exist yet")
     provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
     out = console()
@@ -130,7 +131,7 @@ def _source(name: str, round_number: int | None) -> Gathered:
     from crl.transfer.folder import is_export, read_folder
     from crl.transfer.gather import gather
 
-    if not is_export(Path(name)):
+    if not is_export(possible_path(name, "the bank")):
         return gather(_source_run(name), round_number)
     found = read_folder(Path(name))
     if round_number is not None and round_number != found.provenance["round"]:

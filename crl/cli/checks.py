@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from crl.cli.escaping import say, say_json
 from crl.cli.shared import Plain, RunArgument, shown
 from crl.run.find import find_run
 
@@ -31,7 +31,7 @@ def list_suites(experiment: ExperimentOption = None) -> None:
     own = _own(experiment)
     for table in suite_names():
         count, added = len(suite_with_own(table, own)["expectations"]), len(own.get(table, {}).get("expectations", ()))
-        print(f"{table}: {count} expectations{f', {added} of them your own' if added else ''}")
+        say(f"{table}: {count} expectations{f', {added} of them your own' if added else ''}")
 
 
 @app.command("show")
@@ -44,15 +44,16 @@ def show(
     from crl.checks import suite_names
     from crl.checks.suites import sentences, suite_with_own
     from crl.errors import BadInput
+    from crl.paths import short
 
     if table not in suite_names():
-        raise BadInput(f"there is no row type {table!r}", expected=f"one of {', '.join(suite_names())}")
+        raise BadInput(f"there is no row type {short(table)}", expected=f"one of {', '.join(suite_names())}")
     own = _own(experiment)
     if format is Plain.json:
-        print(json.dumps(suite_with_own(table, own), indent=2, ensure_ascii=False))
+        say_json(suite_with_own(table, own), indent=2)
         return
     for sentence in sentences(table, own.get(table)):
-        print(sentence)
+        say(sentence)
 
 
 @app.command("docs")
@@ -72,7 +73,7 @@ def docs(
     path = write_data_docs(directory, round or (), last_runtime(directory).expectations)
     if (directory / REPORT).exists():
         write_report(directory)  # it links to the Data Docs from now on
-    print(f"{shown(path)}: open it in a browser")
+    say(f"{shown(path)}: open it in a browser")
 
 
 def _own(experiment: Path | None) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crl.cli.escaping import say
 from crl.cli.interrupts import interruptible
 from crl.cli.live import MovingLines
 from crl.cli.shared import console, shown
 from crl.errors import BadInput, CrlError
+from crl.paths import possible_path, short
 from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def compare(
     from crl.lab.study.runs import only_one
 
     loaded = load_study(study)
-    root = runs if runs is not None else runs_root()
+    root = possible_path(runs if runs is not None else runs_root(), "the directory of the runs")
     planned = plan_runs(loaded, root)
     wanted = chosen(planned, _words(arms), _numbers(seeds))
     directory = study_directory(loaded, root)
@@ -81,7 +83,7 @@ def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, fail
     from crl.lab.study.table import study_markdown
 
     result, written = write_study(study, planned, directory)
-    print(f"\n{study_markdown(result)}")
+    say(f"\n{study_markdown(result)}")
     console().print(f"written: {', '.join(shown(path) for path in written)}", soft_wrap=True)
     if failed:
         raise incomplete(failed, directory)
@@ -157,4 +159,4 @@ def _numbers(listed: str | None) -> list[int] | None:
     try:
         return None if words is None else [int(word) for word in words]
     except ValueError:
-        raise BadInput(f"--seeds {listed!r} are no numbers", expected="numbers, such as --seeds 101,102") from None
+        raise BadInput(f"--seeds {short(listed)} are no numbers", expected="numbers, such as --seeds 101,102") from None

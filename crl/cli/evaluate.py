@@ -9,6 +9,7 @@ import typer
 
 from crl.cli.shared import RunArgument, console
 from crl.errors import BadInput
+from crl.paths import possible_path, short
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def evaluate(
     from crl.run.directory import RunDirectory
 
     chosen_seeds = _seeds(seeds)
-    if out is not None and not out.absolute().parent.is_dir():
+    if out is not None and not possible_path(out, "--out").absolute().parent.is_dir():
         raise BadInput(f"--out {out}: there is no directory {out.parent}", expected="a directory that exists")
     number, rows = evaluate_round(RunDirectory.open(find_run(run)), round, seeds=chosen_seeds)
     _print(rows, number)
@@ -40,12 +41,13 @@ def evaluate(
 
 def _seeds(text: str | None) -> SeedRange | None:
     from crl.config import SeedRange
+    from crl.config.load import is_index
 
     if text is None:
         return None
     start, separator, count = text.partition(":")
-    if not (separator and start.isdigit() and count.isdigit() and int(count) > 0):
-        raise BadInput(f"--seeds {text!r}", expected="START:COUNT, such as 2000000:32")
+    if not (separator and is_index(start) and is_index(count) and int(count) > 0):
+        raise BadInput(f"--seeds {short(text)}", expected="START:COUNT, such as 2000000:32")
     return SeedRange(start=int(start), count=int(count))
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from crl.cli.escaping import say
 from crl.cli.shared import RunArgument, shown
+from crl.paths import possible_path
 from crl.run.find import find_run
 
 
@@ -22,5 +24,8 @@ def report(
     nothing."""
     from crl.report.page import write_report
 
-    path = write_report(find_run(run), out, episodes=episodes)
-    print(f"{shown(path)}: open it in a browser")
+    directory = find_run(run)
+    if out is not None:
+        possible_path(out, "--out")
+    path = write_report(directory, out, episodes=episodes)
+    say(f"{shown(path)}: open it in a browser")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.errors import ApprovalPending, BadInput
+from crl.paths import short
 from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
@@ -57,20 +58,23 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise BadInput(f"--set {pair!r} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
+            raise BadInput(f"--set {short(pair)} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
         parsed[key] = value
     return parsed
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on standard output (or error): styled on a terminal, plain and wide elsewhere."""
-    from rich.console import Console
+    """A console on standard output (or error): styled on a terminal, plain and wide elsewhere.
 
-    made = Console(stderr=stderr, highlight=False, soft_wrap=False, markup=False, emoji=False)
+    What it is given is shown as it is: no markup, and control characters are escaped.
+    """
+    from crl.cli.consoles import PlainConsole
+
+    made = PlainConsole(stderr=stderr, highlight=False, soft_wrap=False, markup=False, emoji=False)
     return (
         made
         if made.is_terminal
-        else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH)
+        else PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH)
     )
 
 
@@ -79,6 +83,9 @@ def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> Non
 
     With `paged`, what is longer than the terminal goes through the pager of the environment ($PAGER).
     """
+    from crl.cli.consoles import escaped_listing
+
+    listing = escaped_listing(listing)
     if not out.is_terminal:
         out.width = max(out.width, listing.natural_width())
         out.print(listing.rendered(None), soft_wrap=True)

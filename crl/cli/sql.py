@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crl.cli.escaping import escaped, say, say_json
 from crl.cli.shared import Format, RunArgument, console, print_listing, shown
 from crl.run.find import find_run
 
@@ -31,11 +32,11 @@ def sql(
     names, rows = run_query(find_run(run), query, until=round)
     if format is Format.csv:
         writer = csv.writer(sys.stdout)
-        writer.writerow(names)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        writer.writerow(map(escaped, names))
+        writer.writerows([escaped(_cell(value)) for value in row] for row in rows)
     elif format is Format.json:
         for row in rows:
-            print(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str))
+            say_json(dict(zip(names, row, strict=True)))
     else:
         _print_table(names, rows)
 
@@ -45,7 +46,7 @@ def catalog(run: RunArgument) -> None:
     from crl.report.views import write_catalog
 
     path = write_catalog(find_run(run))
-    print(f"{shown(path)}: views only, the data stay in the Parquet files")
+    say(f"{shown(path)}: views only, the data stay in the Parquet files")
 
 
 def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crl.cli.escaping import say
 from crl.cli.shared import RunArgument, console, print_rounds, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
+from crl.paths import short
 from crl.report.standing import last_failure, running_stage, unfinished
 from crl.run.find import find_run
 
@@ -102,20 +105,26 @@ def redo(
         if any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number)):
             withdrawn = withdraw_decision(path, number)  # whoever takes this stage back wants to be asked again
     if withdrawn is not None:
-        print(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")
+        say(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")
     if not moved and withdrawn is None:
-        print(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
+        say(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
         return
     for place in moved:
-        print(f"set aside {place[0]:04d}/{place[1]}")
-    print(f"make them again: crl resume {shown(path)}")
+        say(f"set aside {place[0]:04d}/{place[1]}")
+    say(f"make them again: crl resume {shown(path)}")
+
+
+_STAGE = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
+"""What the name of a stage looks like: it names a directory, and no other."""
 
 
 def parse_place(text: str) -> tuple[int, str]:
     """(7, "collect") from `0007/collect` or `7/collect`. Raises BadInput."""
+    from crl.config.load import is_index
+
     number, separator, stage = text.partition("/")
-    if not separator or not number.isdigit() or not stage:
-        raise BadInput(f"--from {text!r} names no stage", expected="ROUND/STAGE, such as 0007/collect")
+    if not separator or not is_index(number) or not _STAGE.fullmatch(stage):
+        raise BadInput(f"--from {short(text)} names no stage", expected="ROUND/STAGE, such as 0007/collect")
     return int(number), stage
 
 

@@ -40,7 +40,7 @@ def _read(path: Path) -> dict[str, Any]:
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path.name} is not readable JSON: {error}", expected=_EXPECTED, where=str(path)) from None
     listed = data.get("expectations") if isinstance(data, dict) else None
     if not isinstance(listed, list) or not all(_is_expectation(each) for each in listed):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
 from crl.config.expectations import find_expectations
+from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
+from crl.paths import possible_path, short
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
+_MOST_NAMED = 20
+"""Names, or mistakes, that one message lists."""
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -46,7 +51,7 @@ def parse_experiment(
         return Experiment.model_validate(data)
     except ValidationError as error:
         raise BadInput(
-            f"{where} is not a valid experiment:\n" + "\n".join(readable(item) for item in error.errors()),
+            f"{where} is not a valid experiment:\n" + "\n".join(listed_errors(error)),
             next_step="correct the keys named above; every field is described in crl/config/",
         ) from None
 
@@ -60,10 +65,11 @@ def runs_root(experiment: Experiment | None = None) -> Path:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file. Raises BadInput where there is none, naming the files that are beside it."""
+    possible_path(path, "the file")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_value(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        here = sorted(str(found) for found in path.parent.glob("*.yaml"))
+        here = sorted(str(found) for found in path.parent.glob("*.yaml"))[:_MOST_NAMED]
         raise BadInput(
             f"there is no file {path}", expected="a YAML file", next_step=f"files there: {', '.join(here) or 'none'}"
         ) from None
@@ -126,10 +132,11 @@ def _value(dotted: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
+        return read_value(value)
+    except yaml.YAMLError as error:
         raise BadInput(
-            f"--set {dotted}: {value!r} is not YAML", expected="a YAML value; put text with braces into quotes"
+            f"--set {short(dotted)}: {short(value)} is not YAML: {getattr(error, 'problem', None) or error}",
+            expected="a YAML value; put text with braces into quotes",
         ) from None
 
 
@@ -137,9 +144,9 @@ def find_prompts(name: str, base: Path, where: str) -> Path:
     """The prompt file of a name: in `prompts/` of the folder given or of a parent. Raises BadInput."""
     places = [folder / "prompts" / f"{name}.yaml" for folder in (base, *base.resolve().parents[:2])]
     for place in places:
-        if place.is_file():
+        if possible_path(place, "the prompt file", where=f"{where}, method.prompts").is_file():
             return place
-    names = sorted({found.stem for place in places for found in place.parent.glob("*.yaml")})
+    names = sorted({found.stem for place in places for found in place.parent.glob("*.yaml")})[:_MOST_NAMED]
     raise BadInput(
         f"method.prompts: there is no prompt file {name!r}",
         expected=f"one of {', '.join(names) or '(no prompt files found)'}",
@@ -149,7 +156,11 @@ def find_prompts(name: str, base: Path, where: str) -> Path:
 
 
 def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
+    *parents, last = parts = dotted.split(".")
+    if not all(parts) or len(parts) > DEEPEST:
+        raise BadInput(
+            f"--set {short(dotted)} is no key", expected="names with single dots between them, such as method.seed"
+        )
     place: Any = data
     for key in parents:
         if isinstance(place, list):
@@ -165,9 +176,24 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _list_index(key: str, listed: list[Any], dotted: str) -> int:
-    if not key.isdigit() or int(key) >= len(listed):
-        raise BadInput(f"--set {dotted}: {key!r} is no index", expected=f"a number from 0 to {len(listed) - 1}")
+    if not is_index(key) or int(key) >= len(listed):
+        raise BadInput(
+            f"--set {short(dotted)}: {short(key)} is no index",
+            expected=f"a number from 0 to {len(listed) - 1}" if listed else "a list that is not empty",
+        )
     return int(key)
+
+
+def is_index(key: str) -> bool:
+    """Whether a part of a dotted key is written as an index: digits 0 to 9, not too many of them."""
+    return re.fullmatch("[0-9]{1,9}", key) is not None
+
+
+def listed_errors(error: ValidationError, told: Callable[[Any], str] | None = None) -> list[str]:
+    """The first errors of pydantic, each in words, and how many more there are."""
+    items = error.errors()
+    lines = [(told or readable)(item) for item in items[:_MOST_NAMED]]
+    return lines + ([f"  and {len(items) - _MOST_NAMED} more"] if len(items) > _MOST_NAMED else [])
 
 
 def readable(item: Any, model: type[BaseModel] = Experiment) -> str:

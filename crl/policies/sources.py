@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.errors import BadInput
+from crl.paths import possible_path
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -110,7 +111,9 @@ def warm_directory(name: str) -> Path:
 def warm_checkpoint(name: str) -> Path | None:
     """Where the checkpoint of a model named `warm:<name>/<role>` is, or will be; None for any other name."""
     found = _WARM.fullmatch(name)
-    return None if found is None else warm_directory(found.group(1)) / found.group(2)
+    if found is None:
+        return None
+    return possible_path(warm_directory(found.group(1)) / found.group(2), "the model")
 
 
 def _check_warm(name: str, checkpoint: Path) -> None:
@@ -152,7 +155,8 @@ def directory_digest(path: Path) -> str:
 
 def is_path(name: str) -> bool:
     """Whether the name is meant as a path; an existing directory wins over a Hugging Face id of the same form."""
-    return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
+    path = possible_path(name, "the model or embedder", home=True)
+    return name.startswith(("/", "./", "../", "~")) or path.is_dir()
 
 
 def _check_directory(path: Path, name: str) -> None:

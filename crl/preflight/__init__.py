@@ -9,12 +9,14 @@ from pathlib import Path
 
 from crl.config import Experiment, Runtime, TaskRunnerName
 from crl.errors import BadInput
+from crl.paths import possible_path
 
 Check = Callable[[], None]
 
 
 def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
     """Raise the first reason why an experiment cannot run here (BadInput and its kinds, exit code 2)."""
+    possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
     for name, check in checks(experiment):
         try:
             check()

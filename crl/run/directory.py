@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from crl.config import Experiment, Method
 from crl.errors import RecordDamaged, RunDirectoryUnusable
+from crl.paths import possible_path
 from crl.records import Row, schema_of
 from crl.run import experiment_file
 from crl.run import files as files_
@@ -50,7 +51,7 @@ class RunDirectory:
         Raises FrozenMethodChanged if it was made with another method, OtherFormat if its record has another format,
         RunDirectoryUnusable if it cannot be written.
         """
-        path = Path(root) / experiment.name
+        path = possible_path(Path(root) / experiment.name, "the run directory")
         with _usable(path):
             path.mkdir(parents=True, exist_ok=True)
             files_.temporary(path / "writable", 0).touch()

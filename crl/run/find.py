@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.errors import BadInput
+from crl.paths import possible_path
 
 
 def find_run(name: str | Path) -> Path:
@@ -13,7 +14,7 @@ def find_run(name: str | Path) -> Path:
 
     root = runs_root()
     for candidate in (Path(name), root / name):
-        if is_run(candidate):
+        if is_run(possible_path(candidate, "the run")):
             return candidate
     existing = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []
     raise BadInput(

@@ -20,7 +20,7 @@ HELP = "from crl.cli import main\ntry:\n    main({})\nexcept SystemExit as end:\
 FRONT_DOOR = "crl/cli/train.py"
 # The house, from the ground up. An import stays in its room or goes to a lower floor.
 FLOORS = (
-    ("crl.errors", "crl.records", "crl.config", "crl.protocols", "crl.text"),
+    ("crl.errors", "crl.paths", "crl.records", "crl.config", "crl.protocols", "crl.text"),
     ("crl.run", "crl.checks"),
     ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.learn"),
     ("crl.recipes",),
@@ -33,7 +33,8 @@ FLOORS = (
 )
 # Who imports a room of its own floor: the vocabulary is built in this order, and `crl.open` opens the interface.
 NEIGHBOURS = {
-    "crl.config": {"crl.errors", "crl.records"},
+    "crl.paths": {"crl.errors"},
+    "crl.config": {"crl.errors", "crl.paths", "crl.records"},
     "crl.protocols": {"crl.config", "crl.records"},
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
     "crl": {"crl.api"},

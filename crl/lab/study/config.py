@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from crl.config.base import Model
-from crl.config.load import read_yaml, readable
+from crl.config.load import listed_errors, read_yaml, readable
 from crl.errors import BadInput
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -111,7 +111,7 @@ def load_study(path: str | Path) -> Study:
         study = Study.model_validate(read_yaml(path))
     except ValidationError as error:
         raise BadInput(
-            f"{path} is not a valid study:\n" + "\n".join(_told(item) for item in error.errors()),
+            f"{path} is not a valid study:\n" + "\n".join(listed_errors(error, _told)),
             next_step="correct the keys named above; every field is described in crl/lab/study/config.py",
         ) from None
     warm_starts = [path.parent / each for each in study.warm_starts]

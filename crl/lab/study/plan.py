@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.config import Experiment, Method
-from crl.config.load import parse_experiment, read_yaml
+from crl.config.load import is_index, parse_experiment, read_yaml
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.lab.study.config import Study
 from crl.run import experiment_file
@@ -76,7 +76,8 @@ def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
 
 
 def chosen(runs: Sequence[PlannedRun], arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[PlannedRun]:
-    """The runs of some arms and seeds only. Raises BadInput for one that the study does not have."""
+    """The runs of some arms and seeds only. Raises BadInput for one that the study does not have, and where
+    nothing is left."""
     for wanted, known, word in (
         (arms, list(dict.fromkeys(run.arm for run in runs)), "arm"),
         (seeds, sorted({run.seed for run in runs}), "seed"),
@@ -86,7 +87,14 @@ def chosen(runs: Sequence[PlannedRun], arms: Sequence[str] | None, seeds: Sequen
             raise BadInput(
                 f"the study has no {word} {unknown[0]}", expected=f"one of {', '.join(str(each) for each in known)}"
             )
-    return [run for run in runs if (arms is None or run.arm in arms) and (seeds is None or run.seed in seeds)]
+    found = [run for run in runs if (arms is None or run.arm in arms) and (seeds is None or run.seed in seeds)]
+    if not found:
+        raise BadInput(
+            "--arms and --seeds select no run of the study",
+            expected=f"arms of {', '.join(dict.fromkeys(run.arm for run in runs))}, and seeds that they have",
+            next_step="name some, or leave the option out for all",
+        )
+    return found
 
 
 class _Arm:
@@ -132,7 +140,7 @@ def _expanded(value: Any, parts: Sequence[str]) -> list[str]:
         return [""]
     first, rest = parts[0], parts[1:]
     if isinstance(value, list):
-        numbers = range(len(value)) if first == "*" else [int(first)] if first.isdigit() else []
+        numbers = range(len(value)) if first == "*" else [int(first)] if is_index(first) else []
         items = {str(number): value[number] for number in numbers if number < len(value)}
     else:
         items = {first: value[first]} if isinstance(value, dict) and first in value else {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
 from crl.config import DeepSpeedConfig, PromptConfig
 from crl.config.base import Model
-from crl.config.load import find_prompts, read_yaml, readable
+from crl.config.load import find_prompts, listed_errors, read_yaml, readable
 from crl.envs.realms import RealmsConfig
 from crl.errors import BadInput
 
@@ -123,6 +124,6 @@ def load_warm_start(path: str | Path) -> WarmStartFile:
     except ValidationError as error:
         raise BadInput(
             f"{path} is not a valid warm start:\n"
-            + "\n".join(readable(item, WarmStartFile) for item in error.errors()),
+            + "\n".join(listed_errors(error, partial(readable, model=WarmStartFile))),
             next_step="correct the keys named above; every field is described in crl/lab/warm/config.py",
         ) from None

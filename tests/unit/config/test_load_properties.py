@@ -1,0 +1,76 @@
+"""The loader answers any file and any setting with an experiment or BadInput, and never with another exception."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from crl.config import Experiment
+from crl.config.load import load_experiment, read_yaml
+from crl.config.yaml_text import read_value
+from crl.errors import BadInput
+
+ROOT = Path(__file__).parents[3]
+TINY = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
+RELAXED = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6) | st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def keys(data: Any, before: str = "") -> list[str]:
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [each for key, value in items for each in (f"{before}{key}", *keys(value, f"{before}{key}."))]
+
+
+@RELAXED
+@given(st.binary(max_size=60) | st.text(max_size=60, alphabet="[]{}&*a:-!?|>'\"#%@ \n\t1_.0x<~").map(str.encode))
+def test_any_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_bytes(content)
+    with contextlib.suppress(BadInput):
+        load_experiment(path)
+
+
+@RELAXED
+@given(key=st.sampled_from(keys(TINY)), value=VALUE)
+def test_any_value_at_any_key(key: str, value: Any) -> None:
+    with contextlib.suppress(BadInput):
+        assert isinstance(load_experiment(ROOT / "conf/tiny.yaml", {key: value}), Experiment)
+
+
+@RELAXED
+@given(VALUE)
+def test_what_plain_yaml_reads_is_read_the_same(value: Any) -> None:
+    text = yaml.safe_dump(value)
+    with contextlib.suppress(yaml.YAMLError):
+        assert repr(read_value(text)) == repr(yaml.safe_load(text))
+
+
+def test_every_file_of_the_repository_is_read_as_before() -> None:
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        assert read_yaml(path) == yaml.safe_load(path.read_text(encoding="utf-8")), path
+
+
+def test_an_alias_is_what_it_stands_for_and_a_merge_key_works() -> None:
+    assert read_value("a: &x {b: 1}\nc: *x\nd: {<<: *x, e: 2}") == {"a": {"b": 1}, "c": {"b": 1}, "d": {"b": 1, "e": 2}}
+    assert read_value("[" * 99 + "]" * 99) is not None
+    with pytest.raises(yaml.YAMLError, match="levels of nesting"):
+        read_value("[" * 101 + "]" * 101)
+
+
+def test_the_place_of_a_number_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"name: x\nmethod:\n  seed: {'9' * 10_000}\n")
+    with pytest.raises(BadInput, match="line 3, column 9") as refused:
+        read_yaml(path)
+    assert len(str(refused.value)) < 500
