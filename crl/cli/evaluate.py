@@ -39,6 +39,8 @@ def evaluate(
 
 
 def _seeds(text: str | None) -> SeedRange | None:
+    from pydantic import ValidationError
+
     from crl.config import SeedRange
 
     if text is None:
@@ -46,7 +48,12 @@ def _seeds(text: str | None) -> SeedRange | None:
     start, separator, count = text.partition(":")
     if not (separator and start.isdigit() and count.isdigit() and int(count) > 0):
         raise BadInput(f"--seeds {text!r}", expected="START:COUNT, such as 2000000:32")
-    return SeedRange(start=int(start), count=int(count))
+    try:
+        return SeedRange(start=int(start), count=int(count))
+    except ValidationError as error:
+        raise BadInput(
+            f"--seeds {text}: {error.errors()[0]['msg']}", expected="START:COUNT, such as 2000000:32"
+        ) from None
 
 
 def _print(rows: list[Evaluation], number: int) -> None:

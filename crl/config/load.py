@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -19,13 +20,22 @@ from crl.errors import BadInput
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """PyYAML's, for which `1e-4` is a number, as in YAML 1.2: in YAML 1.1 it is text, for want of a point."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
     its content becomes part of the method. The files of `expectations/`, found likewise, become `runtime.expectations`.
-    A family with `repeat: 8` is eight families; `{index}` in its texts is their
-    number. Raises BadInput naming file, key, what was found and what was expected.
+    A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a value that is `{index}`
+    alone is that number. Raises BadInput naming file, key, what was found and what was expected.
     """
     path = Path(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
@@ -61,7 +71,7 @@ def runs_root(experiment: Experiment | None = None) -> Path:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file. Raises BadInput where there is none, naming the files that are beside it."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         here = sorted(str(found) for found in path.parent.glob("*.yaml"))
         raise BadInput(
@@ -118,6 +128,8 @@ def _indexed(value: Any, index: int) -> Any:
         return {key: _indexed(item, index) for key, item in value.items()}
     if isinstance(value, list):
         return [_indexed(item, index) for item in value]
+    if value == "{index}":  # a field of a number takes no text
+        return index
     return value.replace("{index}", str(index)) if isinstance(value, str) else value
 
 
@@ -126,7 +138,7 @@ def _value(dotted: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return yaml.safe_load(value)
+        return yaml.load(value, Loader=_Loader)
     except yaml.YAMLError:
         raise BadInput(
             f"--set {dotted}: {value!r} is not YAML", expected="a YAML value; put text with braces into quotes"
