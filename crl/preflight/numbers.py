@@ -65,9 +65,9 @@ def check_threads(
 
 
 def _check_ranks(ranks: int, where: str) -> None:
-    import torch  # it takes seconds, and counts the GPUs
+    from crl.policies.determinism import gpu_count  # torch takes seconds to import
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = gpu_count()
     there = gpus or os.cpu_count() or 1
     if ranks > there:
         raise BadInput(
