@@ -97,10 +97,11 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     from crl.config.load import runs_root
     from crl.preflight import checks
     from crl.preflight.estimate import check_disk, estimate, gigabytes
+    from crl.preflight.numbers import machine_checks
 
     run_path = runs_root(experiment) / experiment.name
     findings = [Finding("experiment", f"{experiment.name}, method {experiment.method.digest()[:12]}")]
-    findings += [_checked(name, check) for name, check in checks(experiment)]
+    findings += [_checked(name, check) for name, check in [*checks(experiment), *machine_checks(experiment)]]
     needed = estimate(experiment)
     if needed.memory_bytes is None:
         findings.append(

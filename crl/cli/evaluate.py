@@ -40,6 +40,8 @@ def evaluate(
 
 
 def _seeds(text: str | None) -> SeedRange | None:
+    from pydantic import ValidationError
+
     from crl.config import SeedRange
     from crl.config.load import is_index
 
@@ -48,7 +50,12 @@ def _seeds(text: str | None) -> SeedRange | None:
     start, separator, count = text.partition(":")
     if not (separator and is_index(start) and is_index(count) and int(count) > 0):
         raise BadInput(f"--seeds {short(text)}", expected="START:COUNT, such as 2000000:32")
-    return SeedRange(start=int(start), count=int(count))
+    try:
+        return SeedRange(start=int(start), count=int(count))
+    except ValidationError as error:
+        raise BadInput(
+            f"--seeds {short(text)}: {error.errors()[0]['msg']}", expected="START:COUNT, such as 2000000:32"
+        ) from None
 
 
 def _print(rows: list[Evaluation], number: int) -> None:

@@ -1,24 +1,68 @@
-"""What every config model shares: frozen, unknown keys refused; and a range of environment seeds."""
+"""What every config model shares: frozen, unknown keys refused, numbers as they are; and a range of environment seeds.
+
+Every number of a model has both bounds: a test walks over all classes. The bounds that fields share are here.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+MOST_ROUNDS = 1_000_000
+"""Largest number of rounds that a setting may count."""
+LONGEST_SECONDS = 366 * 86_400
+"""Longest time limit or wait: a year."""
+LAST_SEED = 10**15
+"""Largest environment seed, and largest count of them: their sum fits into the 64 bits of a row, and each number into
+the 53 bits that the form in a browser keeps."""
+
+_NO_SCHEMAS = ("default", "metadata", "serialization")
+
+
+def _make_numbers_strict(schema: Any) -> None:
+    if isinstance(schema, list):
+        for item in schema:
+            _make_numbers_strict(item)
+    elif isinstance(schema, dict):
+        kind = schema.get("type")
+        if kind in ("int", "float"):
+            schema.setdefault("strict", True)
+        for key, value in schema.items():
+            # Where fields are listed by name, `kind` is the field `type`, and any name may be a field's.
+            if not (isinstance(kind, str) and key in _NO_SCHEMAS):
+                _make_numbers_strict(value)
 
 
 class Model(BaseModel):
-    """Frozen; unknown keys are errors."""
+    """Frozen; unknown keys are errors. A number is finite, and not made from text, a boolean or another kind of number.
+
+    An integer is accepted where any number is expected. A field that says `strict=False` converts as pydantic does.
+    """
 
     # Titles are the keys of the YAML file: a form would else show the name of a class, twice for the two roles.
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), field_title_generator=lambda name, _: name
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        field_title_generator=lambda name, _: name,
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Numbers are strict, all else is not: `strict` for the whole model would refuse enums, paths and tuples."""
+        schema = handler(source)
+        _make_numbers_strict(handler.resolve_ref_schema(schema))
+        return schema
 
 
 class SeedRange(Model):
     """`count` consecutive environment seeds from `start`."""
 
-    start: int = Field(0, ge=0, description="First environment seed.")
-    count: int = Field(1000, ge=1, description="How many consecutive seeds.")
+    start: int = Field(0, ge=0, le=LAST_SEED, description="First environment seed.")
+    count: int = Field(1000, ge=1, le=LAST_SEED, description="How many consecutive seeds.")
 
     def overlaps(self, other: SeedRange) -> bool:
         """Whether the two ranges share a seed."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from crl.config.base import Model, SeedRange
+from crl.config.base import LAST_SEED, LONGEST_SECONDS, Model, SeedRange
 from crl.config.registry import Registry
 
 HeldOutFrom = Annotated[
     int | None,
     Field(
         ge=1,
+        le=LAST_SEED,
         description="Seeds from here on draw held-out levels: levels that no smaller seed ever draws. null: levels are "
         "not kept apart, for a task that has too few of them.",
     ),
@@ -60,6 +61,18 @@ ENVIRONMENTS = Registry(
 """The environments that an experiment may name."""
 
 
+MOST_HELD_OUT = 100_000
+"""Most held-out seeds of a family: each is an episode of every arm of every evaluation."""
+
+
+def _few_enough(seeds: SeedRange) -> SeedRange:
+    if seeds.count > MOST_HELD_OUT:
+        raise ValueError(
+            f"count is {seeds.count}, expected at most {MOST_HELD_OUT}: every evaluation plays all of them"
+        )
+    return seeds
+
+
 class FamilyConfig(Model):
     """One task family: its environment, its share of a round, its seeds."""
 
@@ -69,7 +82,7 @@ class FamilyConfig(Model):
     )
     groups: int = Field(4, ge=1, le=4096, description="Groups per round.")
     train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds training may draw from.")
-    evaluation_seeds: SeedRange = Field(
+    evaluation_seeds: Annotated[SeedRange, AfterValidator(_few_enough)] = Field(
         SeedRange(start=1_000_000, count=16), description="Held-out seeds, played at every evaluation."
     )
     # Both belong to the method. A step past its limit ends its episode, and how many steps share the processor says how
@@ -83,6 +96,7 @@ class FamilyConfig(Model):
     step_time_limit_seconds: float | None = Field(
         None,
         gt=0,
+        le=LONGEST_SECONDS,
         description="An episode whose step takes longer ends with an error; null: steps may take any time.",
     )
 

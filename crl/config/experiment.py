@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from crl.config.base import Model
+from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, Model
 from crl.config.method import Method
 from crl.config.trackers import TrackerChoice
 
@@ -41,16 +41,27 @@ class Runtime(Model):
     when_busy: WhenBusy = Field(
         WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
     )
-    wait_seconds: float = Field(6 * 3600, ge=0, description="Longest wait for another run before giving up.")
+    wait_seconds: float = Field(
+        6 * 3600, ge=0, le=LONGEST_SECONDS, description="Longest wait for another run before giving up."
+    )
     approval_wait_seconds: float = Field(
-        7 * 86_400, ge=0, description="Longest wait of a flow run for a person; 0 ends it at once, to be resumed."
+        7 * 86_400,
+        ge=0,
+        le=LONGEST_SECONDS,
+        description="Longest wait of a flow run for a person; 0 ends it at once, to be resumed.",
     )
     retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
-    stage_time_limit_seconds: float = Field(3600, gt=0, description="A stage past it is ended with its engine.")
+    stage_time_limit_seconds: float = Field(
+        3600, gt=0, le=LONGEST_SECONDS, description="A stage past it is ended with its engine."
+    )
     lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept per role; older ones are pruned.")
-    keep_every: int = Field(0, ge=0, description="Also keep the checkpoint of every so many rounds; 0: none.")
+    keep_checkpoints: int = Field(
+        2, ge=1, le=MOST_ROUNDS, description="Newest checkpoints kept per role; older ones are pruned."
+    )
+    keep_every: int = Field(
+        0, ge=0, le=MOST_ROUNDS, description="Also keep the checkpoint of every so many rounds; 0: none."
+    )
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),
         description="What the figures of complete rounds are written to: names, or {kind: …, options}.",
@@ -61,7 +72,14 @@ class Runtime(Model):
         "experiment file, or beside a parent folder.",
     )
     """Not part of the frozen method: they can fail a stage and change no number in it."""
-    min_free_gigabytes: float = Field(1.0, ge=0, description="Least to be left free after the estimate.")
+    min_free_gigabytes: float = Field(
+        1.0, ge=0, le=1_000_000_000, description="Least to be left free after the estimate."
+    )
+    oversubscribe: bool = Field(
+        False,
+        description="Allow more ranks than this machine has cores (without a GPU) or GPUs, and more than four threads "
+        "a core: it runs, and slowly.",
+    )
 
 
 class Experiment(Model):

@@ -29,8 +29,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
     its content becomes part of the method. The files of `expectations/`, found likewise, become `runtime.expectations`.
-    A family with `repeat: 8` is eight families; `{index}` in its texts is their
-    number. Raises BadInput naming file, key, what was found and what was expected.
+    A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a value that is `{index}`
+    alone is that number. Raises BadInput naming file, key, what was found and what was expected.
     """
     path = Path(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
@@ -124,6 +124,8 @@ def _indexed(value: Any, index: int) -> Any:
         return {key: _indexed(item, index) for key, item in value.items()}
     if isinstance(value, list):
         return [_indexed(item, index) for item in value]
+    if value == "{index}":  # a field of a number takes no text
+        return index
     return value.replace("{index}", str(index)) if isinstance(value, str) else value
 
 

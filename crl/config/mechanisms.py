@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from crl.config.base import Model
+from crl.config.base import MOST_ROUNDS, Model
 
 
 class SearchAndAskConfig(Model):
@@ -52,12 +52,12 @@ class RetrievalConfig(Model):
     top_k: int = Field(1, ge=1, le=16, description="K of eq. 6: experiences per episode.")
     candidates: int = Field(16, ge=1, le=4096, description="N of eq. 6: candidates are N times K.")
     diversify: bool = Field(True, description="Re-rank by eq. 6; off takes the nearest.")
-    count_weight: float = Field(0.4, ge=0, description="λ of eq. 6.")
+    count_weight: float = Field(0.4, ge=0, le=1000, description="λ of eq. 6.")
     rank_score: Literal["negative_rank", "fraction"] = Field(
         "negative_rank", description="s_rank: −rank, or 1 − rank/N."
     )
     recent_rounds: int = Field(
-        1, ge=0, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
+        1, ge=0, le=MOST_ROUNDS, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
     )
     threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
     diversify_evaluation: bool = Field(
@@ -92,7 +92,7 @@ class DistillConfig(Model):
 class MergeConfig(Model):
     """Periodic sliding merge."""
 
-    every: int = Field(5, ge=0, description="Merge after this many rounds; 0 never.")
+    every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Merge after this many rounds; 0 never.")
     chunk: int = Field(5, ge=2, le=64, description="Entries shown at once; with carry: all, new ones.")
     scope: Literal["family", "bank"] = Field("family", description="Each task family on its own, or the whole bank.")
     carry: Literal["half", "all"] = Field(
@@ -109,7 +109,7 @@ class MergeConfig(Model):
 class BankConfig(Model):
     """Capacity and eviction."""
 
-    capacity: int = Field(20_000, ge=1, description="Entries per task family.")
+    capacity: int = Field(20_000, ge=1, le=10_000_000, description="Entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field("fifo", description="What goes when the family is full.")
     duplicates: Literal["reject", "keep", "near"] = Field(
         "reject",
@@ -133,18 +133,23 @@ class ExtractorObjective(Model):
     """Eq. 3 and 7."""
 
     clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
-    clip_high: float = Field(0.1, gt=0, description="ε_high of eq. 3.")
-    batch: int = Field(64, ge=2, description="|B_φ|: outputs per update; training waits until that many are scored.")
+    clip_high: float = Field(0.1, gt=0, le=1000, description="ε_high of eq. 3.")
+    batch: int = Field(
+        64,
+        ge=2,
+        le=1_000_000,
+        description="|B_φ|: outputs per update; training waits until that many are scored.",
+    )
     max_batches: int = Field(8, ge=1, le=1024, description="Most updates per round; each takes a full batch.")
-    alpha: float = Field(0.5, ge=0, description="α of eq. 7.")
-    delta: int = Field(1, ge=0, description="δ of eq. 7, in rounds.")
+    alpha: float = Field(0.5, ge=0, le=1000, description="α of eq. 7.")
+    delta: int = Field(1, ge=0, le=MOST_ROUNDS, description="δ of eq. 7, in rounds.")
     malformed_reward: Literal["none"] | Annotated[float, Field(ge=-10, le=10)] = Field(
         -2.0, description="Reward of a malformed output; none: unscored, as in the paper."
     )
     baseline: Literal["all", "used"] = Field(
         "used", description="Mean reward of the whole batch, or of its outputs that are not malformed."
     )
-    return_reward: Literal["none", "free_mean"] | float = Field(
+    return_reward: Literal["none", "free_mean"] | Annotated[float, Field(ge=-1000, le=1000)] = Field(
         "none", description="Reward of `return`: unscored, the mean of its group's unguided rollouts, or a number."
     )
     credit: Literal["outcome", "guided_minus_free", "running_usefulness"] = Field(
@@ -157,8 +162,8 @@ class ExtractorObjective(Model):
 class SelfDistillationConfig(Model):
     """Guided episodes trained by next-token loss with all experience text stripped from their contexts."""
 
-    every: int = Field(1, ge=1, description="Every N rounds.")
-    first_round: int = Field(1, ge=1, description="First round it may happen in.")
+    every: int = Field(1, ge=1, le=MOST_ROUNDS, description="Every N rounds.")
+    first_round: int = Field(1, ge=1, le=MOST_ROUNDS, description="First round it may happen in.")
     episodes: Literal["beats_free", "wins"] = Field(
         "beats_free", description="Guided episodes above the mean reward of unguided ones, or all that were won."
     )
@@ -172,7 +177,7 @@ class SelfDistillationConfig(Model):
 class EvaluationConfig(Model):
     """Held-out evaluation."""
 
-    every: int = Field(1, ge=0, description="Evaluate every N rounds; 0 never.")
+    every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0 never.")
     temperature: float = Field(1.0, gt=0, le=5, description="Sampling temperature in evaluation.")
 
 
@@ -192,4 +197,4 @@ class WarmStartConfig(Model):
         "constant",
         description="Learning rate over the steps: as it is, or falling to 0 in half a cosine.",
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps in which the learning rate rises from 0.")
+    warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps in which the learning rate rises from 0.")

@@ -16,7 +16,7 @@ class SamplingConfig(Model):
 
     temperature: float = Field(1.0, gt=0, le=5, description="Divides the logits, when sampling and when training.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
-    top_k: int = Field(0, ge=0, description="Largest k; 0 keeps all.")
+    top_k: int = Field(0, ge=0, le=1_048_576, description="Largest k; 0 keeps all.")
     max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens per turn (actor) or output (extractor).")
     constrain: Literal["none", "actions"] = Field(
         "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
@@ -27,8 +27,13 @@ class LoraConfig(Model):
     """Low-rank adapters (peft) instead of full weights."""
 
     rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
-    alpha: float = Field(32, gt=0, description="Scale numerator: the update is multiplied by alpha / rank.")
+    alpha: float = Field(
+        32, gt=0, le=1_000_000, description="Scale numerator: the update is multiplied by alpha / rank."
+    )
     target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="Modules that get an adapter.")
+
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Model):
@@ -39,9 +44,9 @@ class OptimizerConfig(Model):
     warmup_steps: int = Field(
         0, ge=0, le=1_000_000, description="Updates over which it rises from 0: the n-th has n / warmup_steps of it."
     )
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
+    betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")
-    gradient_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0 does not clip.")
+    gradient_clip: float = Field(1.0, ge=0, le=1_000_000, description="Largest gradient norm; 0 does not clip.")
 
 
 class DeepSpeedConfig(Model):

@@ -5,6 +5,7 @@ PyYAML alone ends such a text with RecursionError or ValueError, or expands nest
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -23,7 +24,7 @@ def read_value(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """PyYAML's safe loader with limits."""
+    """PyYAML's safe loader with limits. `1e-4` is a number, as in YAML 1.2, not text for want of a point (1.1)."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -60,6 +61,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         if type(value) is int and not -_MOST_NUMBER <= value < _MOST_NUMBER:
             raise _refused(f"found {str(node.value)[:40]!r}, a whole number of more than 64 bits", node)
         return value
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def _refused(found: str, place: yaml.Node | yaml.Event) -> yaml.YAMLError:

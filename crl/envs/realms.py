@@ -27,6 +27,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
+from crl.config.base import LAST_SEED
 from crl.config.environments import EnvironmentConfig
 from crl.envs.levels import FewestMoves, Levels
 from crl.protocols import Start, Step, StopReason
@@ -61,7 +62,7 @@ class RealmsConfig(EnvironmentConfig):
         False, description="Every seed draws a realm and a rule of its own, one that no world has: for a warm start."
     )
     held_out_from: int = Field(
-        1_000_000, ge=1, description="Seeds from here on draw layouts that no smaller seed ever draws."
+        1_000_000, ge=1, le=LAST_SEED, description="Seeds from here on draw layouts that no smaller seed ever draws."
     )
     held_out_moves: FewestMoves = 3
 

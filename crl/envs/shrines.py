@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
+from crl.config.base import LAST_SEED
 from crl.config.environments import EnvironmentConfig
 from crl.envs.levels import Levels
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
@@ -66,7 +67,10 @@ class ShrinesConfig(EnvironmentConfig):
         False, description="Every seed draws a shrine and a rule of its own, which no world has: for a warm start."
     )
     held_out_from: int = Field(
-        1_000_000, ge=1, description="Seeds from here on draw sets of things that no smaller seed ever draws."
+        1_000_000,
+        ge=1,
+        le=LAST_SEED,
+        description="Seeds from here on draw sets of things that no smaller seed ever draws.",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""How torch is set up in every process of ours that computes with it: threads and determinism."""
+"""How torch is set up in every process of ours that computes with it: GPUs, threads and determinism."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def settle_torch(threads: int) -> None:
     # time of a supervised update.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
+
+
+def gpu_count() -> int:
+    """GPUs that torch can compute on; 0: everything runs on the CPU."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

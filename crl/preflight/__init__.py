@@ -1,8 +1,8 @@
-"""Checks before any work starts: models, embedder, environments, prompts, disk. No weights are loaded."""
+"""Checks before any work starts: models, numbers, embedder, environments, prompts, disk. No weights are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,21 +17,27 @@ Check = Callable[[], None]
 def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
     """Raise the first reason why an experiment cannot run here (BadInput and its kinds, exit code 2)."""
     possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
-    for name, check in checks(experiment):
+    from crl.policies.embedder_sources import resolve_embedder
+    from crl.preflight.estimate import check_disk
+    from crl.preflight.numbers import machine_checks, model_checks
+    from crl.recipes import recipe_of
+
+    _raise_first([*checks(experiment), *machine_checks(experiment)])
+    embedder = experiment.method.recipe.embedder()
+    if embedder is not None:
+        resolve_embedder(embedder.name)
+    recipe_of(experiment.method).check_ready(experiment.method, run_path)
+    _raise_first(model_checks(experiment))  # of models that the recipe's own check has just fetched
+    check_disk(experiment, run_path, rounds)
+
+
+def _raise_first(found: Iterable[tuple[str, Check]]) -> None:
+    for name, check in found:
         try:
             check()
         except BadInput as error:  # whoever checks a model does not know which role asks for it
             where = error.where if (error.where or "").startswith(f"{name}.") else name
             raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
-    from crl.policies.embedder_sources import resolve_embedder
-    from crl.preflight.estimate import check_disk
-    from crl.recipes import recipe_of
-
-    embedder = experiment.method.recipe.embedder()
-    if embedder is not None:
-        resolve_embedder(embedder.name)
-    recipe_of(experiment.method).check_ready(experiment.method, run_path)
-    check_disk(experiment, run_path, rounds)
 
 
 def checks(experiment: Experiment) -> list[tuple[str, Check]]:
@@ -40,11 +46,13 @@ def checks(experiment: Experiment) -> list[tuple[str, Check]]:
     from crl.envs import check_environment
     from crl.policies.embedder_sources import check_embedder
     from crl.policies.sources import check_model
+    from crl.preflight.numbers import model_checks
 
     method = experiment.method
     found: list[tuple[str, Check]] = [
         (f"method.roles.{owner}.model", partial(check_model, method.role(owner).model)) for owner in method.owners()
     ]
+    found += model_checks(experiment)
     embedder = method.recipe.embedder()
     if embedder is not None:
         asked = partial(check_embedder, embedder.name, embedder.query_instruction)

@@ -74,9 +74,14 @@ class Estimate:
         return None if self.checkpoint_bytes is None else self.checkpoint_bytes + rounds * self.round_bytes
 
 
+def config_file(model: str) -> Path | None:
+    """The `config.json` of a model by its name or directory; None where it is not on this machine."""
+    return next((path for path in _configs(model) if path.is_file()), None)
+
+
 def shape_of(model: str) -> ModelShape | None:
     """The shape of a model by its name or directory; None where it is not on this machine."""
-    config = next((path for path in _configs(model) if path.is_file()), None)
+    config = config_file(model)
     if config is None:
         return SHAPES.get(model)
     found = json.loads(config.read_text(encoding="utf-8"))

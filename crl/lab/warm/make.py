@@ -38,6 +38,7 @@ from crl.lab.warm.rows import WAVE
 from crl.lab.warm.words import parts_of, words_of
 from crl.policies.determinism import settle_torch
 from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
+from crl.preflight.numbers import check_threads
 from crl.recipes.complementary.config import ComplementaryConfig
 from crl.recipes.complementary.demonstrations import sample_of
 from crl.records import Generation, Row, table_of
@@ -63,6 +64,7 @@ def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False)
     from filelock import FileLock
 
     settings = load_warm_start(path)
+    check_threads(settings.threads, "threads", "lower it")
     place = warm_directory(settings.name)
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / f".{settings.name}.lock"):

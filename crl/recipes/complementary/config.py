@@ -30,6 +30,7 @@ from crl.config import (
     SelfDistillationConfig,
     WarmStartConfig,
 )
+from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 
 ACTOR, EXTRACTOR = "actor", "extractor"
@@ -51,7 +52,7 @@ class BankRecipeConfig(RecipeConfig):
     guided_share_end: float | None = Field(
         None, ge=0, le=1, description="Share after guided_share_rounds rounds, reached in equal steps; none: constant."
     )
-    guided_share_rounds: int = Field(0, ge=0, description="Rounds the share takes to reach its end.")
+    guided_share_rounds: int = Field(0, ge=0, le=MOST_ROUNDS, description="Rounds the share takes to reach its end.")
     retrieval: RetrievalConfig = Field(RetrievalConfig(), description="How experiences are found.")
     distill: DistillConfig = Field(DistillConfig(), description="What the extractor reads and writes.")
     merge: MergeConfig = Field(MergeConfig(), description="Periodic merge.")
@@ -63,7 +64,9 @@ class BankRecipeConfig(RecipeConfig):
     self_distillation: SelfDistillationConfig | None = Field(
         None, description="Self-distillation of guided episodes; none: not."
     )
-    warm_up_rounds: int = Field(0, ge=0, description="Rounds that collect and distill before anything is trained.")
+    warm_up_rounds: int = Field(
+        0, ge=0, le=MOST_ROUNDS, description="Rounds that collect and distill before anything is trained."
+    )
     warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
 
     def guided_members(self, group_size: int, round_number: int) -> int:

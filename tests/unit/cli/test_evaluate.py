@@ -30,3 +30,8 @@ def test_weights_that_retention_deleted_are_no_damage(crl: Crl, room: Path) -> N
 def test_a_round_that_is_not_there_is_refused(crl: Crl, room: Path) -> None:
     outcome = crl("evaluate", "room", "--round", "7")
     assert outcome.code == 2 and "round 7" in outcome.err
+
+
+def test_seeds_that_no_row_can_hold_are_refused(crl: Crl, room: Path) -> None:
+    outcome = crl("evaluate", "room", "--seeds", f"{2**63}:8")
+    assert outcome.code == 2 and f"--seeds {2**63}:8" in outcome.err and "START:COUNT" in outcome.err

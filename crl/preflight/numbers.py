@@ -1,0 +1,125 @@
+"""Numbers of an experiment that this machine or its models cannot take: threads, ranks, top_k, modules of adapters.
+
+They are no bounds of the config: a method is frozen, and may be read on a machine with fewer cores. Of a checkpoint
+`config.json` and the headers of the weights are read; a model that is not on this machine yet is not checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from crl.config import Experiment, LoraConfig
+from crl.errors import BadInput
+from crl.preflight.estimate import config_file, shape_of
+
+_THREADS_A_CORE = 4
+_MOST_NAMES = 20
+
+
+def machine_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]:
+    """What the machine must have, by the place in the config that asks for it."""
+    method, runtime = experiment.method, experiment.runtime
+    found: list[tuple[str, Callable[[], None]]] = []
+    if not runtime.oversubscribe:
+        found.append(("method.threads", partial(check_threads, method.threads)))
+    for owner in method.trained():
+        ranks, where = method.role(owner).deepspeed.ranks, f"method.roles.{owner}.deepspeed.ranks"
+        if ranks > 1 and not runtime.oversubscribe:
+            found.append((where, partial(_check_ranks, ranks, where)))
+    return found
+
+
+def model_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]:
+    """What the models must have, by the place in the config that asks for it."""
+    method = experiment.method
+    found: list[tuple[str, Callable[[], None]]] = []
+    for name in method.recipe.roles():
+        role, where = method.role(name), f"method.roles.{name}.sampling.top_k"
+        if role.sampling.top_k > 0:
+            found.append((where, partial(_check_top_k, role.sampling.top_k, role.model, where)))
+    for owner in method.trained():
+        role, where = method.role(owner), f"method.roles.{owner}.lora.target_modules"
+        if role.lora is not None:
+            found.append((where, partial(_check_target_modules, role.lora, role.model, where)))
+    return found
+
+
+def check_threads(
+    threads: int,
+    where: str = "method.threads",
+    next_step: str = "lower it, or set runtime.oversubscribe: true",
+) -> None:
+    """Raise BadInput for many more threads than this machine has cores: they would only wait for each other."""
+    cores = os.cpu_count() or 1
+    if threads > _THREADS_A_CORE * cores:
+        raise BadInput(
+            f"{where} is {threads}, and this machine has {_counted(cores, 'core')}",
+            expected=f"at most {_THREADS_A_CORE * cores}: {_THREADS_A_CORE} threads a core",
+            where=where,
+            next_step=next_step,
+        )
+
+
+def _check_ranks(ranks: int, where: str) -> None:
+    from crl.policies.determinism import gpu_count  # torch takes seconds to import
+
+    gpus = gpu_count()
+    there = gpus or os.cpu_count() or 1
+    if ranks > there:
+        raise BadInput(
+            f"{where} is {ranks}, and this machine has {_counted(there, 'GPU' if gpus else 'core')}",
+            expected=f"at most {there}: all ranks of an update run on this machine",
+            where=where,
+            next_step="lower it, or set runtime.oversubscribe: true",
+        )
+
+
+def _check_top_k(top_k: int, model: str, where: str) -> None:
+    shape = shape_of(model)
+    if shape is not None and top_k > shape.vocabulary:
+        raise BadInput(
+            f"{where} is {top_k}, and the model {model} has {shape.vocabulary} tokens",
+            expected=f"at most {shape.vocabulary}, or 0, which keeps all",
+            where=where,
+            next_step="lower it",
+        )
+
+
+def _check_target_modules(lora: LoraConfig, model: str, where: str) -> None:
+    config = config_file(model)
+    if config is None or isinstance(lora.target_modules, str):
+        return
+    modules = _modules(config)
+    # As peft looks for them: the whole name of a module, or its end.
+    missing = [each for each in lora.target_modules if not any(f".{name}".endswith(f".{each}") for name in modules)]
+    if missing or not lora.target_modules:
+        names = sorted({name.rpartition(".")[2] for name in modules})
+        raise BadInput(
+            f"the model {model} has no module {', '.join(map(repr, missing))}" if missing else f"{where} is empty",
+            expected=f"all-linear, or some of {', '.join(names[:_MOST_NAMES])}",
+            where=where,
+            next_step="correct the names",
+        )
+
+
+def _modules(config: Path) -> set[str]:
+    """Names of a checkpoint's modules with a matrix of weights, by the headers of its files."""
+    from safetensors import safe_open
+
+    found = set()
+    for path in config.parent.glob("*.safetensors"):
+        with safe_open(path, "numpy") as weights:
+            names = weights.keys()
+            matrices = (name for name in names if len(weights.get_slice(name).get_shape()) > 1)
+            found |= {name.removesuffix(".weight") for name in matrices}
+    if json.loads(config.read_text(encoding="utf-8")).get("tie_word_embeddings", True):
+        found.add("lm_head")  # it is in no file: its weights are those of the embeddings
+    return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
