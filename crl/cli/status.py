@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
     from crl.report.summary import summarize
+    from crl.run.head import told_head
     from crl.run.journal import Journal
     from crl.run.lease import lease_state
 
@@ -33,24 +34,46 @@ def status(run: RunArgument) -> None:
     out.print(f"run {shown(path)}")
     summaries = summarize(path)
     print_rounds(out, summaries)
+    if (head := told_head(path)) is not None:
+        out.print(head, soft_wrap=True)
     owner = lease_state(path)
     events = list(Journal(path).read())
     for line in _standing(path, owner, events):
         out.print(line, soft_wrap=True)
 
 
-def verify(run: RunArgument) -> None:
+def verify(
+    run: RunArgument,
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="DIGEST", help="The head that `crl status` printed once, now or after an earlier round."),
+    ] = None,
+) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
+    from crl.run.head import checked_form, hold_against, told_head
+    from crl.run.notes import notes
     from crl.run.verify import Severity
 
     path = find_run(run)
+    wanted = checked_form(head) if head is not None else None
     problems = _problems(path)
     out = console()
+    for note in notes(path):
+        out.print(f"note: {note}", soft_wrap=True, markup=False)
+    if (told := told_head(path)) is not None:
+        out.print(told, soft_wrap=True)
     if not problems:
+        if wanted is not None:
+            out.print(f"the head that was given is that after round {hold_against(path, wanted)}")
         out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
         return
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
         out.print(str(problem), soft_wrap=True)
+    if wanted is not None:
+        try:
+            out.print(f"the head that was given is that after round {hold_against(path, wanted)}")
+        except RecordDamaged as error:  # the problems come first, they may be why
+            out.print(f"the head that was given does not fit: {error.found}", soft_wrap=True)
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
         f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}, {damaged} in the record itself",

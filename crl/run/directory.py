@@ -35,7 +35,7 @@ from crl.run import files as files_
 from crl.run.manifest import Manifest, key_of, parse_key
 from crl.run.writer import StageWriter
 
-_ROUND = re.compile(r"^\d{4,}$")
+_ROUND = re.compile(r"^[0-9]{4,}$")
 
 
 class RunDirectory:
@@ -189,8 +189,13 @@ class RunDirectory:
 
 def round_numbers(run_path: Path) -> list[int]:
     """As :meth:`RunDirectory.rounds`, for a run whose experiment file may be damaged."""
-    numbers = [int(entry.name) for entry in _entries(run_path / "rounds") if _ROUND.match(entry.name)]
+    numbers = [int(entry.name) for entry in _entries(run_path / "rounds") if is_round(entry.name)]
     return [number for number in sorted(numbers) if _entries(run_path / "rounds" / f"{number:04d}")]
+
+
+def is_round(name: str) -> bool:
+    """Whether the directory of a round has this name: `00001` would be a second one of round 1."""
+    return bool(_ROUND.match(name)) and name == f"{int(name):04d}"
 
 
 def complete_stages(run_path: Path, round_number: int) -> list[str]:

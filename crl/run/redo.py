@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from crl.errors import BadInput, RecordDamaged
 from crl.records import Weights
+from crl.run.committed import committed
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import aside, fsync
 from crl.run.journal import Journal
@@ -33,7 +34,8 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
     """
     everything = _all_stages(run_path, order)
     # A stage that is gone altogether can be redone as well: what came after it was made from it.
-    newest = max(round_numbers(run_path), default=-1)
+    commits = committed(run_path)
+    newest = max([*round_numbers(run_path), *(number for number, _ in commits)], default=-1)
     if not (run_path / "rounds" / f"{round_number:04d}").is_dir() and round_number > newest:
         raise BadInput(
             f"there is no round {round_number} in this run",
@@ -54,10 +56,13 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
             fsync(source.parent)
             _move_parts(run_path, target, number, name)
         _move_unfinished(run_path, target, round_number)
-        if affected:
-            moved = [key_of(*place) for place in affected]
-            where = target.parent.relative_to(run_path).as_posix()
-            Journal(run_path).record("set_aside", token=token, stages=moved, directory=where)
+        # What is gone already is taken back as well: it is no loss from here on (`committed.py`).
+        taken = [_from(place, list(commits), order) for place in ((round_number, stage), *affected[:1])]
+        gone = sorted(set().union(*taken) - set(everything))
+        if affected or gone:
+            keys = [key_of(*place) for place in [*affected, *gone]]
+            where = target.parent.relative_to(run_path).as_posix() if affected else None
+            Journal(run_path).record("set_aside", token=token, stages=keys, directory=where)
     return affected
 
 
@@ -67,7 +72,7 @@ def _affected(run_path: Path, start: Place, everything: list[Place], order: Orde
         # The first may be gone altogether; its readers are found all the same.
         chosen = _from(first, everything, order) | {first}
         chosen |= _readers(run_path, chosen, everything)
-        earlier = _pruned_sources(run_path, chosen, everything)
+        earlier = pruned_sources(run_path, chosen, everything)
         if not earlier:
             return [place for place in everything if place in chosen]
         first = min(earlier, key=everything.index)
@@ -92,7 +97,7 @@ def _readers(run_path: Path, chosen: set[Place], everything: list[Place]) -> set
     return readers
 
 
-def _pruned_sources(run_path: Path, chosen: set[Place], everything: list[Place]) -> list[Place]:
+def pruned_sources(run_path: Path, chosen: set[Place], everything: list[Place]) -> list[Place]:
     """Stages outside `chosen` whose deleted checkpoint making `chosen` again would need."""
     needed: set[Place] = set()
     for place in chosen:

@@ -1,8 +1,9 @@
 """Verification: does every file of a run match what was recorded, and does each stage match what later ones read?
 
-Problems name the file, what was expected and found, and the command that mends it. Three severities: **damaged** (the
-record itself: training refuses to build on it), **derived** (cache, catalog: rebuilt), **housekeeping** (lease: the
-next attempt mends it). The journal and the list of pruned checkpoints are in no digest and are not checked; what a
+Problems name the file, what was expected and found, and the command that mends it. Four severities: **damaged** (the
+record itself: training refuses to build on it), **lost** (nothing left in the record names it, but the journal does:
+resuming makes it again), **derived** (cache, catalog: rebuilt), **housekeeping** (lease: the next attempt mends it).
+The journal and the list of pruned checkpoints are in no digest: neither alone makes a run damaged (`notes.py`). What a
 running or killed attempt has not committed is no problem.
 """
 
@@ -10,87 +11,30 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterator
 from pathlib import Path
 
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.run import cache, experiment_file
+from crl.run.chain import chain_problems, stale
+from crl.run.committed import committed
 from crl.run.decisions import decided_rounds, decision_path, load_decision
-from crl.run.directory import complete_stages, round_numbers
+from crl.run.directory import complete_stages, is_round, round_numbers
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import imported_files
 from crl.run.lease import LEASE, LOCK, LeaseFile
-from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of, parse_key
-from crl.run.prunelog import Pruned, pruned
+from crl.run.lost import lost_stages
+from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
+from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe, quoted
+from crl.run.problem import Problem as Problem
+from crl.run.problem import Severity as Severity
+from crl.run.prunelog import pruned
 from crl.run.retention import CHECKPOINT, is_pruned
 
-FromRows = Callable[[int, str], bool]
-"""Whether a stage of a round is a function of recorded rows, so that its files can be made again."""
-NO_FILE = "no such file"
 _SHOWN = 5
 
 
-def _unknown(round_number: int, stage: str) -> bool:
-    return False
-
-
-class Severity(StrEnum):
-    """What a problem means for going on."""
-
-    damaged = "damaged"
-    derived = "derived"
-    housekeeping = "housekeeping"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One file that is not what was recorded."""
-
-    file: str
-    """Run-relative path."""
-    stage: str | None
-    round: int | None
-    expected: str
-    """A SHA-256 where there is one."""
-    found: str
-    mend: str
-    """The exact command."""
-    severity: Severity = Severity.damaged
-    redo: str = ""
-    """The command where `mend` is `crl mend` and that fails."""
-
-    def __str__(self) -> str:
-        note = "" if self.severity is Severity.damaged else f" ({self.severity})"
-        return f"{self.file}{note}\n  expected {self.expected}\n  found    {self.found}\n  mend     {self.mend}"
-
-
-@dataclass
-class _Record:
-    """What is known about a run while it is verified."""
-
-    run_path: Path
-    deep: bool
-    manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict)
-    unreadable: dict[tuple[int, str], RecordDamaged] = field(default_factory=dict)
-    pruned: list[Pruned] = field(default_factory=list)
-    from_rows: FromRows = _unknown
-
-    def damaged(self, file: str, round_number: int, stage: str, expected: str, found: str) -> Problem:
-        """A file of a stage: made again where the stage is a function of rows, else the stage is taken back."""
-        redo = self.redo(round_number, stage)
-        mend = f"crl mend {_quoted(self.run_path)}" if self.from_rows(round_number, stage) else redo
-        return Problem(file, stage, round_number, expected, found, mend, redo=redo)
-
-    def redo(self, round_number: int, stage: str) -> str:
-        return f"crl redo {_quoted(self.run_path)} --from {key_of(round_number, stage)}"
-
-    def resume(self) -> str:
-        return f"crl resume {_quoted(self.run_path)}"
-
-
-def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown) -> list[Problem]:
+def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> list[Problem]:
     """Every problem of a run, the record's first; an empty list means it is whole.
 
     `deep` reads and hashes every file; without it only presence and size are compared. `from_rows` (of the recipe)
@@ -101,19 +45,22 @@ def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown)
     if not run_path.is_dir():
         raise RunDirectoryUnusable(f"there is no run directory at {run_path}", next_step="name the directory of a run")
     experiment_file.check_format(run_path)
-    record = _Record(run_path, deep, pruned=pruned(run_path), from_rows=from_rows)
+    # The journal first: a stage that is committed meanwhile is then on the disk before it is missed.
+    commits = committed(run_path)
+    record = Record(run_path, deep, pruned=pruned(run_path), committed=commits, from_rows=from_rows)
     for round_number in round_numbers(run_path):
         for stage in complete_stages(run_path, round_number):
             try:
                 record.manifests[round_number, stage] = Manifest.load(run_path / "rounds" / key_of(round_number, stage))
             except RecordDamaged as error:
                 record.unreadable[round_number, stage] = error
-    problems = [*_experiment(record), *_manifests(record), *_stages(record), *_chain(record), *_shared(record)]
-    problems += [*_foreign(record), *_decisions(record), *_imports(record)]
+    record.stale = stale(record)
+    problems = [*_experiment(record), *_manifests(record), *_links(record), *_stages(record), *chain_problems(record)]
+    problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
     return [*problems, *_derived(record), *_housekeeping(record)]
 
 
-def require_intact(run_path: Path, *, deep: bool = True, from_rows: FromRows = _unknown) -> None:
+def require_intact(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> None:
     """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here."""
     found = verify(run_path, deep=deep, from_rows=from_rows)
     problems = [problem for problem in found if problem.severity is Severity.damaged]
@@ -128,7 +75,7 @@ def require_intact(run_path: Path, *, deep: bool = True, from_rows: FromRows = _
     )
 
 
-def _experiment(record: _Record) -> Iterator[Problem]:
+def _experiment(record: Record) -> Iterator[Problem]:
     path = record.run_path
     methods = Counter(manifest.digested.method for manifest in record.manifests.values())
     recorded = methods.most_common(1)[0][0] if methods else "a method"
@@ -150,7 +97,7 @@ def _experiment(record: _Record) -> Iterator[Problem]:
             yield Problem(file, stage, number, f"method {digest}", found, record.redo(number, stage))
 
 
-def _manifests(record: _Record) -> Iterator[Problem]:
+def _manifests(record: Record) -> Iterator[Problem]:
     for (number, stage), error in record.unreadable.items():
         file = f"rounds/{key_of(number, stage)}/{MANIFEST}"
         present = (record.run_path / file).is_file()
@@ -162,8 +109,23 @@ def _manifests(record: _Record) -> Iterator[Problem]:
         yield record.damaged(file, number, stage, expected, error.found if present else NO_FILE)
 
 
-def _stages(record: _Record) -> Iterator[Problem]:
+def _links(record: Record) -> Iterator[Problem]:
+    """Stages that are elsewhere: a stage is written in the run, and whatever it leads to may change unseen."""
+    for link in sorted((record.run_path / "rounds").glob("*/*")):
+        if not link.is_symlink() or link.name.startswith(".") or not is_round(link.parent.name):
+            continue
+        number, stage = int(link.parent.name), link.name
+        found = f"a link to {link.readlink()}"
+        expected, file = "a directory in the run", f"rounds/{key_of(number, stage)}"
+        # Where it leads nowhere there is no stage to take back.
+        mend = record.redo(number, stage) if link.is_dir() else move_away(record.run_path, link)
+        yield Problem(file, stage, number, expected, found, mend)
+
+
+def _stages(record: Record) -> Iterator[Problem]:
     for (number, stage), manifest in record.manifests.items():
+        if (number, stage) in record.stale:
+            continue  # its files cannot be held against a manifest that is not theirs
         directory = record.run_path / "rounds" / key_of(number, stage)
         gone = is_pruned(record.pruned, number, stage, CHECKPOINT, manifest) and not (directory / CHECKPOINT).exists()
         for name, file in manifest.digested.files.items():
@@ -180,31 +142,11 @@ def _stages(record: _Record) -> Iterator[Problem]:
                 yield _unexpected(record, path, number, stage)
 
 
-def _chain(record: _Record) -> Iterator[Problem]:
-    reported: set[str] = set()
-    for manifest in record.manifests.values():
-        for key, digest in manifest.digested.inputs.items():
-            place = parse_key(key)
-            if key in reported or place in record.unreadable:
-                continue
-            current = record.manifests.get(place)
-            if current is not None and current.digest == digest:
-                continue
-            reported.add(key)
-            reader = key_of(manifest.digested.round, manifest.digested.stage)
-            expected = f"digest {digest} (read by {reader})"
-            if current is None:
-                yield record.damaged(f"rounds/{key}", *place, expected, "no such stage")
-                continue
-            file, found = f"rounds/{key}/{MANIFEST}", f"digest {current.digest}"
-            yield Problem(file, place[1], place[0], expected, found, record.redo(*place))
-
-
-def _shared(record: _Record) -> Iterator[Problem]:
+def _shared(record: Record) -> Iterator[Problem]:
     seen: set[str] = set()
     for (number, stage), manifest in record.manifests.items():
         for relative, sha256 in manifest.digested.shared.items():
-            if relative in seen:
+            if relative in seen or (number, stage) in record.stale:
                 continue
             seen.add(relative)
             path = record.run_path / relative
@@ -215,19 +157,20 @@ def _shared(record: _Record) -> Iterator[Problem]:
             yield record.damaged(relative, number, stage, sha256, found)
 
 
-def _foreign(record: _Record) -> Iterator[Problem]:
+def _foreign(record: Record) -> Iterator[Problem]:
     """Files among the rounds that no stage wrote; what attempts have not committed starts with a dot."""
     rounds = record.run_path / "rounds"
     for entry in sorted(rounds.iterdir()) if rounds.is_dir() else []:
         if entry.is_file():
             yield _unexpected(record, entry, None, None)
-            continue
+        if not is_round(entry.name):
+            continue  # a note is all there is to say of a directory that is none of ours
         for inner in sorted(entry.iterdir()):
             if inner.is_file() and not inner.name.startswith("."):
                 yield _unexpected(record, inner, None, None)
 
 
-def _decisions(record: _Record) -> Iterator[Problem]:
+def _decisions(record: Record) -> Iterator[Problem]:
     """What people decided. Once a stage holds a decision its file is only kept as evidence, and may be gone."""
     for number in decided_rounds(record.run_path):
         applied = [
@@ -246,10 +189,10 @@ def _decisions(record: _Record) -> Iterator[Problem]:
             expected, found = f"check {applied[0]}, the decision that was applied", f"check {decision.check}"
         severity = Severity.housekeeping if applied else Severity.damaged
         file = path.relative_to(record.run_path).as_posix()
-        yield Problem(file, None, number, expected, found, _move_away(record, path), severity)
+        yield Problem(file, None, number, expected, found, move_away(record.run_path, path), severity)
 
 
-def _imports(record: _Record) -> Iterator[Problem]:
+def _imports(record: Record) -> Iterator[Problem]:
     """A bank to begin with that round 0 does not know of: it has not begun yet, or began without it."""
     if (0, "initialise") in record.unreadable:
         return  # what it began with was in there
@@ -264,11 +207,11 @@ def _imports(record: _Record) -> Iterator[Problem]:
             continue
         found = sha256_file(path) if path.is_file() else "no file"
         if found != path.stem:
-            yield Problem(file, None, None, path.stem, found, _move_away(record, path))
+            yield Problem(file, None, None, path.stem, found, move_away(record.run_path, path))
 
 
-def _derived(record: _Record) -> Iterator[Problem]:
-    mend = f"crl catalog {_quoted(record.run_path)}"
+def _derived(record: Record) -> Iterator[Problem]:
+    mend = f"crl catalog {quoted(record.run_path)}"
     faults = cache.faults(record.run_path) if record.deep else []
     for fault in faults:
         yield Problem(fault.file, None, None, fault.expected, fault.found, mend, Severity.derived)
@@ -282,7 +225,7 @@ def _derived(record: _Record) -> Iterator[Problem]:
             )
 
 
-def _housekeeping(record: _Record) -> Iterator[Problem]:
+def _housekeeping(record: Record) -> Iterator[Problem]:
     def problem(file: str, expected: str, found: str) -> Problem:
         return Problem(file, None, None, expected, found, record.resume(), Severity.housekeeping)
 
@@ -312,16 +255,7 @@ def _differs(path: Path, file: FileDigest, *, deep: bool) -> str | None:
     return found if size == file.bytes else f"{found} ({size} bytes instead of {file.bytes})"
 
 
-def _unexpected(record: _Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
+def _unexpected(record: Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
     found = sha256_file(path) if path.is_file() else "a link that leads nowhere"
-    place = path.relative_to(record.run_path).as_posix()
-    return Problem(place, stage, round_number, "no such file: no stage wrote it", found, _move_away(record, path))
-
-
-def _move_away(record: _Record, path: Path) -> str:
-    aside = record.run_path / "damaged"
-    return f"mkdir -p {_quoted(aside)} && mv {_quoted(path)} {_quoted(aside)}/"
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
+    place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
+    return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)

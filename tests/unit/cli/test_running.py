@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,34 @@ def test_train_continue_damage_redo_and_resume(crl: Crl, fake: Path, runs: Path)
     assert resumed.code == 0 and "1 stages were complete already" in resumed.out
     assert stage_digests(run) == complete
     assert crl("verify", "tiny").code == 0
+
+
+def test_a_run_is_held_against_a_head_that_was_kept_and_what_is_lost_is_made_again(
+    crl: Crl, fake: Path, runs: Path
+) -> None:
+    assert crl("train", fake, "--rounds", "2", "--no-prefect").code == 0
+    run = runs / "tiny"
+    complete = stage_digests(run)
+    told = re.search(r"^head: ([0-9a-f]{64}) \(after round 2\)$", crl("status", "tiny").out, re.MULTILINE)
+    assert told is not None
+    held = crl("verify", "tiny", "--head", told[1])
+    assert held.code == 0 and told[0] in held.out and "is that after round 2" in held.out
+    assert crl("verify", "tiny", "--head", told[1][1:]).code == 2
+    other = crl("verify", "tiny", "--head", "0" * 64)
+    assert other.code == 4 and "another head" in other.err and told[1] in other.err and "compare" in other.err
+
+    for gone, named in (("0002/total", "rounds/0002/total"), ("0002", "rounds/0002")):
+        shutil.rmtree(run / "rounds" / gone)
+        found = crl("verify", "tiny", "--head", told[1])
+        assert found.code == 4 and f"{named} (lost)" in found.out and "does not fit" in found.out
+        mend = next(line for line in found.out.splitlines() if "mend" in line)
+        assert mend.split(None, 1)[1] == f"crl resume {run}"
+        assert crl("resume", run).code == 0
+        assert stage_digests(run) == complete and crl("verify", "tiny", "--head", told[1]).code == 0
+
+    (run / "journal.jsonl").unlink()
+    noted = crl("verify", "tiny")
+    assert noted.code == 0 and "note: journal.jsonl is missing" in noted.out
 
 
 def test_a_failed_stage_is_told_and_resume_goes_on(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from crl.config import Experiment
 from crl.records import BankText, Metric, Row, Weights, table_of
 from crl.run.directory import RunDirectory
+from crl.run.journal import Journal
 from crl.run.lease import Lease
 from crl.run.manifest import Manifest
 
@@ -84,12 +85,15 @@ def inputs_of(round_number: int, stage: str) -> list[tuple[int, str]]:
 
 
 def resume(run: RunDirectory, rounds: int, token: int) -> list[str]:
-    """Make whatever stages of `rounds` rounds are missing; returns their keys."""
+    """Make whatever stages of `rounds` rounds are missing, told in the journal as a driver does; returns their keys."""
     made = []
+    journal = Journal(run.path)
     for number in range(1, rounds + 1):
         for stage in ORDER:
             if not run.is_complete(number, stage):
-                write_stage(run, number, stage, inputs_of(number, stage), token)
+                journal.record("stage_started", token=token, round_number=number, stage=stage)
+                done = write_stage(run, number, stage, inputs_of(number, stage), token)
+                journal.record("stage_committed", token=token, round_number=number, stage=stage, digest=done.digest)
                 made.append(f"{number:04d}/{stage}")
     return made
 

@@ -1,0 +1,93 @@
+"""A problem of a run, as verification names it, and what verification knows about a run while it looks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from crl.errors import RecordDamaged
+from crl.run.committed import Committed
+from crl.run.manifest import Manifest, key_of
+from crl.run.prunelog import Pruned
+
+FromRows = Callable[[int, str], bool]
+"""Whether a stage of a round is a function of recorded rows, so that its files can be made again."""
+NO_FILE = "no such file"
+
+
+def no_recipe(round_number: int, stage: str) -> bool:
+    """Without the recipe nobody knows."""
+    return False
+
+
+class Severity(StrEnum):
+    """What a problem means for going on."""
+
+    damaged = "damaged"
+    lost = "lost"
+    derived = "derived"
+    housekeeping = "housekeeping"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One file that is not what was recorded."""
+
+    file: str
+    """Run-relative path."""
+    stage: str | None
+    round: int | None
+    expected: str
+    """A SHA-256 where there is one."""
+    found: str
+    mend: str
+    """The exact command."""
+    severity: Severity = Severity.damaged
+    redo: str = ""
+    """The command where `mend` is `crl mend` and that fails."""
+
+    def __str__(self) -> str:
+        note = "" if self.severity is Severity.damaged else f" ({self.severity})"
+        return f"{self.file}{note}\n  expected {self.expected}\n  found    {self.found}\n  mend     {self.mend}"
+
+
+@dataclass
+class Record:
+    """What is known about a run while it is verified."""
+
+    run_path: Path
+    deep: bool
+    manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict)
+    unreadable: dict[tuple[int, str], RecordDamaged] = field(default_factory=dict)
+    pruned: list[Pruned] = field(default_factory=list)
+    committed: dict[tuple[int, str], Committed] = field(default_factory=dict)
+    """What the journal says, as it was before the stages were listed."""
+    stale: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
+    """Manifests that are whole and not those of their place: what was expected and found."""
+    from_rows: FromRows = no_recipe
+
+    def damaged(self, file: str, round_number: int, stage: str, expected: str, found: str) -> Problem:
+        """A file of a stage: made again where the stage is a function of rows, else the stage is taken back."""
+        redo = self.redo(round_number, stage)
+        mend = f"crl mend {quoted(self.run_path)}" if self.from_rows(round_number, stage) else redo
+        return Problem(file, stage, round_number, expected, found, mend, redo=redo)
+
+    def redo(self, round_number: int, stage: str) -> str:
+        return f"crl redo {quoted(self.run_path)} --from {key_of(round_number, stage)}"
+
+    def resume(self) -> str:
+        return f"crl resume {quoted(self.run_path)}"
+
+
+def move_away(run_path: Path, path: Path) -> str:
+    """The command that keeps a file under `damaged/` of the run."""
+    aside = run_path / "damaged"
+    return f"mkdir -p {quoted(aside)} && mv {quoted(path)} {quoted(aside)}/"
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))

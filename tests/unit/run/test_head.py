@@ -1,0 +1,60 @@
+"""The head of a run, kept elsewhere: a forged and resealed stage is seen even where everything inside agrees."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crl.errors import BadInput, RecordDamaged
+from crl.run.head import checked_form, heads, hold_against, told_head
+from crl.run.journal import JOURNAL
+from crl.run.lease import Lease
+from crl.run.manifest import MANIFEST, Manifest
+from crl.run.verify import verify
+from tests.unit.run.support import finished_run, resume
+
+
+def test_heads_stay_while_the_run_goes_on(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=2)
+    before = heads(run.path)
+    assert list(before) == [1, 2] and told_head(run.path) == f"head: {before[2]} (after round 2)"
+    with Lease.acquire(run.path, seconds=30) as lease:
+        resume(run, 3, lease.token)
+    after = heads(run.path)
+    assert after.items() > before.items() and len(set(after.values())) == 3
+    assert [hold_against(run.path, after[number]) for number in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_forged_and_resealed_last_stage_and_a_deleted_round_have_another_head(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=2)
+    kept = heads(run.path)[2]
+    (run.path / JOURNAL).unlink()  # whoever forges takes it along
+    directory = run.stage_path(2, "update_actor")
+    manifest = Manifest.load(directory)
+    forged = Manifest.seal(manifest.digested.model_copy(update={"seed": 7}), manifest.provenance)
+    (directory / MANIFEST).write_bytes(forged.render())
+    assert verify(run.path) == [], "nothing inside the run tells"
+    with pytest.raises(RecordDamaged, match="another head") as raised:
+        hold_against(run.path, kept)
+    assert raised.value.exit_code == 4 and kept in str(raised.value.expected)
+    assert heads(run.path)[2] in raised.value.found and "manifest.json" in str(raised.value.next_step)
+    shutil.rmtree(run.path / "rounds" / "0002")
+    with pytest.raises(RecordDamaged):
+        hold_against(run.path, kept)
+
+
+def test_no_stage_and_a_damaged_manifest_have_no_head(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=1)
+    (run.stage_path(1, "plan") / MANIFEST).write_text("?")
+    assert "rounds/0001/plan" in str(told_head(run.path))
+    shutil.rmtree(run.path / "rounds")
+    assert told_head(run.path) is None
+
+
+def test_what_is_no_digest_is_refused() -> None:
+    assert checked_form("AB" * 32) == "ab" * 32
+    with pytest.raises(BadInput) as raised:
+        checked_form("abc")
+    assert raised.value.exit_code == 2
