@@ -34,4 +34,4 @@ def test_a_round_that_is_not_there_is_refused(crl: Crl, room: Path) -> None:
 
 def test_seeds_that_no_row_can_hold_are_refused(crl: Crl, room: Path) -> None:
     outcome = crl("evaluate", "room", "--seeds", f"{2**63}:8")
-    assert outcome.code == 2 and f"--seeds {2**63}:8" in outcome.err and "START:COUNT" in outcome.err
+    assert outcome.code == 2 and f"--seeds '{2**63}:8'" in outcome.err and "START:COUNT" in outcome.err
