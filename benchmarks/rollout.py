@@ -1,77 +1,74 @@
-"""A kept key-value cache against reading the history again at every turn, side by side on the same prompts.
+"""Rollouts against other ways to play the same games, side by side.
 
-    python benchmarks/rollout.py [MODEL] [ROWS] [TURNS] [REPEATS]
+    python benchmarks/rollout.py [--groups 8] [--members 8] [--turns 15] [--pairs 5]
+        [--ways reread trl vllm] [--before DIR]
 
-Both ways sample from the same policy with the same random streams: 6 new tokens per turn, observations of about 60
-tokens, prompts of about 200 whose examples all rows share. Repeats alternate; printed is the ratio of each pair.
+SmolLM2-135M-Instruct in bfloat16 plays MiniHack-Room-Ultimate-5x5 from the same prompts with the same sampling
+settings. Ways (`benchmarks/rollout_systems/`), each a process of its own, in turn with this project's:
+
+- `reread`: transformers' `generate` over the whole history at every turn, in this project's loop.
+- `trl`: GRPOTrainer with its environment support (the part of a step that generates).
+- `vllm`: this project's loop over a vLLM server (`make vllm`).
+- `before`: this project's code in DIR, a work tree of an older commit.
+
+Loading and one small warm-up round are not timed. The ratio of each pair is turns per second here by turns per second
+there; tokens read are counted at the model.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import statistics
+import subprocess
 import sys
-import time
+from pathlib import Path
 
-from crl.config import RoleConfig, SamplingConfig
-from crl.policies import load_policy, resolve_model
-
-OBSERVATION = "\n".join([". . @ . .", ". . . . .", ". # . > .", ". . . . ."]) + "\n> is 1 east 2 south. Move?"
+HERE = Path(__file__).resolve().parent
+SCRIPTS = {"ours": "ours.py", "reread": "reread.py", "trl": "trl_way.py", "vllm": "served.py", "before": "ours.py"}
 
 
-def prompts_of(policy, rows):
-    """Openings that share everything but the last lines; groups of four share all."""
-    examples = [{"role": "system", "content": "You walk on a map. Answer with one move."}]
-    for _ in range(5):
-        examples += [{"role": "user", "content": OBSERVATION}, {"role": "assistant", "content": "southeast"}]
-    return [
-        policy.chat.opening([*examples, {"role": "user", "content": f"Task {row // 4}\n{OBSERVATION}"}])
-        for row in range(rows)
-    ]
-
-
-def kept(policy, prompts, turns, sampling):
-    """One session over all turns."""
-    rows = list(range(len(prompts)))
-    session = policy.open(prompts, [row // 4 for row in rows], rows)
-    for turn in range(turns):
-        sampled = session.sample(rows, sampling)
-        if turn + 1 < turns:
-            session.extend(
-                {row: policy.chat.reply(OBSERVATION, ended=sampled[row].stop_reason == "end_of_turn") for row in rows}
-            )
-
-
-def reread(policy, prompts, turns, sampling):
-    """A new session every turn, over the whole history, nothing shared."""
-    rows = list(range(len(prompts)))
-    histories = [list(prompt) for prompt in prompts]
-    for _ in range(turns):
-        for row in rows:  # distinct first tokens keep the session from sharing a prefix
-            histories[row][0] = row + 3
-        sampled = policy.open(histories, rows, rows).sample(rows, sampling)
-        for row in rows:
-            reply = policy.chat.reply(OBSERVATION, ended=sampled[row].stop_reason == "end_of_turn")
-            histories[row] += [*sampled[row].token_ids, *reply]
+def measured(way: str, size: list[str], root: Path) -> dict[str, float]:
+    """The figures of one process."""
+    environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    command = [sys.executable, str(HERE / "rollout_systems" / SCRIPTS[way]), *size]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]
+    if not lines:
+        raise SystemExit(f"{way} failed (exit code {done.returncode}):\n{done.stderr[-3000:]}")
+    figures: dict[str, float] = json.loads(lines[-1].removeprefix("FIGURES "))
+    return figures
 
 
 def main() -> None:
-    """Time pairs, print ratios."""
-    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct"
-    rows, turns, repeats = (int(value) for value in [*sys.argv[2:5], *["16", "6", "3"][len(sys.argv[2:5]) :]])
-    role = RoleConfig(model=model, dtype="bfloat16", context=2048)
-    policy = load_policy(role, resolve_model(model).path, None, threads=2)
-    prompts, sampling = prompts_of(policy, rows), SamplingConfig(max_new_tokens=6)
-    kept(policy, prompts[:2], 1, sampling)
-    ratios = []
-    for _ in range(repeats):
-        seconds = []
-        for way in (kept, reread):
-            started = time.perf_counter()
-            way(policy, prompts, turns, sampling)
-            seconds.append(time.perf_counter() - started)
-        ratios.append(seconds[1] / seconds[0])
-        print(f"kept {rows * turns / seconds[0]:.1f} turns/s, read again {rows * turns / seconds[1]:.1f} turns/s")
-    print(f"ratio: median {statistics.median(ratios):.1f}, from {min(ratios):.1f} to {max(ratios):.1f}")
+    """Alternate the ways, print a line for each process and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("groups", 8), ("members", 8), ("turns", 15), ("pairs", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ways", nargs="*", choices=["reread", "trl", "vllm"], default=["reread", "trl"])
+    parser.add_argument("--before", type=Path)
+    given = parser.parse_args()
+    size = [str(given.groups), str(given.members), str(given.turns)]
+    ways = [*given.ways, *(["before"] if given.before else [])]
+    ratios: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(given.pairs):
+        for way in ways:
+            rates = []
+            for each in ("ours", way):
+                root = given.before.resolve() if each == "before" else HERE.parent
+                found = measured(each, size, root)
+                rates.append(found["turns"] / found["seconds"])
+                line = f"{each:7} {found['turns']:5.0f} turns in {found['seconds']:6.1f} s: {rates[-1]:5.1f} turns/s"
+                if "read" in found:
+                    per_turn = found["read"] / found["turns"]
+                    line += f"; {per_turn:6.1f} tokens read per turn in {found['passes']:.0f} passes"
+                print(line, flush=True)
+            ratios[way].append(rates[0] / rates[1])
+    for way, found_ratios in ratios.items():
+        middle, low, high = statistics.median(found_ratios), min(found_ratios), max(found_ratios)
+        print(f"against {way}: {middle:.1f} times as many turns per second (median of {len(found_ratios)} pairs, "
+              f"{low:.1f} to {high:.1f})")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from duckdb import ColumnExpression, ConstantExpression, DuckDBPyRelation, Expre
 
 from crl.report import views
 from crl.run.directory import RunDirectory, round_numbers
+from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
     from crl.config import Method
@@ -50,7 +51,7 @@ class Run:
     def __repr__(self) -> str:
         rounds = self.rounds
         held = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round yet"
-        return f"<Run {self.path}: {held}>"
+        return f"<Run {escaped(str(self.path))}: {held}>"
 
     @property
     def rounds(self) -> list[int]:

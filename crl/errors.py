@@ -59,7 +59,7 @@ class FrozenMethodChanged(BadInput):
 
 
 class RunDirectoryUnusable(BadInput):
-    """The run directory cannot be created, read or written."""
+    """The run directory, or another place to write to, cannot be created, read or written."""
 
 
 class OtherFormat(BadInput):
@@ -76,6 +76,10 @@ class PromptTooLong(BadInput):
 
 class NoServer(BadInput):
     """A Prefect server is needed and none answers."""
+
+
+class ServerLost(CrlError):
+    """The Prefect server ended while a flow ran; what was complete is safe."""
 
 
 class PortBusy(BadInput):
@@ -143,6 +147,10 @@ class EngineDied(CrlError):
     transient = True
 
 
+class WrongWeights(CrlError):
+    """A rollout server has other weights than it was given: it scores a fixed probe differently."""
+
+
 class StageTimedOut(CrlError):
     """A stage ran past its time limit and its engine was ended."""
 
@@ -150,7 +158,7 @@ class StageTimedOut(CrlError):
 
 
 class DiskFull(CrlError):
-    """No space was left while a stage was written. What was committed before is intact."""
+    """No space was left while something was written. What was written before is intact."""
 
     transient = True
 

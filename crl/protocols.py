@@ -188,13 +188,20 @@ class Session(Protocol):
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample (observations, glue) to the rows given."""
 
-    def sample(
+    def begin(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
-    ) -> dict[int, Sampled]:
-        """Sample one turn in each row given; its ids join the row. What is drawn follows from the row's own seed and
-        what it drew before, never from the rows beside it.
+    ) -> None:
+        """Begin a turn in each row given. What is drawn follows from the row's own seed and what it drew before, never
+        from the rows beside it.
 
         With `answers` a row gives one of its own, from the model's distribution renormalized over them.
+        """
+
+    def advance(self) -> dict[int, Sampled]:
+        """Sample until a turn ends; the turns that have, by row. Their ids have joined the rows.
+
+        Which turns are returned together follows from what was drawn, never from time. Empty where none is under way,
+        and where all that are wait for a place that a row without a turn holds.
         """
 
     def drop(self, rows: Sequence[int]) -> None:
@@ -202,6 +209,31 @@ class Session(Protocol):
 
     def length(self, row: int) -> int:
         """Tokens of a row so far."""
+
+
+class WholeTurns:
+    """Base of a session that samples whole turns: it has `sample`, and from here `begin` and `advance`."""
+
+    _begun: tuple[list[int], SamplingConfig, Mapping[int, Answers] | None] | None = None
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None
+    ) -> dict[int, Sampled]:
+        """One turn in each row given."""
+        raise NotImplementedError("a session of whole turns has `sample`")
+
+    def begin(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> None:
+        """Keep the rows for :meth:`advance`."""
+        if self._begun is not None:
+            raise ValueError("the turns that were begun before have to end first: call `advance`")
+        self._begun = list(rows), sampling, answers
+
+    def advance(self) -> dict[int, Sampled]:
+        """The turns that were begun, all of them."""
+        begun, self._begun = self._begun, None
+        return self.sample(*begun) if begun is not None and begun[0] else {}
 
 
 class Chat(Protocol):
@@ -233,9 +265,10 @@ class Policy(Protocol):
     chat: Chat
     context: int
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Session:
-        """Start one row per prompt. `groups` names rows that share most of their prompt, which an engine may read once;
-        `seeds` holds one number from 0 on per row (of any size), from which all its sampling follows."""
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> Session:
+        """Start one row per prompt. `seeds` holds one number from 0 on per row (of any size), from which all its
+        sampling follows. At most `limit` rows are sampled at one time; a row that is dropped makes room for the next
+        one, in their order. An engine that orders its own work may sample more."""
 
 
 class LoadedPolicy(Policy, Protocol):
@@ -249,6 +282,14 @@ class LoadedPolicy(Policy, Protocol):
 
     def close(self) -> None:
         """Free what it holds."""
+
+
+@runtime_checkable
+class Served(Protocol):
+    """What a loaded policy may also be: one whose model is in a server, which is told which weights it gets."""
+
+    def hand_over(self, checkpoint: Path | None, weights: str) -> None:
+        """From now on the weights of a checkpoint (None: of the base model), whose digest is `weights`."""
 
 
 @dataclass(frozen=True, slots=True)

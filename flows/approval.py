@@ -34,7 +34,6 @@ from crl.recipes.approvals import PendingApproval, decide
 from crl.report.diff import proposed_diff
 from crl.report.markdown import diff_markdown
 from crl.run.decisions import Decision, load_decision
-from crl.run.lease import check_token
 from flows.present import run_logger, show
 from tasks.artifacts import artifact_key
 
@@ -79,7 +78,7 @@ def wait_for_decision(driver: Driver, round_number: int, stage: str) -> None:
     if pending is None or not _can_pause(driver):
         return
     deadline = time.monotonic() + driver.runtime.approval_wait_seconds
-    driver.free_engines()
+    driver.free_engines(round_number, stage)
     announce(Waits(f"{pending.told()}; answer in the UI, or: {pending.command()} --show"))
     with _told_by_parent(pending):
         while pending is not None:
@@ -104,7 +103,7 @@ def _pause(driver: Driver, pending: PendingApproval, shown: str, deadline: float
     reachable = True
     while time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        check_token(driver.run.path, driver.token)
+        driver.check(pending.round)
         decision = _decision(pending)
         try:
             if decision is not None:

@@ -6,7 +6,7 @@ import httpx
 from prefect.settings import get_current_settings
 
 from crl.config import Experiment
-from crl.errors import NoServer
+from crl.errors import NoServer, ServerLost
 from flows.limits import ensure_limit
 from flows.train import already_checked
 from flows.train import train as flow
@@ -15,12 +15,18 @@ from flows.train import train as flow
 def train(experiment: Experiment, rounds: int) -> None:
     """Run the flow `train` in this process on an experiment that was checked already.
 
-    Raises NoServer where no server answers or the temporary one does not start, else what the flow fails with.
+    Raises NoServer where no server answers or the temporary one does not start, ServerLost where it ends meanwhile,
+    else what the flow fails with.
     """
     _register(experiment.name)
     before = already_checked.set(True)
     try:
         flow(experiment, rounds)
+    except httpx.TransportError as error:  # Prefect asked again for minutes
+        raise ServerLost(
+            f"Prefect's server ended while the flow ran: {error}",
+            next_step=f"every complete stage is kept: crl resume {experiment.name} goes on without a server",
+        ) from error
     finally:
         already_checked.reset(before)
 

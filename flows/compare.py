@@ -25,7 +25,7 @@ from crl.lab.study.files import write_study
 from crl.lab.study.page import PAGE
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs, study_directory
 from crl.lab.study.results import StudyResult
-from crl.lab.study.runs import Children, check_all, default_jobs, incomplete, make_warm_starts, only_one, run_one
+from crl.lab.study.runs import Children, default_jobs, incomplete, only_one, prepare, run_one
 from crl.lab.study.table import study_markdown
 from crl.report.markdown import code, plain
 from flows.parameters import StudyChoice, study_from
@@ -74,13 +74,13 @@ def _compare(
     wanted = chosen(planned, arms, seeds)
     directory = study_directory(study, root)
     label(study.name, f"{len({run.arm for run in wanted})} arms, {len({run.seed for run in wanted})} seeds")
+    missing = [run for run in wanted if not run.is_finished()]
+    if missing:  # before the directory of the study is made
+        prepare(missing, study.warm_starts, lambda line: get_run_logger().info("%s", line))
+    get_run_logger().info("%d runs, %d of them finished", len(wanted), len(wanted) - len(missing))
     with only_one(directory):
-        missing = [run for run in wanted if not run.is_finished()]
-        get_run_logger().info("%d runs, %d of them finished", len(wanted), len(wanted) - len(missing))
         failures: dict[str, CrlError] = {}
         if missing:
-            make_warm_starts(study.warm_starts, lambda line: get_run_logger().info("%s", line))
-            check_all(missing)
             failures = _run(missing, min(jobs or default_jobs(missing), len(missing)))
         result, written = write_study(study, planned, directory)
     _publish(result, directory)

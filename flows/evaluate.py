@@ -15,8 +15,12 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from crl.config import SeedRange
+from crl.config.base import LAST_SEED
+from crl.config.environments import MOST_HELD_OUT
 from crl.engine.evaluation import evaluate_round as rows_of_round
+from crl.engine.targets import last_runtime
 from crl.errors import CrlError
+from crl.preflight import check_evaluation
 from crl.records import Evaluation
 from crl.report.evaluation import results
 from crl.run.directory import RunDirectory
@@ -31,8 +35,8 @@ ARTIFACT_KEY = "evaluation"
 class Seeds(SeedRange):
     """Other held-out seeds than those of the experiment."""
 
-    start: int = Field(2_000_000, ge=0, description="First environment seed; none that was trained on.")
-    count: int = Field(32, ge=1, le=100_000, description="How many consecutive seeds per task family.")
+    start: int = Field(2_000_000, ge=0, le=LAST_SEED, description="First environment seed; none that was trained on.")
+    count: int = Field(32, ge=1, le=MOST_HELD_OUT, description="How many consecutive seeds per task family.")
 
 
 Round = Annotated[int, Field(ge=0)]
@@ -64,7 +68,9 @@ def evaluate(run_path: RunPath, round: Round | None = None, seeds: Seeds | None 
 def evaluate_round(run_path: str, number: int | None, seeds: Seeds | None) -> list[dict[str, Any]] | State[Any]:
     """Evaluate and publish the table; an error becomes a failed state that raises it."""
     try:
-        number, episodes = rows_of_round(RunDirectory.open(Path(run_path)), number, seeds=seeds)
+        run = RunDirectory.open(Path(run_path))
+        check_evaluation(run, last_runtime(run.path))
+        number, episodes = rows_of_round(run, number, seeds=seeds)
     except CrlError as error:
         placed(error, "evaluate")
         log_error(error)

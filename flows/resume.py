@@ -10,6 +10,7 @@ from prefect.runtime import flow_run
 from crl.config import Runtime
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
+from crl.preflight import check_run
 from crl.run.directory import RunDirectory
 from flows.limits import exclusive
 from flows.parameters import RunPath, run_from
@@ -35,7 +36,9 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
     try:
         run = RunDirectory.open(run_from(run_path))
         label(run.experiment_name, "resume")
-        with exclusive(run, runtime or last_runtime(run.path)) as driver:
+        runtime = runtime or last_runtime(run.path)
+        check_run(run, runtime)
+        with exclusive(run, runtime) as driver:
             first, last = driver.unfinished(purpose=flow_run.id)
             label(
                 run.experiment_name, f"resume {rounds_text(first, last)}" if last >= first else "resume, nothing to do"

@@ -1,7 +1,12 @@
-"""The child flow of one round, and the loop over rounds that `train` and `resume` share, one after another."""
+"""The child flow of one round, and the visit to each that `train` and `resume` share, in order.
+
+Where rounds overlap, two child flows run at a time, each in a thread; they begin in order, which is what Prefect knows
+them by in a retry.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -56,9 +61,7 @@ def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
     spread_over_tasks(driver)
     # The run's own heartbeat stands for its rounds: ending a heartbeat takes Prefect up to a second.
     with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        for number in range(first, last + 1):
-            _visit(driver, number)
-            watch_the_others()
+        driver.visit(range(first, last + 1), partial(_visit, driver))
     return had_work
 
 
@@ -69,3 +72,4 @@ def _visit(driver: Driver, number: int) -> None:
             "Prefect has round %d as done, the record has not: the record is right, the round runs", number
         )
         run_round(str(driver.run.path), number, return_state=True).result(raise_on_failure=True)
+    watch_the_others()

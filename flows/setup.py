@@ -139,6 +139,7 @@ def _deploy() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what was made; the exit code is that of the error, if any."""
+    from crl.cli.escaping import say
     from crl.errors import CrlError
 
     parser = argparse.ArgumentParser(prog="python -m flows.setup", description=__doc__.splitlines()[0])
@@ -146,9 +147,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         for line in set_up(pages=chosen.pages):
-            print(line, flush=True)
+            say(line)
     except CrlError as error:
-        print(f"set-up: {error}", file=sys.stderr)
+        say(f"set-up: {error}", stderr=True)
         return error.exit_code
     return 0
 

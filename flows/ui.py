@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 import flows  # noqa: F401  (first: it turns telemetry off)
+from crl.cli.escaping import say
 from crl.config.load import runs_root
 from crl.engine.guardian import guard
 from crl.engine.process import ProcessGroup
@@ -293,11 +294,6 @@ def database() -> str:
     return text.split(":///")[-1] if text.startswith("sqlite") else text.rpartition("@")[2]
 
 
-def say(text: str) -> None:
-    """A line on the screen."""
-    print(text, flush=True)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run until the end."""
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0])
@@ -309,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent).run()
     except CrlError as error:
-        print(f"make ui: {error}", file=sys.stderr)
+        say(f"make ui: {error}", stderr=True)
         return error.exit_code
 
 

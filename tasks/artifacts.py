@@ -21,6 +21,7 @@ from crl.errors import DataCheckFailed
 from crl.report import markdown
 from crl.report.history import History
 from crl.report.page import REPORT, page_url, write_report
+from crl.run.head import head_after
 
 PAGES = "CRL_PAGES"
 """Environment: the address of the server of report pages; `make ui` sets it. Without it the artifact names the file."""
@@ -60,7 +61,7 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
         name,
         f"Round {round_number}",
         {
-            ROUNDS: lambda: markdown.rounds_markdown(name, history.summaries()),
+            ROUNDS: lambda: markdown.rounds_markdown(name, history.summaries(), head_after(path, round_number)),
             CURVE: lambda: markdown.curve_markdown(name, history.summaries()),
             BANK_DIFF: bank_diff,
             DATA_CHECKS: lambda: markdown.checks_markdown(round_number, history.checks(round_number)),

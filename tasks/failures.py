@@ -9,6 +9,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Failed
 
 from crl.errors import ApprovalPending, CrlError
+from crl.text.unicode import escaped
 
 _LONGEST = 1500
 """Characters of a message: some errors list every key of a file."""
@@ -43,7 +44,7 @@ def one_line(error: CrlError) -> str:
     for label, text in (("Expected", error.expected), ("Where", error.where), ("What to do", error.next_step)):
         if text:
             parts.append(f"{label}: {_flat(text)}")
-    line = ". ".join(part.rstrip(".") for part in parts)
+    line = escaped(". ".join(part.rstrip(".") for part in parts))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
 
 

@@ -45,7 +45,7 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
     One of our own errors becomes a failed state whose result raises it; a breached data check is an artifact as well.
     """
     driver = driver_for(run_path)
-    unsubscribe = driver.subscribe(_logging(stage))
+    unsubscribe = driver.subscribe(_logging(round_number, stage))
     try:
         with shown_progress(driver, round_number, stage):
             outcome = driver.run_stage(round_number, stage)
@@ -91,13 +91,20 @@ def progress_line(what: str, done: int, total: int, figures: Mapping[str, Any]) 
     return f"{what}: {done} of {total}" + (f" ({told})" if told else "")
 
 
-def _logging(stage: str) -> Callable[[Event], None]:
-    """A subscriber that writes to the task run's log; progress at most every few seconds."""
+def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
+    """A subscriber that writes what it hears of a stage to the task run's log; progress at most every few seconds.
+
+    Events may come from threads of the engines, which know no task run: the logger is the task's.
+    """
     logger = get_run_logger()
     last = time.monotonic()
 
     def write(event: Event) -> None:
         nonlocal last
+        if not isinstance(event, LogLine | Progress | StageDone | StageSkipped) or (
+            (event.round, event.stage) != (round_number, stage)
+        ):
+            return  # where rounds overlap, another stage runs beside this one
         match event:
             case LogLine():
                 logger.info("%s | %s", event.engine, event.text)

@@ -3,14 +3,17 @@ browser (playwright allows one per process)."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.tiny_run import NAME, ROUNDS, crl, train
 
@@ -22,9 +25,61 @@ CHROMIUM_ARGUMENTS = [
 ]  # fmt: skip
 
 
+TOGETHER = ("flows", "study")
+"""Folders whose tests share a server, or a study that one command at a time may have."""
+APART = "test_operation_matrix.py"
+"""Its tests take minutes each, which is more than the server that they share."""
+LONG = ("faults", "flows", "outside", "learning", "browser", "study", "record", "paper", "docs")
+
+
+gc.disable()  # until the first test runs: what is imported stays
+_kept_modules = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """The garbage collector does not look again at what was imported before a test.
+
+    That is a million objects, which take it half a second; torch and DeepSpeed ask for it whenever a model goes.
+    """
+    global _kept_modules
+    if len(sys.modules) > _kept_modules + 20:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        _kept_modules = len(sys.modules)
+
+
+def pytest_unconfigure() -> None:
+    """What is never looked at again would be called a leak when the interpreter ends."""
+    gc.unfreeze()
+
+
+def folder(nodeid: str) -> str:
+    """Of a test, the folder below `tests`."""
+    return nodeid.split("/")[1]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The one test of minutes comes first: begun last, it would run alone while the other processor waits."""
-    items.sort(key=lambda item: item.path.name != "test_operation.py")
+    """Folders with long files come first: started last, one would run alone while the other processor is idle."""
+    items.sort(key=lambda item: LONG.index(folder(item.nodeid)) if folder(item.nodeid) in LONG else len(LONG))
+
+
+class ByFile(LoadScopeScheduling):
+    """One worker takes a whole file, so its fixtures are made once; a whole folder of `TOGETHER`, a test of `APART`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file.endswith(APART):
+            return nodeid
+        return folder(nodeid) if folder(nodeid) in TOGETHER else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Several workers divide the tests in this way."""
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

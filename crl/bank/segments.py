@@ -22,7 +22,7 @@ from crl.bank.changes import Change
 from crl.errors import RecordDamaged
 from crl.protocols import TextVectors
 from crl.records import BankText, table_of, vectors_of
-from crl.run.files import mending, read_checked, sha256_bytes
+from crl.run.files import mending, parsed_parquet, read_checked, sha256_bytes
 
 SEGMENTS = "bank/segments"
 EMBEDDINGS = "bank/embeddings"
@@ -155,9 +155,7 @@ def _read(run_path: Path, entries: pa.Table, column: str) -> Iterator[tuple[Path
     ends = np.cumsum(np.bincount(codes_N, minlength=len(names.dictionary)))
     for code, relative in sorted(enumerate(names.dictionary.to_pylist()), key=lambda pair: pair[1]):
         path = run_path / relative
-        content = read_checked(run_path, relative, path.stem)
-        table = pq.ParquetFile(pa.BufferReader(content)).read()
-        del content
+        table = parsed_parquet(read_checked(run_path, relative, path.stem))
         start = 0 if code == 0 else ends[code - 1]
         wanted = digests.take(pa.array(by_file[start : ends[code]]))
         rows = pc.index_in(wanted, value_set=table["content_digest"].combine_chunks())

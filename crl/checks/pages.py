@@ -6,15 +6,19 @@ renderers make the content, and a page template of ours (`templates/`) takes the
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import great_expectations as gx
+from great_expectations.render.components import RenderedComponentContent
 from great_expectations.render.renderer.page_renderer import ExpectationSuitePageRenderer, ValidationResultsPageRenderer
 from great_expectations.render.view.view import DefaultJinjaPageView
-from jinja2 import ChoiceLoader, PackageLoader
+from jinja2 import ChoiceLoader, PackageLoader, pass_context
+
+from crl.text.unicode import escaped
 
 INDEX = "index.html"
 
@@ -45,6 +49,11 @@ class _View(DefaultJinjaPageView):
         super().__init__()
         self.env.loader = ChoiceLoader([PackageLoader("crl.checks"), *filter(None, [self.env.loader])])
 
+    @pass_context
+    def render_content_block(self, context: Any, content_block: Any, *place: Any, **more: Any) -> Any:
+        """As theirs, which puts the values of rows into cells as if they were HTML. It escapes its own sentences."""
+        return super().render_content_block(context, _as_text(content_block), *place, **more)
+
 
 def write_site(
     directory: Path, run: str, validated: Sequence[Validated], suites: Mapping[str, Mapping[str, Any]]
@@ -67,6 +76,19 @@ def write_site(
     _write(directory / INDEX, index)
 
 
+def _as_text(block: Any) -> Any:
+    """What is shown, with everything that is no block of Great Expectations' escaped for HTML."""
+    if isinstance(block, list):
+        return [each if _is_block(each) else html.escape(str(each)) for each in block]
+    if isinstance(block, str) or (isinstance(block, dict) and not _is_block(block)):
+        return html.escape(str(block))
+    return block
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, RenderedComponentContent) or (isinstance(value, dict) and "content_block_type" in value)
+
+
 def _write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
+    path.write_text(escaped(content), encoding="utf-8")

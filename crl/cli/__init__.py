@@ -3,14 +3,17 @@
 Everything heavy is imported inside the command that needs it, so that `crl --help` answers at once. Our own errors are
 printed as plain text, their class decides the exit code: 2 bad input, 3 another attempt owns the run, 4 a damaged
 record, 5 a failed data check, 6 a person has to approve first, 1 the rest. 130 means interrupted.
-Anything unexpected keeps its traceback.
+Whatever a disk refuses, in any command, becomes one of them here; anything unexpected keeps its traceback.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import typer
@@ -64,15 +67,26 @@ def _check_utf8(words: Sequence[str]) -> None:
             raise BadInput(f"the word {short(word)} is not UTF-8", expected="words in UTF-8") from None
 
 
+def _disk_error(error: Exception) -> CrlError | None:
+    """Our own error for what a disk refused, wherever the command wrote; None for everything else."""
+    from crl.run.files import disk_error
+
+    try:
+        sys.stdout.flush()
+    except OSError:  # the disk takes no output: Python shall not try once more at the very end
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return disk_error(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _check_utf8(words)
         code = app(args=words, prog_name="crl", standalone_mode=False)
-    except CrlError as error:
-        _say_error(f"crl: {error}")
-        raise SystemExit(error.exit_code) from None
+        with suppress(BrokenPipeError):  # whoever read has seen enough
+            sys.stdout.flush()
     except typer.TyperException as error:  # an unknown command or option: as typer would print it, but escaped
         text = io.StringIO()
         cast(Any, error).show(file=text)
@@ -81,4 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Abort:
         say("Aborted!", stderr=True)
         raise SystemExit(1) from None
+    except Exception as error:
+        known = error if isinstance(error, CrlError) else _disk_error(error)
+        if known is None:  # a fault of ours: Python would print it, with whatever it quotes, as it is
+            say(traceback.format_exc().rstrip("\n"), stderr=True)
+            raise SystemExit(1) from None
+        _say_error(f"crl: {known}")
+        raise SystemExit(known.exit_code) from None
     raise SystemExit(code or 0)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.escaping import escaped, say_json
+from crl.cli.escaping import say_json
 from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
 from crl.report.sorting import Sort
 from crl.run.find import find_run
+from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
     from crl.report.bank import ShownEntry
@@ -218,7 +219,7 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
 def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) -> None:
     """Rows for programs: CSV with a header, or one JSON object per line."""
     if format is Format.csv:
-        writer = csv.DictWriter(sys.stdout, names)
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(
             {name: escaped(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows

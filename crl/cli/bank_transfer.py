@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ from crl.run.find import find_run
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 
 if TYPE_CHECKING:
+    from crl.config import Method
     from crl.run.directory import RunDirectory
     from crl.transfer.gather import Gathered
 
@@ -74,12 +77,14 @@ def import_bank(
 ) -> None:
     """Begin an experiment with the bank of another one. Every entry keeps its provenance; counters start at zero."""
     from crl.recipes import recipe_of
-    from crl.transfer.take import take
+    from crl.transfer.take import fitting, put
 
     families = parse_families(family or [])
     gathered = _source(source, round)
-    directory = _target(target, runs, set or [], gathered, families)
-    taken = take(directory, recipe_of(directory.method), gathered, families)
+    method, opened = _target(target, runs, set or [])
+    content = fitting(method, recipe_of(method), gathered, families)
+    directory = opened()  # made only now, where it is not there
+    taken = put(directory, content)
     where = gathered.provenance
     out = console()
     counts = ", ".join(f"{count} in family {name}" for name, count in sorted(taken.entries.items()))
@@ -154,20 +159,19 @@ def _source_run(name: str) -> Path:
         ) from None
 
 
-def _target(name: str, runs: Path | None, pairs: list[str], bank: Gathered, families: dict[str, str]) -> RunDirectory:
-    """The experiment, made where a YAML file names one that is not there and the bank fits it. Raises BadInput."""
+def _target(name: str, runs: Path | None, pairs: list[str]) -> tuple[Method, Callable[[], RunDirectory]]:
+    """The method of an experiment, and what opens it: made where a YAML file names one that is not there. Raises
+    BadInput."""
     from crl.config.load import load_experiment, runs_root
-    from crl.recipes import recipe_of
     from crl.run.directory import RunDirectory
-    from crl.transfer.take import fitting
 
     if not _is_config(name):
         if runs is not None or pairs:
             raise BadInput(f"--runs and --set with the run {name}", expected="them with a YAML file only")
-        return RunDirectory.open(find_run(name))
+        directory = RunDirectory.open(find_run(name))
+        return directory.method, lambda: directory
     overrides: dict[str, Any] = parse_overrides(pairs)
     if runs is not None:
         overrides["runtime.runs"] = str(runs)
     loaded = load_experiment(name, overrides)
-    fitting(loaded.method, recipe_of(loaded.method), bank, families)
-    return RunDirectory.create_or_open(loaded, runs_root(loaded))
+    return loaded.method, partial(RunDirectory.create_or_open, loaded, runs_root(loaded))

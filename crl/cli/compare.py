@@ -44,7 +44,7 @@ def compare(
     from crl.config.load import runs_root
     from crl.lab.study.config import load_study
     from crl.lab.study.plan import chosen, plan_runs, study_directory
-    from crl.lab.study.runs import only_one
+    from crl.lab.study.runs import only_one, prepare
 
     loaded = load_study(study)
     root = possible_path(runs if runs is not None else runs_root(), "the directory of the runs")
@@ -54,23 +54,20 @@ def compare(
     if table_only:
         _conclude(loaded, planned, directory, {})
         return
-    with only_one(directory), interruptible(f"crl compare {shown(study)}"):
-        failed = _work(loaded, wanted, jobs)
-        _conclude(loaded, planned, directory, failed)
+    out = console()
+    with interruptible(f"crl compare {shown(study)}"):
+        open_runs = [run for run in wanted if not run.is_finished()]
+        out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
+        if open_runs:  # before the directory of the study is made
+            prepare(open_runs, loaded.warm_starts, lambda line: out.print(f"  warm start: {line}", soft_wrap=True))
+        with only_one(directory):
+            _conclude(loaded, planned, directory, _work(open_runs, jobs) if open_runs else {})
 
 
-def _work(study: Study, wanted: Sequence[PlannedRun], jobs: int | None) -> dict[str, CrlError]:
-    from crl.lab.study.runs import check_all, default_jobs, make_warm_starts, run_all
+def _work(open_runs: Sequence[PlannedRun], jobs: int | None) -> dict[str, CrlError]:
+    from crl.lab.study.runs import default_jobs, run_all
 
     out = console()
-    open_runs = [run for run in wanted if not run.is_finished()]
-    out.print(f"study {study.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
-    if not open_runs:
-        return {}
-    if study.warm_starts:
-        out.print("warm starts (made once)")
-        make_warm_starts(study.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
-    check_all(open_runs)
     at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
     out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
     with StudyProgress(open_runs) as progress:

@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from crl.cli.escaping import UNSEEN, escaped
 from crl.report.listing import Listing
+from crl.text.unicode import UNSEEN, escaped
 
 
 class PlainConsole(Console):

@@ -40,6 +40,13 @@ class Finding:
     mend: str = ""
     required: bool = True
     """Whether training cannot do without it."""
+    fits: bool = True
+    """False where this machine is too small by an estimate, which is made for the longest sequences."""
+
+    @property
+    def mark(self) -> str:
+        """The first word of its line."""
+        return "ok" if self.ok else "too big" if not self.fits else "missing" if self.required else "–"
 
 
 def doctor(
@@ -48,7 +55,9 @@ def doctor(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
 ) -> None:
-    """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing."""
+    """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing.
+
+    What is too big for this machine by the estimate is said and is no error: it may be meant for another one."""
     from crl.config.load import load_experiment
 
     loaded = None if experiment is None else load_experiment(experiment)
@@ -58,17 +67,19 @@ def doctor(
     width = max(len(finding.name) for finding in findings)
     out = console()
     for finding in findings:
-        mark = "ok     " if finding.ok else "missing" if finding.required else "–      "
-        out.print(f"{mark}  {finding.name:<{width}}  {finding.found}")
+        out.print(f"{finding.mark:<7}  {finding.name:<{width}}  {finding.found}")
         if not finding.ok and finding.mend:
             out.print(f"{'':{width + 11}}{finding.mend}")
     settings = {} if loaded is None else dict(first_settings(loaded))
     width = max(map(len, settings), default=0)
     for key, value in settings.items():
         out.print(f"{key:<{width}}  {value}", soft_wrap=True)
-    missing = [finding.name for finding in findings if not finding.ok and finding.required]
+    missing = [finding.name for finding in findings if finding.mark == "missing"]
     if missing:
         raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")
+    if large := [finding.name for finding in findings if not finding.fits]:
+        out.print(f"ready, and too big for this machine by the estimate of: {', '.join(large)}")
+        return
     out.print("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
 
 
@@ -92,35 +103,24 @@ def installation() -> Iterator[Finding]:
 
 def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     """Whether an experiment can run here, and what it would need."""
-    import psutil
-
+    from crl.cli.needs import needs
     from crl.config.load import runs_root
-    from crl.preflight import checks
-    from crl.preflight.estimate import check_disk, estimate, gigabytes
-    from crl.preflight.numbers import machine_checks
+    from crl.preflight import checks_here
+    from crl.preflight.estimate import check_disk, estimate
 
     run_path = runs_root(experiment) / experiment.name
     findings = [Finding("experiment", f"{experiment.name}, method {experiment.method.digest()[:12]}")]
-    findings += [_checked(name, check) for name, check in [*checks(experiment), *machine_checks(experiment)]]
+    findings += [_checked(name, check) for name, check in checks_here(experiment)]
     needed = estimate(experiment)
     if needed.memory_bytes is None:
-        findings.append(
-            Finding("memory", f"unknown: {', '.join(needed.unknown)} is not on this machine", False, required=False)
-        )
-        return findings
-    memory = psutil.virtual_memory().total
-    findings.append(
-        Finding(
-            "memory",
-            f"about {gigabytes(needed.memory_bytes)} for one engine; the machine has {gigabytes(memory)}",
-            needed.memory_bytes * experiment.runtime.shards <= memory,
-            "lower the roles' deepspeed.micro_batch or context, or method.rollout.wave_groups; or set "
-            "gradient_checkpointing",
-        )
-    )
-    disk = f"about {gigabytes(needed.disk_bytes(rounds) or 0)} for {rounds} rounds under {run_path}"
-    findings.append(_checked("disk", lambda: check_disk(experiment, run_path, rounds), disk))
-    return findings
+        said = f"unknown: {', '.join(needed.unknown)} is not on this machine"
+        return [*findings, Finding("memory", said, False, required=False)]
+    found = [
+        Finding(need.name, need.said, need.fits, need.mend, fits=need.fits)
+        for need in needs(experiment, needed, rounds, run_path)
+    ]
+    enough = _checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
+    return [*findings, *found, enough]
 
 
 def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -154,17 +154,15 @@ def _machine() -> Iterator[Finding]:
 
     from crl.config.load import runs_root
     from crl.preflight.estimate import gigabytes
-    from crl.run.disk import free_bytes
+    from crl.run.disk import free_bytes, is_writable
 
     cores = os.cpu_count() or 1
     yield Finding("processor", f"{cores} cores, {gigabytes(psutil.virtual_memory().total)} of memory")
     root = runs_root().absolute()
-    existing = next(parent for parent in (root, *root.parents) if parent.exists())
-    writable = os.access(existing, os.W_OK)
     yield Finding(
         "runs",
         f"{root}, {gigabytes(free_bytes(root))} free",
-        writable,
+        is_writable(root),
         "make it writable, or set CRL_RUNS",
     )
     yield Finding("GPU", *_gpu(), required=False)

@@ -72,6 +72,10 @@ def rows_text(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {table.replace('_', ' ')}" for table, count in rows.items() if count)
 
 
+_OfStage = events.StageStarted | events.Progress | events.StageDone | events.StageErrored | events.RetryScheduled
+"""What happens to one stage."""
+
+
 class MovingLines:
     """Lines that move on a terminal while the context is open; none elsewhere."""
 
@@ -99,9 +103,10 @@ class LiveProgress(MovingLines):
     def __init__(self, out: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(out)
         self._clock = clock
-        self._line: Any = None
+        self._open: dict[int, int] = {}
+        """Rounds under way, two where they overlap, and how many of the stages of each were complete already."""
+        self._lines: dict[tuple[int, str], Any] = {}
         self._told_at = 0.0
-        self._skipped = 0
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self.ran = 0
         """Stages that ran while it watched; 0 after a resume that had nothing to do."""
@@ -117,7 +122,7 @@ class LiveProgress(MovingLines):
         self._out.print(text, soft_wrap=True)
 
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
-        self._skipped = 0
+        self._open[event.round] = 0
         name = "preparation (round 0)" if event.round == 0 else f"round {event.round}"
         self.say(f"{name}: {', '.join(stage.replace('_', ' ') for stage in event.stages)}")
 
@@ -125,52 +130,56 @@ class LiveProgress(MovingLines):
         self._told_at = self._clock()
         self._log.clear()
         if self._bar is not None:
-            self._close_line()
-            self._line = self._bar.add_task(f"  {event.stage.replace('_', ' ')}", total=None, figures="")
+            self._close_line(event)
+            self._lines[event.round, event.stage] = self._bar.add_task(f"  {self._name(event)}", total=None, figures="")
 
     def _on_Progress(self, event: events.Progress) -> None:
         text = progress_text(event)
-        if self._bar is not None and self._line is not None:
+        line = self._lines.get((event.round, event.stage))
+        if self._bar is not None and line is not None:
             # The time left is counted down between two events as well.
             count_down = partial(time_left, event.expected_seconds)
-            self._bar.update(self._line, completed=event.done, total=event.total or None, figures=text, left=count_down)
+            self._bar.update(line, completed=event.done, total=event.total or None, figures=text, left=count_down)
         elif self._clock() - self._told_at >= PLAIN_EVERY_SECONDS:
             self._told_at = self._clock()
             left = time_left(event.expected_seconds, event.seconds)
-            self.say(f"  {event.stage.replace('_', ' ')}: {', '.join(filter(None, (text, left)))}")
+            self.say(f"  {self._name(event)}: {', '.join(filter(None, (text, left)))}")
 
     def _on_StageDone(self, event: events.StageDone) -> None:
         self.ran += 1
-        self._close_line()
+        self._close_line(event)
         wrote = rows_text(event.rows)
-        self.say(
-            f"  {event.stage.replace('_', ' '):<20} {seconds_text(event.seconds):>12}{'   ' + wrote if wrote else ''}"
-        )
+        self.say(f"  {self._name(event):<20} {seconds_text(event.seconds):>12}{'   ' + wrote if wrote else ''}")
 
     def _on_StageSkipped(self, event: events.StageSkipped) -> None:
-        self._skipped += 1
+        self._open[event.round] = self._open.get(event.round, 0) + 1
 
     def _on_StageErrored(self, event: events.StageErrored) -> None:
-        self._close_line()
+        self._close_line(event)
         if event.error.get("type") in _SHOW_LOG:
             for line in self._log:
                 self.say(f"    | {line}")
-        self.say(f"  {event.stage.replace('_', ' ')} failed: {event.error.get('found', 'unknown error')}")
+        self.say(f"  {self._name(event)} failed: {event.error.get('found', 'unknown error')}")
 
     def _on_LogLine(self, event: events.LogLine) -> None:
         self._log.append(event.text)
 
     def _on_RetryScheduled(self, event: events.RetryScheduled) -> None:
-        self.say(f"  {event.stage.replace('_', ' ')}: attempt {event.attempt} in {seconds_text(event.delay_seconds)}")
+        self.say(f"  {self._name(event)}: attempt {event.attempt} in {seconds_text(event.delay_seconds)}")
 
     def _on_Waits(self, event: events.Waits) -> None:
         self.say(event.reason)
 
     def _on_RoundDone(self, event: events.RoundDone) -> None:
-        if self._skipped:
-            self.say(f"  {self._skipped} stages were complete already and did not run again")
+        if skipped := self._open.pop(event.round, 0):
+            self.say(f"  {skipped} stages were complete already and did not run again")
 
-    def _close_line(self) -> None:
-        if self._bar is not None and self._line is not None:
-            self._bar.remove_task(self._line)
-            self._line = None
+    def _name(self, event: _OfStage) -> str:
+        """The stage, with its round where two are under way."""
+        name = event.stage.replace("_", " ")
+        return name if len(self._open) < 2 else f"{name} (round {event.round})"
+
+    def _close_line(self, event: _OfStage) -> None:
+        line = self._lines.pop((event.round, event.stage), None)
+        if self._bar is not None and line is not None:
+            self._bar.remove_task(line)

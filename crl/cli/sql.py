@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import escaped, say, say_json
+from crl.cli.escaping import say, say_json
 from crl.cli.shared import Format, RunArgument, console, print_listing, shown
 from crl.run.find import find_run
+from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
     from crl.report.listing import Listing
@@ -31,7 +32,7 @@ def sql(
 
     names, rows = run_query(find_run(run), query, until=round)
     if format is Format.csv:
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(map(escaped, names))
         writer.writerows([escaped(_cell(value)) for value in row] for row in rows)
     elif format is Format.json:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,17 +15,20 @@ from crl.cli.escaping import say
 from crl.cli.shared import RunArgument, console, print_rounds, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
-from crl.report.standing import last_failure, running_stage, unfinished
+from crl.report.standing import last_failure, running_stages, unfinished
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
+    from crl.run.directory import RunDirectory
     from crl.run.lease import LeaseState
+    from crl.run.problem import Record
     from crl.run.verify import Problem
 
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
     from crl.report.summary import summarize
+    from crl.run.directory import RunDirectory, manifests
     from crl.run.head import told_head
     from crl.run.journal import Journal
     from crl.run.lease import lease_state
@@ -34,7 +38,7 @@ def status(run: RunArgument) -> None:
     out.print(f"run {shown(path)}")
     summaries = summarize(path)
     print_rounds(out, summaries)
-    if (head := told_head(path)) is not None:
+    if (head := told_head(manifests(path), _complete(RunDirectory.open(path)))) is not None:
         out.print(head, soft_wrap=True)
     owner = lease_state(path)
     events = list(Journal(path).read())
@@ -56,22 +60,22 @@ def verify(
 
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
-    problems = _problems(path)
+    record, problems, complete = _looked_at(path)
     out = console()
-    for note in notes(path):
+    for note in notes(record):
         out.print(f"note: {note}", soft_wrap=True, markup=False)
-    if (told := told_head(path)) is not None:
+    if (told := told_head(record.stages, complete)) is not None:
         out.print(told, soft_wrap=True)
     if not problems:
         if wanted is not None:
-            out.print(f"the head that was given is that after round {hold_against(path, wanted)}")
+            out.print(f"the head that was given is that after round {hold_against(path, record.stages, wanted)}")
         out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
         return
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
         out.print(str(problem), soft_wrap=True)
     if wanted is not None:
         try:
-            out.print(f"the head that was given is that after round {hold_against(path, wanted)}")
+            out.print(f"the head that was given is that after round {hold_against(path, record.stages, wanted)}")
         except RecordDamaged as error:  # the problems come first, they may be why
             out.print(f"the head that was given does not fit: {error.found}", soft_wrap=True)
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
@@ -82,17 +86,31 @@ def verify(
     )
 
 
-def _problems(path: Path) -> list[Problem]:
+def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]]:
+    """The record, its problems, and whether a round is complete."""
     from crl.recipes import recipe_of
     from crl.recipes.audit import problems_of
     from crl.run.directory import RunDirectory
-    from crl.run.verify import verify as verify_files
+    from crl.run.verify import problems_in, record_of
 
     try:
         directory = RunDirectory.open(path)
     except (RecordDamaged, RunDirectoryUnusable):
-        return verify_files(path)  # without the method nobody knows which stages publish banks
-    return problems_of(directory, recipe_of(directory.method))
+        record = record_of(path)  # without the method nobody knows which stages are due, and which publish banks
+        return record, problems_in(record), lambda number: False
+    recipe = recipe_of(directory.method)
+    record = record_of(path, from_rows=partial(recipe.from_rows, directory.method))
+    return record, problems_of(directory, recipe, record), _complete(directory)
+
+
+def _complete(directory: RunDirectory) -> Callable[[int], bool]:
+    """Whether all that is due in a round is there: only then is there a head to tell."""
+    from crl.recipes import recipe_of
+
+    recipe = recipe_of(directory.method)
+    return lambda number: all(
+        directory.is_complete(number, stage.name) for stage in recipe.stages_of(directory.method, number)
+    )
 
 
 def redo(
@@ -166,11 +184,10 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
     if owner is not None and owner.live:
         who = owner.owner
         lines.append(f"running: process {who.pid} on {who.host} since {who.since} ({who.command})")
-        stage = running_stage(events)
+        now = [*([] if pending is None else [pending.told()]), *running_stages(events)]
+        lines += [f"  now: {each}" for each in now]
         if pending is not None:
-            lines += [f"  now: {pending.told()}", f"next: crl approve {shown(path)} --show"]
-        elif stage:
-            lines.append(f"  now: {stage}")
+            lines.append(f"next: crl approve {shown(path)} --show")
         return lines
     missing = unfinished(path, events)
     if owner is not None:

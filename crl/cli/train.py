@@ -78,11 +78,13 @@ def resume(
 ) -> None:
     """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
     from crl.engine.targets import last_runtime
+    from crl.preflight import check_run
     from crl.run.directory import RunDirectory
 
     path = find_run(run)
-    directory = RunDirectory.open(path)
-    with _interruptible(path), LiveProgress() as live, _driver(directory, last_runtime(path), live) as driver:
+    directory, runtime = RunDirectory.open(path), last_runtime(path)
+    check_run(directory, runtime)
+    with _interruptible(path), LiveProgress() as live, _driver(directory, runtime, live) as driver:
         driver.run_rounds(driver.unfinished()[1])
         if rounds:
             driver.run_rounds(driver.set_target(rounds)[1])

@@ -14,6 +14,7 @@ from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
     BankConfig,
+    CorrectionConfig,
     DistillConfig,
     EvaluationConfig,
     ExtractorObjective,
@@ -25,6 +26,7 @@ from crl.config.mechanisms import (
     WarmStartConfig,
 )
 from crl.config.method import RECIPES, EmbedderUse, Method, RecipeConfig, RoleUse
+from crl.config.nodes import NodesConfig
 from crl.config.prompts import Exchange, PromptConfig
 from crl.config.registry import Registry
 from crl.config.roles import (
@@ -44,6 +46,7 @@ __all__ = [
     "ActorCriticConfig",
     "ActorObjective",
     "BankConfig",
+    "CorrectionConfig",
     "DeepSpeedConfig",
     "DistillConfig",
     "EmbedderUse",
@@ -58,6 +61,7 @@ __all__ = [
     "MergeConfig",
     "Method",
     "Model",
+    "NodesConfig",
     "OptimizerConfig",
     "PromptConfig",
     "RecipeConfig",

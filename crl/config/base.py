@@ -14,6 +14,8 @@ MOST_ROUNDS = 1_000_000
 """Largest number of rounds that a setting may count."""
 LONGEST_SECONDS = 366 * 86_400
 """Longest time limit or wait: a year."""
+COLDEST = 0.001
+"""Least temperature: below it logits divided by it are too large for the numbers of a model."""
 LAST_SEED = 10**15
 """Largest environment seed, and largest count of them: their sum fits into the 64 bits of a row, and each number into
 the 53 bits that the form in a browser keeps."""

@@ -95,7 +95,7 @@ class FamilyConfig(Model):
     )
     step_time_limit_seconds: float | None = Field(
         None,
-        gt=0,
+        ge=0.001,
         le=LONGEST_SECONDS,
         description="An episode whose step takes longer ends with an error; null: steps may take any time.",
     )

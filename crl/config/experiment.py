@@ -6,10 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, Model
-from crl.config.method import Method
+from crl.config.method import Method, Name
+from crl.config.nodes import NodesConfig
+from crl.config.servers import ServerConfig
 from crl.config.trackers import TrackerChoice
 
 
@@ -34,9 +36,18 @@ class Runtime(Model):
 
     runs: Path | None = Field(None, description="Directory that holds the runs; default $CRL_RUNS or ./runs.")
     shards: int = Field(1, ge=1, le=256, description="Engines that collect side by side.")
+    overlap_engines: int = Field(
+        2,
+        ge=1,
+        le=2,
+        description="With method.overlap: 2 runs the two tracks side by side, each with shards of its own; 1 in turn.",
+    )
     task_runner: TaskRunnerName = Field(
         TaskRunnerName.engines,
         description="What runs the shards: engines on this machine, or dask on several (without Prefect: engines).",
+    )
+    nodes: NodesConfig | None = Field(
+        None, description="Machines for updates with several deepspeed.ranks; none: all ranks on this machine."
     )
     when_busy: WhenBusy = Field(
         WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
@@ -53,14 +64,20 @@ class Runtime(Model):
     retries: int = Field(2, ge=0, le=20, description="Retries of a stage after a transient failure.")
     retry_delay_seconds: float = Field(5.0, ge=0, le=3600, description="First delay; it doubles with each retry.")
     stage_time_limit_seconds: float = Field(
-        3600, gt=0, le=LONGEST_SECONDS, description="A stage past it is ended with its engine."
+        3600, ge=1, le=LONGEST_SECONDS, description="A stage past it is ended with its engine."
     )
-    lease_seconds: float = Field(60, ge=2, le=3600, description="Owners elsewhere are dead so long after a heartbeat.")
+    lease_seconds: float = Field(
+        60, ge=2, le=3600, description="Seconds without a heartbeat after which an owner elsewhere counts as dead."
+    )
     keep_checkpoints: int = Field(
         2, ge=1, le=MOST_ROUNDS, description="Newest checkpoints kept per role; older ones are pruned."
     )
     keep_every: int = Field(
         0, ge=0, le=MOST_ROUNDS, description="Also keep the checkpoint of every so many rounds; 0: none."
+    )
+    servers: dict[Name, ServerConfig] = Field(
+        {},
+        description="Servers that sample, by role (the one with the weights): where one is, or how vLLM is started.",
     )
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),
@@ -77,8 +94,8 @@ class Runtime(Model):
     )
     oversubscribe: bool = Field(
         False,
-        description="Allow more ranks than this machine has cores (without a GPU) or GPUs, and more than four threads "
-        "a core: it runs, and slowly.",
+        description="Allow more ranks than this machine has cores (without a GPU) or GPUs, and more than four "
+        "threads or shards per core: it runs, and slowly.",
     )
 
 
@@ -88,3 +105,12 @@ class Experiment(Model):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; the run directory has it too.")
     method: Method = Field(description="Frozen at the first run.")
     runtime: Runtime = Field(Runtime(), description="Free to change between runs.")
+
+    @model_validator(mode="after")
+    def _servers_serve(self) -> Experiment:
+        served = [owner for owner in self.method.owners() if self.method.role(owner).engine.SERVED]
+        for name in self.runtime.servers:
+            if name not in served:
+                known = ", ".join(served) or "none: no role has the engine vllm or openai"
+                raise ValueError(f"runtime.servers.{name} serves no role; expected one of {known}")
+        return self

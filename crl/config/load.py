@@ -20,6 +20,8 @@ from crl.errors import BadInput
 from crl.paths import possible_path, short
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
+_MOST_BYTES = 8 * 2**20
+"""Bytes of a YAML file."""
 _MOST_NAMED = 20
 """Names, or mistakes, that one message lists."""
 
@@ -67,7 +69,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file. Raises BadInput where there is none, naming the files that are beside it."""
     possible_path(path, "the file")
     try:
-        data = read_value(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)  # a device may have no end
+        if len(content) > _MOST_BYTES:
+            raise BadInput(f"{path} is larger than {_MOST_BYTES:,} bytes", expected="a YAML file that a person wrote")
+        data = read_value(content.decode("utf-8"))
     except FileNotFoundError:
         here = sorted(str(found) for found in path.parent.glob("*.yaml"))[:_MOST_NAMED]
         raise BadInput(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from crl.config.base import MOST_ROUNDS, Model
+from crl.config.base import COLDEST, MOST_ROUNDS, Model
 
 
 class SearchAndAskConfig(Model):
@@ -23,7 +23,23 @@ class RolloutConfig(Model):
     """How episodes are played."""
 
     group_size: int = Field(8, ge=2, le=1024, description="K, rollouts of one task.")
-    wave_groups: int = Field(4, ge=1, le=1024, description="Groups that share a batch and its key-value cache.")
+    wave_groups: int = Field(4, ge=1, le=1024, description="Groups of a wave: episodes that are played together.")
+    batch: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="Most episodes of a wave that are sampled at one time; one that ends makes room for the next. "
+        "None: all.",
+        exclude_if=lambda value: value is None,
+    )
+    environment_lag: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="For slow environments: times that turns of other episodes end before one whose environment is "
+        "stepping takes part again. 0: sampling waits for every step.",
+        exclude_if=lambda value: not value,
+    )
     action_format: Literal["tag", "word"] = Field(
         "word", description="tag: the last <action>…</action> counts; word: the first legal action named counts."
     )
@@ -119,6 +135,32 @@ class BankConfig(Model):
     similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
 
 
+class CorrectionConfig(Model):
+    """Importance weights for a sampler that differs a little from the trainer: `crl.learn.mismatch`."""
+
+    kind: Literal["truncate", "mask"] = Field(
+        "truncate",
+        description="Weights above `high` become `high` (truncated importance sampling), or those outside `low` and "
+        "`high` become 0 (IcePop).",
+    )
+    low: float = Field(0.5, gt=0, le=1, description="Least weight that is not masked; `truncate` has none.")
+    high: float = Field(2.0, ge=1, le=1000, description="Largest weight.")
+
+
+def _without(value: CorrectionConfig | None) -> bool:
+    """Left out of a dump where there is none: the digest of a method older than this key stays what it was."""
+    return value is None
+
+
+Correction = Annotated[
+    CorrectionConfig | None,
+    Field(
+        exclude_if=_without,
+        description="Correct for the mismatch of sampler and trainer; none: ratios are against the sampler's.",
+    ),
+]
+
+
 class ActorObjective(Model):
     """Eq. 4 and 5."""
 
@@ -127,6 +169,7 @@ class ActorObjective(Model):
     aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
     advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
     normalise: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
+    correction: Correction = None
 
 
 class ExtractorObjective(Model):
@@ -157,6 +200,7 @@ class ExtractorObjective(Model):
         description="Reward of a use: ±1 as the paper; ±1 less the mean of unguided rollouts; or running usefulness.",
     )
     usefulness_decay: float = Field(0.95, gt=0, lt=1, description="Decay of the running usefulness.")
+    correction: Correction = None
 
 
 class SelfDistillationConfig(Model):
@@ -178,7 +222,7 @@ class EvaluationConfig(Model):
     """Held-out evaluation."""
 
     every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0 never.")
-    temperature: float = Field(1.0, gt=0, le=5, description="Sampling temperature in evaluation.")
+    temperature: float = Field(1.0, ge=COLDEST, le=5, description="Sampling temperature in evaluation.")
 
 
 class WarmStartConfig(Model):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from crl.config.base import Model
+from crl.config.base import COLDEST, Model
 from crl.config.registry import Registry, load_object
+from crl.errors import BadInput
 
 
 class SamplingConfig(Model):
     """How a role samples."""
 
-    temperature: float = Field(1.0, gt=0, le=5, description="Divides the logits, when sampling and when training.")
+    temperature: float = Field(
+        1.0, ge=COLDEST, le=5, description="Divides the logits, when sampling and when training."
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
     top_k: int = Field(0, ge=0, le=1_048_576, description="Largest k; 0 keeps all.")
     max_new_tokens: int = Field(64, ge=1, le=32_768, description="New tokens per turn (actor) or output (extractor).")
@@ -54,7 +58,12 @@ class DeepSpeedConfig(Model):
 
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="ZeRO stage.")
     ranks: int = Field(1, ge=1, le=1024, description="Processes of the engine.")
-    micro_batch: int = Field(4, ge=1, le=1024, description="Sequences per forward pass and rank; more accumulate.")
+    micro_batch: int = Field(
+        4,
+        ge=1,
+        le=1024,
+        description="A forward pass computes at most the positions of so many of the longest samples; more accumulate.",
+    )
     autocast: Literal["none", "bfloat16"] = Field("none", description="Compute precision; weights stay float32.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
@@ -66,6 +75,18 @@ class EngineConfig(Model):
     """
 
     kind: str = Field(description="Name of the engine, or module:Class of its config.")
+
+    SERVED: ClassVar[bool] = False
+    """Whether it samples by a server: a :class:`crl.config.engines.ServedEngine`."""
+    REMOTE: ClassVar[bool] = False
+    """Whether the model is somebody else's, behind an endpoint: no weights are here, so nothing can be trained."""
+
+    def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
+        """What a role of this name asks for and the engine cannot do, each at its place; refused before any work.
+
+        `temperatures` are those that it is sampled at, by the place in the config that says so.
+        """
+        return iter(())
 
     def load(
         self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
@@ -95,8 +116,20 @@ class TransformersEngine(EngineConfig):
         return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
 
 
-ENGINES = Registry("engine", EngineConfig, {"transformers": "crl.config.roles:TransformersEngine"})
+ENGINES = Registry(
+    "engine",
+    EngineConfig,
+    {
+        "transformers": "crl.config.roles:TransformersEngine",
+        "vllm": "crl.config.engines:VllmEngine",
+        "openai": "crl.config.engines:OpenAIEngine",
+    },
+)
 """The rollout engines that a role may name."""
+
+
+ENDPOINT = "endpoint:"
+"""How the name of a model begins that is behind an endpoint."""
 
 
 class RoleConfig(Model):
@@ -108,7 +141,8 @@ class RoleConfig(Model):
     weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
     model: str = Field(
         "smollm2-135m-instruct",
-        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, or a Hugging Face id.",
+        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, a Hugging Face id, or "
+        "endpoint:<name> (engine openai).",
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the sampling model.")
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")

@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,25 +22,21 @@ from typing import Any, TypeVar
 from crl.config import Runtime
 from crl.engine.events import (
     Event,
-    LogLine,
-    Progress,
     RetryScheduled,
     RoundDone,
     RoundStarted,
     StageDone,
     StageErrored,
     StageSkipped,
-    StageStarted,
     Subscriber,
 )
 from crl.engine.jobs import Job, JobKind, StageOutcome
-from crl.engine.pace import Pace
-from crl.engine.parts import PartProgress, run_parts
-from crl.engine.pool import EnginePool
 from crl.engine.services import prepare_environment
-from crl.engine.spread import PartOrder, PartRunner, Spread, run_on
-from crl.engine.supervisor import Cancelled, Engine
+from crl.engine.spread import PartRunner
+from crl.engine.supervisor import Cancelled
+from crl.engine.tandem import Tandem
 from crl.engine.targets import remember_target, targets
+from crl.engine.track import Track
 from crl.errors import CrlError, StageFailed
 from crl.recipes import recipe_of
 from crl.recipes.approvals import PendingApproval, pending_approval
@@ -74,15 +70,13 @@ class Driver:
     ) -> None:
         self.run, self.runtime = run, runtime
         self.recipe: Recipe = recipe_of(run.method)
-        self._engines = EnginePool(
-            {**prepare_environment(run.method.threads), **(environment or {})},
-            on_line=lambda engine, text: self._emit(LogLine(text, engine, *self._now)),
-        )
-        self._part_runner: PartRunner | None = None
+        added = {**prepare_environment(run.method.threads), **(environment or {})}
+        count = runtime.overlap_engines if run.method.overlap else 1
+        self._tracks = [Track(run.method, runtime, added, self._emit, number=number) for number in range(count)]
+        self._tandem: Tandem | None = None
+        """While rounds overlap: who may run what."""
         self._subscribers: list[Subscriber] = []
         self._attempts: dict[tuple[int, str], int] = {}
-        self._pace = Pace()
-        self._now: tuple[int | None, str | None] = (None, None)
         self._lease: Lease | None = None
         self._stack = contextlib.ExitStack()
         self._closing = threading.Event()
@@ -93,16 +87,17 @@ class Driver:
         from crl.run.verify import require_intact
 
         with contextlib.ExitStack() as stack:
-            lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._engines.cancel)
+            lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._cancel)
             self._lease = stack.enter_context(lease)
-            require_intact(self.run.path, from_rows=partial(self.recipe.from_rows, self.run.method))
+            require_intact(self.run.path, from_rows=partial(self.recipe.from_rows, self.run.method), changed=True)
             self._journal = Journal(self.run.path)
             key = Path(self.run.path).resolve()
             _open_drivers[key] = self
             stack.callback(_open_drivers.pop, key, None)
             # What a killed engine left unfinished goes with this attempt; finished parts stay, a resume uses them.
             stack.callback(self.run.sweep, self.token + 1)
-            stack.callback(self._engines.stop)
+            for track in self._tracks:
+                stack.callback(track.engines.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -165,6 +160,8 @@ class Driver:
     def run_stage(self, round_number: int, stage_name: str) -> StageOutcome:
         """Run one attempt of a stage, or skip it where it is complete. Errors are those of `crl.errors`."""
         stage = self.recipe.stage(self.run.method, round_number, stage_name)
+        if self._tandem is not None:
+            (self._tandem.enter_second_track if stage.second_track else self._tandem.check)(round_number)
         if self.run.is_complete(round_number, stage_name):
             outcome = StageOutcome(
                 round_number,
@@ -179,22 +176,17 @@ class Driver:
         if (pending := self.pending_approval(round_number, stage_name)) is not None:
             raise pending.error()
         self._attempts[place] = self._attempts.get(place, 0) + 1
-        self._now = place
         self._record("stage_started", place, attempt=self._attempts[place])
         started = time.monotonic()
         try:
-            outcome = self._attempt(stage, round_number, started)
-            self._pace.finished(place, time.monotonic() - started)
+            outcome = self._track_of(stage).run(stage, self._job(place))
         except BaseException as error:
-            self._pace.failed()
             # A newer attempt ends our engines and sweeps away what they were writing: whatever broke, that is why.
             if self._lease is not None and isinstance(error, Exception | Cancelled):
                 self._lease.check()
             if not isinstance(error, Cancelled):
                 self._failed(place, error)
             raise
-        finally:
-            self._now = (round_number, None)
         self._record("stage_committed", place, digest=outcome.digest, seconds=round(time.monotonic() - started, 3))
         self._emit(StageDone(round_number, stage_name, outcome.digest, time.monotonic() - started, outcome.rows))
         return outcome
@@ -203,9 +195,16 @@ class Driver:
         """What a person has to decide before the stage can run; None where nothing is awaited."""
         return pending_approval(self.run, self.recipe, round_number, stage_name)
 
-    def free_engines(self) -> None:
-        """End the engines; the next stage starts new ones. For a wait that may take days."""
-        self._engines.stop()
+    def free_engines(self, round_number: int, stage_name: str) -> None:
+        """End the engines of a stage's track; the next stage starts new ones. For a wait that may take days."""
+        self._track_of(self.recipe.stage(self.run.method, round_number, stage_name)).engines.stop()
+
+    def check(self, round_number: int) -> None:
+        """Raise StaleAttempt where another attempt owns the run by now, StageFailed where another round has failed."""
+        if self._lease is not None:
+            self._lease.check()
+        if self._tandem is not None:
+            self._tandem.check(round_number)
 
     @contextmanager
     def round(self, round_number: int) -> Iterator[tuple[str, ...]]:
@@ -222,7 +221,7 @@ class Driver:
         prune(
             self.run.path,
             self.recipe.checkpoint_stages(),
-            keep_last=self.runtime.keep_checkpoints,
+            keep_last=max(self.runtime.keep_checkpoints, self.recipe.reach()),
             keep_every=self.runtime.keep_every,
             token=self.token,
         )
@@ -235,17 +234,30 @@ class Driver:
 
     def run_rounds(self, last: int) -> list[int]:
         """Run until round `last` is complete; returns the rounds that had something to do."""
-        done = []
-        while (number := self.next_round()) <= last:
-            self.run_round(number)
-            done.append(number)
-        return done
+        numbers = [number for number in range(self.next_round(), last + 1) if not self.round_complete(number)]
+        self.visit(numbers, self.run_round)
+        return numbers
+
+    def visit(self, numbers: Iterable[int], run_round: Callable[[int], object]) -> None:
+        """Have rounds run one after another; where they overlap, two at a time, each by a thread of its own."""
+        if len(self._tracks) == 1:
+            for number in numbers:
+                run_round(number)
+            return
+        self._tandem = Tandem(self._cancel)
+        try:
+            self._tandem.run(numbers, run_round)
+        finally:
+            self._tandem = None
 
     # -- parts in other hands --------------------------------------------------------------------------------------
 
     def spread_with(self, runner: PartRunner | None) -> None:
-        """Have the missing parts of stages run by `runner` where there is more than one shard; None: by the engines."""
-        self._part_runner = runner
+        """Have the missing parts of stages run by `runner` where there is more than one shard; None: by the engines.
+
+        A second track keeps its engines: what `runner` has is busy with the first.
+        """
+        self._tracks[0].part_runner = runner
 
     def keep(self, context: AbstractContextManager[_T]) -> _T:
         """Enter a context that is left when the driver closes, before its engines end and the lease is given back."""
@@ -267,71 +279,24 @@ class Driver:
                 self._emit(RetryScheduled(round_number, stage, attempt, delay, error.found))
                 self._closing.wait(delay)
 
-    def _attempt(self, stage: Stage, round_number: int, started: float) -> StageOutcome:
-        place = (round_number, stage.name)
-        main = self._engine_of(stage)
-        self._engines.release_others(main)
-        missing: list[int] = []
-        progress = self._progress_of(place, started)
-        if stage.parts is not None and self.runtime.shards > 1:
-            counted = main.run(self._job(JobKind.count_parts, place), time_limit=self._left(started))
-            missing = counted["missing"]
-        self._emit(StageStarted(*place, attempt=self._attempts[place], parts=len(missing) if missing else None))
-        if missing:
-            combined = PartProgress(counted["count"], lambda figures: progress({"figures": figures}))
-            combined.finished_before(counted["count"] - len(missing))
-            self._spread(place, missing, combined, started)
-        result = main.run(self._job(JobKind.stage, place), on_message=progress, time_limit=self._left(started))
-        return StageOutcome.from_json(result)
-
-    def _spread(self, place: tuple[int, str], parts: list[int], combined: PartProgress, started: float) -> None:
-        def order(part: int) -> PartOrder:
-            job = self._job(JobKind.part, place, part)
-            return PartOrder(job, combined.count, self._engines.environment, self._left(started))
-
-        if self._part_runner is not None:
-            self._part_runner(Spread(tuple(parts), order, combined.report))
-        elif len(parts) > 1:
-            engines = self._engines.shards(min(self.runtime.shards, len(parts)))
-            run_parts(engines, parts, lambda engine, part: run_on(engine, order(part), partial(combined.report, part)))
-
-    def _progress_of(self, place: tuple[int, str], started: float) -> Callable[[dict[str, Any]], None]:
-        working: float | None = None
-
-        def progress(message: dict[str, Any]) -> None:
-            nonlocal working
-            now = time.monotonic()
-            working = now if working is None else working
-            figures = dict(message["figures"])
-            done, total = int(figures.pop("done")), int(figures.pop("total"))
-            expected = self._pace.report(place, done, total)
-            self._emit(Progress(*place, done, total, now - started, figures, expected, now - working))
-
-        return progress
-
-    def _job(self, kind: JobKind, place: tuple[int, str], part: int | None = None) -> Job:
+    def _job(self, place: tuple[int, str]) -> Job:
         return Job(
-            kind,
+            JobKind.stage,
             run_path=str(Path(self.run.path).resolve()),
             round=place[0],
             stage=place[1],
             token=self.token,
-            part=part,
             attempt=self._attempts[place],
             command=" ".join(sys.argv),
             expectations=self.runtime.expectations,
         )
 
-    def _left(self, started: float) -> float:
-        return self.runtime.stage_time_limit_seconds - (time.monotonic() - started)
+    def _track_of(self, stage: Stage) -> Track:
+        return self._tracks[min(int(stage.second_track), len(self._tracks) - 1)]
 
-    def _engine_of(self, stage: Stage) -> Engine:
-        """The engine a stage runs in: an update over several ranks has one of its own, all else the first shard's."""
-        if stage.update and stage.role is not None:
-            ranks = self.run.method.role(stage.role).deepspeed.ranks
-            if ranks > 1:
-                return self._engines.ranks(ranks)
-        return self._engines.shard(0)
+    def _cancel(self) -> None:
+        for track in self._tracks:
+            track.engines.cancel()
 
     def _failed(self, place: tuple[int, str], error: BaseException) -> None:
         with contextlib.suppress(CrlError):  # the disk may be full: the error itself matters more than the diary

@@ -6,8 +6,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from crl.errors import CrlError, DiskFull, EngineDied, StageFailed
-from crl.run.files import tells_of_full_disk
+from crl.errors import CrlError, EngineDied, StageFailed
+from crl.run.files import disk_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,14 @@ class Failure:
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """Classify: own errors pass unchanged; a full disk and exhausted memory are transient; the rest is StageFailed."""
+    """Classify: own errors pass unchanged; what a disk refuses and exhausted memory have classes, the rest has not."""
     if isinstance(error, CrlError):
         return Failure(error, "", fatal=False)
     text = "".join(traceback.format_exception(error))
-    if tells_of_full_disk(error):
-        full = DiskFull(
-            f"no space was left while the stage was written ({_last_line(error)})",
-            where=where,
-            next_step="free space, or point runtime.runs elsewhere, then resume; what was committed is intact",
-        )
-        return Failure(full, "", fatal=False)
+    # What a stage may not read is told with its traceback.
+    known = None if isinstance(error, PermissionError) else disk_error(error, where)
+    if known is not None:
+        return Failure(known, "", fatal=False)
     if any(_is_out_of_memory(cause) for cause in _causes(error)):
         died = EngineDied(
             f"the engine ran out of memory ({_last_line(error)})",

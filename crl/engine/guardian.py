@@ -4,6 +4,9 @@ A guarded process has one small guardian beside it, which looks whether that pro
 whatever way, the guardian ends every process that carries its mark in its environment. Children inherit the mark, so it
 does not matter who started them: engines, launchers and their ranks, Prefect's servers and workers. A child that is
 guarded itself gives its own children a mark of its own; they end when it does. Nothing is written anywhere.
+
+A guardian that is killed itself is replaced. Engines, launchers and ranks also watch their parent from inside: they end
+where it and its guardian are killed together.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ import time
 import psutil
 
 MARK = "CRL_GUARDED_BY"
+PARENT = "CRL_STARTED_BY"
+"""Process id of the parent, for :func:`end_with_parent`: it may have ended before this process looks."""
 _TICK_SECONDS = 0.2
+_LOOKS = 3
+"""A process that is just being started carries no mark for a moment."""
 _PATIENCE_SECONDS = 2.0
 _ORDER_SECONDS = 40.0
 """For a process that ends with its parent and has servers of its own to end in order."""
@@ -36,19 +43,45 @@ def guard(*, with_parent: bool = False) -> str:
     """
     global _guardian
     with _starting:
-        if _guardian is None or _guardian.poll() is not None:
+        if _guardian is None:
             watched = [os.getpid(), *([os.getppid()] if with_parent else [])]
-            # By path, so that it starts wherever the package is. Its own session: Ctrl-C must not end it too early.
-            _guardian = subprocess.Popen(
-                [sys.executable, "-P", __file__, _mark, *map(str, watched)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name != MARK},
-                start_new_session=True,
-            )
+            _guardian = _start(_mark, watched)
+            threading.Thread(target=_replace, args=(_guardian, _mark, watched), name="guardian", daemon=True).start()
             os.environ[MARK] = _mark
         return _mark
+
+
+def _start(mark: str, watched: list[int]) -> subprocess.Popen[bytes]:
+    # By path, so that it starts wherever the package is. Its own session: Ctrl-C must not end it too early.
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__, mark, *map(str, watched)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != MARK},
+        start_new_session=True,
+    )
+
+
+def _replace(guardian: subprocess.Popen[bytes], mark: str, watched: list[int]) -> None:
+    """A new guardian for one that was killed: it would not end before this process does."""
+    while True:
+        guardian.wait()
+        with contextlib.suppress(OSError):  # no memory for it now
+            guardian = _start(mark, watched)
+        time.sleep(_TICK_SECONDS)
+
+
+def end_with_parent() -> None:
+    """From now on this process ends at once when its parent does, whether or not a guardian lives."""
+    parent = int(os.environ.pop(PARENT, os.getppid()))
+    threading.Thread(target=_end_after, args=(parent,), name="parent-watch", daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_TICK_SECONDS)
+    os._exit(1)
 
 
 def _forget() -> None:
@@ -91,8 +124,12 @@ def _wait_and_end(mark: str, pids: list[int]) -> None:
     guarded = watched[0]
     if guarded is not None and _runs(guarded):
         _end([guarded], _ORDER_SECONDS)
-    while processes := marked(mark):
+    looks = 0
+    while looks < _LOOKS:
+        processes = marked(mark)
         _end(processes, _PATIENCE_SECONDS)
+        looks = 0 if processes else looks + 1
+        time.sleep(_TICK_SECONDS)
 
 
 def _end(processes: list[psutil.Process], patience_seconds: float) -> None:

@@ -1,26 +1,54 @@
-"""How an engine is started: the command line, and the import path and network of its processes."""
+"""How an engine is started: the command line, and the environment of its processes, on this machine or on several."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
+from crl.config import NodesConfig
+from crl.engine.guardian import PARENT
+from crl.engine.nodes import VARIABLE, orders
+
 _WORKER = "crl.engine.worker"
+
+
+def start_of(
+    world_size: int, nodes: NodesConfig | None, environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of the process here that starts the workers, whose `environment` this is."""
+    if nodes is None:
+        return command_line(world_size), {**environment, **launch_environment()}
+    there = {**environment, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONUNBUFFERED": "1"}
+    here = {PARENT: str(os.getpid()), "PYTHONPATH": there["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
+    made = json.dumps(orders(nodes, world_size, there, _WORKER))
+    return [sys.executable, "-m", "crl.engine.nodes"], {**here, VARIABLE: made}
+
+
+def address_toward(nodes: NodesConfig) -> str:
+    """The address of this machine that the others reach it at: the one it would itself reach the endpoint from."""
+    host, _, port = nodes.endpoint.partition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, int(port)))  # of a datagram socket: nothing is sent
+        return str(asking.getsockname()[0])
 
 
 def command_line(world_size: int) -> list[str]:
     """One process runs the worker itself; several run it under torch's launcher, meeting on the loopback interface."""
     if world_size == 1:
         return [sys.executable, "-m", _WORKER]
-    launcher = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
+    launcher = ["crl.engine.ranks", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
     return [sys.executable, "-m", *launcher, "--nproc-per-node", str(world_size), "-m", _WORKER]
 
 
 def launch_environment() -> dict[str, str]:
-    """The import path of this process, and where ranks meet: on this machine only."""
+    """The import path of this process, what ends the engine with it, and where ranks meet: on this machine only."""
     return {
+        PARENT: str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(_import_path()),
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),

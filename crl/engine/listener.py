@@ -1,6 +1,7 @@
-"""Where workers connect to their supervisor: a Unix socket of the standard library that lets in who knows its key.
+"""Where workers connect to their supervisor: a socket of the standard library that lets in who knows its key.
 
 On Linux it is in the abstract namespace, so that a killed process leaves no file; elsewhere in a temporary directory.
+Workers on other machines come to an address and port.
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from types import TracebackType
 
+_TCP = "tcp:"
 ADDRESS_VARIABLE = "CRL_ENGINE_ADDRESS"
 KEY_VARIABLE = "CRL_ENGINE_KEY"
 
 
 class WorkerListener:
-    """Lets in a number of workers; a context manager, closed when all have come or the context is left."""
+    """Lets in a number of workers; a context manager, closed when all have come or the context is left.
 
-    def __init__(self, workers: int) -> None:
+    `address` is the one of this machine that workers elsewhere reach; without it they are all on this machine.
+    """
+
+    def __init__(self, workers: int, address: str | None = None) -> None:
         self._key = secrets.token_bytes(32)
-        abstract = f"\0crl-{os.getpid()}-{secrets.token_hex(8)}" if sys.platform == "linux" else None
-        self._listener = Listener(abstract, family="AF_UNIX", backlog=64, authkey=self._key)
-        self._address = abstract or str(self._listener.address)
+        if address is not None:
+            self._listener = Listener((address, 0), family="AF_INET", backlog=64, authkey=self._key)
+            self._address = f"{_TCP}{address}:{self._listener.address[1]}"
+        else:
+            abstract = f"\0crl-{os.getpid()}-{secrets.token_hex(8)}" if sys.platform == "linux" else None
+            self._listener = Listener(abstract, family="AF_UNIX", backlog=64, authkey=self._key)
+            self._address = abstract or str(self._listener.address)
         self._accepted: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._closed = False
         # In a thread, since accepting knows no time limit.
@@ -43,8 +52,12 @@ class WorkerListener:
     ) -> None:
         self._closed = True
         # Wakes the thread where workers are still missing.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knocking:
-            knocking.connect(self._address)
+        place, family = _place(self._address)
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_INET if family == "AF_INET" else socket.AF_UNIX) as (knocking),
+        ):
+            knocking.connect(place)
 
     def environment(self) -> dict[str, str]:
         """What a worker needs to find its way in."""
@@ -71,4 +84,13 @@ def connect(environment: MutableMapping[str, str]) -> Connection:
     Raises AuthenticationError where the key is wrong, OSError where nobody listens.
     """
     address, key = environment.pop(ADDRESS_VARIABLE), bytes.fromhex(environment.pop(KEY_VARIABLE))
-    return Client("\0" + address[1:] if address.startswith("@") else address, family="AF_UNIX", authkey=key)
+    place, family = _place("\0" + address[1:] if address.startswith("@") else address)
+    return Client(place, family=family, authkey=key)
+
+
+def _place(address: str) -> tuple[str | tuple[str, int], str]:
+    """An address as sockets take it, and its family."""
+    if not address.startswith(_TCP):
+        return address, "AF_UNIX"
+    host, _, port = address.removeprefix(_TCP).rpartition(":")
+    return (host, int(port)), "AF_INET"

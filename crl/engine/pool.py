@@ -1,10 +1,11 @@
-"""The engines of a driver: one per shard, and one over all ranks of an update. Each starts with its first job."""
+"""The engines of a track: one per shard, and one over all ranks of an update. Each starts with its first job."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from crl.config import NodesConfig
 from crl.engine.devices import device_environment
 from crl.engine.supervisor import Engine
 
@@ -13,21 +14,32 @@ OnLine = Callable[[str, str], None]
 
 
 class EnginePool:
-    """Made once a driver. `environment` is added to that of every engine."""
+    """Made once a track. `environment` is added to that of every engine, `prefix` to its name; shards take the devices
+    from `first_device` on; `nodes` are the machines of its ranks."""
 
-    def __init__(self, environment: Mapping[str, str], on_line: OnLine) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        on_line: OnLine,
+        *,
+        prefix: str = "",
+        first_device: int = 0,
+        nodes: NodesConfig | None = None,
+    ) -> None:
         self.environment = dict(environment)
-        self._on_line = on_line
+        self._on_line, self._nodes = on_line, nodes
+        self._prefix, self._first_device = prefix, first_device
         self._engines: dict[str, Engine] = {}
         self._lock = threading.Lock()
 
     def shard(self, number: int) -> Engine:
         """The engine of a shard, on the device of its number."""
-        return self._engine(f"shard-{number}", 1, device_environment(number))
+        environment = device_environment(self._first_device + number)
+        return self._engine(f"{self._prefix}shard-{number}", 1, environment, None)
 
     def ranks(self, number: int) -> Engine:
         """The engine of so many ranks."""
-        return self._engine(f"ranks-{number}", number, {})
+        return self._engine(f"{self._prefix}ranks-{number}", number, {}, self._nodes)
 
     def shards(self, count: int) -> list[Engine]:
         """The first engines, one per shard."""
@@ -53,7 +65,7 @@ class EnginePool:
         for engine in self.started():
             engine.stop()
 
-    def _engine(self, name: str, world_size: int, environment: Mapping[str, str]) -> Engine:
+    def _engine(self, name: str, world_size: int, environment: Mapping[str, str], nodes: NodesConfig | None) -> Engine:
         with self._lock:
             if name not in self._engines:
                 self._engines[name] = Engine(
@@ -61,5 +73,6 @@ class EnginePool:
                     world_size=world_size,
                     environment={**self.environment, **environment},
                     on_line=lambda text: self._on_line(name, text),
+                    nodes=nodes,
                 )
             return self._engines[name]

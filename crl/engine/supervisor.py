@@ -1,7 +1,7 @@
 """The flow's side of an engine: start it, give it jobs, notice its death, end it on time limit or cancel.
 
-An :class:`Engine` is one worker process, or several ranks under torch's launcher on this machine. It starts with its
-first job, stays warm, and is started again after it died. It may be used from any thread, one job at a time. The
+An :class:`Engine` is one worker process, or several ranks under torch's launcher on one machine or more. It starts with
+its first job, stays warm, and is started again after it died. It may be used from any thread, one job at a time. The
 worker's output is read line by line and handed on.
 """
 
@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from crl.config import NodesConfig
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.launch import command_line, launch_environment
+from crl.engine.launch import address_toward, start_of
 from crl.engine.listener import WorkerListener
 from crl.engine.output import LINE_LENGTH, OnLine, ProcessOutput
 from crl.engine.process import ProcessGroup, describe_exit
@@ -36,7 +37,8 @@ class Cancelled(BaseException):
 
 
 class Engine:
-    """A supervised worker (or `world_size` ranks). `environment` is added to the workers' environment."""
+    """A supervised worker, or `world_size` ranks on this machine or on those of `nodes`. `environment` is added to the
+    workers' environment."""
 
     def __init__(
         self,
@@ -45,8 +47,10 @@ class Engine:
         world_size: int = 1,
         environment: Mapping[str, str] | None = None,
         on_line: OnLine | None = None,
+        nodes: NodesConfig | None = None,
     ) -> None:
         self.name, self.world_size = name, world_size
+        self._nodes = nodes
         self._environment = dict(environment or {})
         self._on_line = on_line
         self._one_job = threading.RLock()
@@ -126,11 +130,14 @@ class Engine:
         if self.running:
             return
         self.kill()
-        with WorkerListener(self.world_size) as listener:
+        nodes = self._nodes
+        with WorkerListener(self.world_size, None if nodes is None else address_toward(nodes)) as listener:
+            workers = {**self._environment, **listener.environment()}
+            command, environment = start_of(self.world_size, nodes, workers)
             self._process = ProcessGroup(
-                command_line(self.world_size),
+                command,
                 name=self.name,
-                environment={**self._environment, **launch_environment(), **listener.environment()},
+                environment=environment,
                 on_line=lambda text: self._on_line(text[:LINE_LENGTH]) if self._on_line is not None else None,
             )
             self._process.start()
@@ -144,8 +151,9 @@ class Engine:
                 if connection is not None:
                     hello = decode(connection.recv_bytes())
                     ranks[hello["rank"]] = (connection, hello["pid"])
-                    # The launcher puts each rank in a session of its own.
-                    self._process.add_member(hello["pid"])
+                    if nodes is None:  # elsewhere the number may be another process's here
+                        # The launcher puts each rank in a session of its own.
+                        self._process.add_member(hello["pid"])
             self._connections = [ranks[rank][0] for rank in sorted(ranks)]
             self._pids = [ranks[rank][1] for rank in sorted(ranks)]
 

@@ -2,8 +2,8 @@
 
 It connects to the supervisor, then executes one job after the other and reports progress. Its state (models,
 environments) is only a cache: it may be killed at any moment, and a new one starts from the record. When the supervisor
-is killed, its guardian ends this process, in the middle of a stage too; without one it ends with its job. Under a
-launcher there are several such processes (ranks); all take part in updates, rank 0 alone writes the record.
+(or the launcher) is killed, this process ends, in the middle of a stage too. Under a launcher there are several such
+processes (ranks); all take part in updates, rank 0 alone writes the record.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
 from crl.engine.failures import failure_of
+from crl.engine.guardian import end_with_parent
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.listener import connect
 from crl.engine.output import mark_end
@@ -130,6 +131,7 @@ class Worker:
 
 def main() -> None:
     """Connect to the supervisor named in the environment and serve it."""
+    end_with_parent()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     with contextlib.suppress(EOFError, ConnectionError):  # without a supervisor there is nothing to live for
         Worker(connect(os.environ), rank, world_size).serve()

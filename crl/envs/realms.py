@@ -49,7 +49,7 @@ class RealmsConfig(EnvironmentConfig):
     model_config = ConfigDict(title="Realms")
 
     kind: Literal["realms"] = "realms"
-    realm: int = Field(0, ge=0, le=15, description="Number of the realm; its name r<number> stands in the goal.")
+    realm: int = Field(0, ge=0, le=15, description="Number of the realm; its name r<number> appears in the goal.")
     world: int = Field(
         0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
     )

@@ -57,7 +57,7 @@ class ShrinesConfig(EnvironmentConfig):
     model_config = ConfigDict(title="Shrines")
 
     kind: Literal["shrines"] = "shrines"
-    shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, stands in the goal.")
+    shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, appears in the goal.")
     world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
     steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
     shown: int = Field(4, ge=2, le=12, description="Things that lie there: those of the rule, and others.")

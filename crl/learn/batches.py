@@ -1,6 +1,7 @@
-"""Samples to padded micro-batches, cut and ordered the same way on every run and every rank.
+"""Samples to micro-batches of tensors: what the model reads, packed into one row; what objectives see, by sample.
 
-Shapes: B samples, T target tokens (the longest sequence less one: token t is predicted from tokens before it).
+Shapes: B samples, T target tokens (the longest sequence less one: token t is predicted from tokens before it), P
+positions in one row that all samples share (`packing`).
 """
 
 from __future__ import annotations
@@ -8,25 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import torch
 
 from crl.errors import RecordDamaged
+from crl.learn.packing import Tree, tree_of
 from crl.records import Sample
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one objective, padded on the right."""
+    """Samples of one objective. What the objectives see is padded on the right; what the model reads has no padding."""
 
     objective: str
-    input_ids_BT: torch.Tensor
-    """Every token but the last of each sequence."""
-    attention_mask_BT: torch.Tensor
+    input_ids_P: torch.Tensor
+    """Every token but the last of each sequence; what samples have in common is there once."""
+    depths_P: torch.Tensor
+    """How many tokens of its sequence come before each."""
+    tree: Tree
+    places_N: torch.Tensor
+    """For the N targets with mask 1, row by row: the position that predicts each."""
     targets_BT: torch.Tensor
-    """Every token but the first: targets_BT[b, t] is predicted at position t."""
+    """Every token of each sequence but the first."""
     mask_BT: torch.Tensor
     """1 where the target was sampled by the model, as float."""
     behavior_BT: torch.Tensor
@@ -34,6 +39,8 @@ class MicroBatch:
     advantages_B: torch.Tensor
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
+    fresh_B: torch.Tensor
+    """1 where the weights before this step sampled the tokens: in this round, which has taken no other step."""
     choices_NC: torch.Tensor | None = None
     """For the N targets with mask 1, row by row: the ids each was chosen among, padded with -1 (all -1: the whole
     vocabulary). None where no sample has any."""
@@ -88,42 +95,39 @@ def has_gradient(sample: Sample) -> bool:
     return sample.weight * sample.advantage != 0 and trained_tokens(sample) > 0
 
 
-def cut(samples: Sequence[Sample], micro_batch: int, ranks: int) -> list[list[list[Sample]]]:
-    """[rank][step] → the samples of one micro-batch, at most `micro_batch` of them, all of one objective.
-
-    Sorted by objective, length (longest first, so that what does not fit in memory fails at once) and id, so the cut
-    does not depend on the order of the rows. Every rank has the same number of steps; where micro-batches run out a
-    rank gets an empty list, for which it runs a dummy (collective operations need every rank).
-    """
-    ordered = sorted(samples, key=lambda sample: (sample.objective, -len(sample.token_ids), sample.sample_id))
-    pieces = []
-    for _, same in groupby(ordered, key=lambda sample: sample.objective):
-        listed = list(same)
-        pieces += [listed[start : start + micro_batch] for start in range(0, len(listed), micro_batch)]
-    steps = math.ceil(len(pieces) / ranks)
-    pieces += [[] for _ in range(steps * ranks - len(pieces))]
-    return [pieces[rank::ranks] for rank in range(ranks)]
-
-
 def collate(samples: Sequence[Sample]) -> MicroBatch:
-    """Pad samples of one objective to a micro-batch on the CPU. Padding is token 0 behind attention mask 0."""
-    length = max(2, *(len(sample.token_ids) for sample in samples)) - 1
+    """The tensors of samples of one objective, on the CPU."""
+    tree = tree_of(samples)
+    length = max(len(sample.token_ids) for sample in samples) - 1
 
     def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([[*row, *([0] * (length - len(row)))] for row in rows], dtype=dtype)
 
+    places = [
+        position
+        for sample, path in zip(samples, tree.paths, strict=True)
+        for position, trained in zip(path, sample.loss_mask[1:], strict=True)
+        if trained
+    ]
     return MicroBatch(
         objective=samples[0].objective,
-        input_ids_BT=padded([sample.token_ids[:-1] for sample in samples], torch.long),
-        attention_mask_BT=padded([[1] * (len(sample.token_ids) - 1) for sample in samples], torch.long),
+        input_ids_P=torch.tensor(tree.token_ids),
+        depths_P=torch.tensor(tree.depths),
+        tree=tree,
+        places_N=torch.tensor(places, dtype=torch.long),
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
         behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
+        fresh_B=torch.tensor([float(_fresh(sample)) for sample in samples]),
         choices_NC=padded_choices([(sample.choices, trained_tokens(sample)) for sample in samples]),
     )
+
+
+def _fresh(sample: Sample) -> bool:
+    return sample.step == 0 and sample.source.partition("/")[0] == f"{sample.round:04d}"
 
 
 def padded_choices(samples: Sequence[tuple[Sequence[Sequence[int]], int]]) -> torch.Tensor | None:

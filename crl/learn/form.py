@@ -38,10 +38,14 @@ def output_figures(stop_reasons: Sequence[str]) -> Figures:
     return _cut("outputs_cut", [each for each in stop_reasons if each != StopReason.context_limit])
 
 
-def unreadable_figures(said: Iterable[str | None]) -> Figures:
-    """`unreadable_characters`: characters U+FFFD in what environments said, which stand for text that is no valid
-    Unicode. Nothing where all could be read."""
+def unreadable_figures(said: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Figures:
+    """`unreadable_characters`: characters U+FFFD in what environments said, and those of actions that the output
+    (of `turns`, beside its action) does not have: the arguments of a tool call can spell what is no valid Unicode, and
+    a byte-level model writes broken characters of its own. Nothing where all could be read."""
     found = sum(text.count(REPLACEMENT) for text in said if text)
+    found += sum(
+        max(0, action.count(REPLACEMENT) - output.count(REPLACEMENT)) for output, action in turns if action is not None
+    )
     return {"unreadable_characters": float(found)} if found else {}
 
 

@@ -19,8 +19,12 @@ RIGHT = 1.0
 """Truth of a note that is fully right."""
 FEWEST_NOTES = 8
 """With fewer notes, one of them being most of them says nothing."""
-UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch")
+UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
 """Figures of an update that are repeated as they are; its two clipped shares are summed up."""
+
+
+MOST_MISMATCH_KL = 0.015
+"""Above this divergence of sampler and trainer there is an alarm; prime-rl requires less of a model it takes up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,15 @@ def clip_figures(role: str, figures: Mapping[str, float]) -> Figures:
         return {}
     found = {f"{role}_{name}": figures[name] for name in UPDATE_FIGURES if name in figures}
     return {f"{role}_clipped": figures.get("clipped_low", 0.0) + figures.get("clipped_high", 0.0), **found}
+
+
+def mismatch_alarms(figures: Mapping[str, float]) -> dict[str, str]:
+    """What to say where a role's sampler and trainer disagree about fresh tokens, by the figure's name."""
+    told = (
+        f"sampler and trainer differ by more than {MOST_MISMATCH_KL}: sample in float32 (dtype of the role), or set "
+        "`correction` of its objective"
+    )
+    return {name: told for name, value in figures.items() if name.endswith("_mismatch_kl") and value > MOST_MISMATCH_KL}
 
 
 def age_figures(name: str, ages: Sequence[int]) -> Figures:

@@ -21,9 +21,7 @@ import torch
 
 from crl.config import ActorObjective, ExtractorObjective
 from crl.learn.batches import MicroBatch
-
-LARGEST_LOG_RATIO = 20.0
-"""Log-ratios are held within this bound so that exp stays finite; a clip is far inside it."""
+from crl.learn.mismatch import LARGEST_LOG_RATIO, corrected, log_ratio
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,15 @@ class Statistics:
     clipped_high: float = 0.0
     mismatch_sum: float = 0.0
     """Sum of |log-probability - stored behavior log-probability|."""
+    fresh_tokens: float = 0.0
+    """Tokens that the weights before the step sampled; the trainer counts these two."""
+    kl_sum: float = 0.0
+    """Over them, the estimate of the divergence of trainer and sampler: `mismatch.mismatch`."""
 
     def __add__(self, other: Statistics) -> Statistics:
         totals = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         totals["ratio_max"] = max(self.ratio_max, other.ratio_max)
         return Statistics(**totals)
-
-
-def _log_ratio(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    return ((logprobs_BT - behavior_BT) * mask_BT).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
 
 def _statistics(
@@ -81,21 +79,25 @@ def grpo_objective(
     `ratio: sequence` gives every token the ratio of its whole sequence, the product of the token ratios (the paper's
     wording; with token_mean the sum over t is then L_clip once). `aggregation: token_sum` leaves 1/|y_k| out. The
     weight w_k holds 1/2 1/K_c and the mean over groups. A token counts as clipped where the bound takes its gradient
-    away: a ratio above it with A > 0, below it with A < 0.
+    away: a ratio above it with A > 0, below it with A < 0. With a `correction` the ratio is against another policy, and
+    a token counts where its weight was bounded (`mismatch`).
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, behavior_BT, mask_BT)
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.correction)
+    log_ratio_BT = log_ratio(logprobs_BT, by.old_BT, mask_BT)
     if config.ratio == "sequence":
-        sequence_B1 = ((logprobs_BT - behavior_BT) * mask_BT).sum(1, keepdim=True)
+        sequence_B1 = ((logprobs_BT - by.old_BT) * mask_BT).sum(1, keepdim=True)
         log_ratio_BT = sequence_B1.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).expand_as(log_ratio_BT)
     ratio_BT = log_ratio_BT.exp()
     advantages_B1 = advantages_B[:, None]
     clipped_BT = ratio_BT.clamp(1 - config.clip, 1 + config.clip)
-    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * mask_BT
+    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * by.factor_BT
     objective_B = objective_BT.sum(1)
     if config.aggregation == "token_mean":
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
     low_BT = (ratio_BT < 1 - config.clip) & (advantages_B1 < 0)
     high_BT = (ratio_BT > 1 + config.clip) & (advantages_B1 > 0)
+    if by.low_BT is not None and by.high_BT is not None:
+        low_BT, high_BT, ratio_BT = by.low_BT, by.high_BT, log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
     return -(weights_B * objective_B).sum(), _statistics(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT)
 
 
@@ -113,13 +115,18 @@ def cispo_objective(
 
     `normalizer` is sum_i |m_i|, the trained tokens of the **whole** batch, over micro-batches and ranks. The weight
     w_i is eq. 7. Both bounds act, and no token loses its gradient: the ratio is a constant (sg, stop gradient). The
-    value of this loss measures no progress. A token counts as clipped where its ratio is outside a bound.
+    value of this loss measures no progress. A token counts as clipped where its ratio is outside a bound; with a
+    `correction`, where its weight was bounded (`mismatch`).
     """
-    ratio_BT = _log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
-    clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.correction)
+    clipped_BT = log_ratio(logprobs_BT.detach(), by.old_BT, mask_BT).exp()
+    clipped_BT = clipped_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
     scale_B1 = (weights_B * advantages_B)[:, None]
-    loss = -(clipped_BT * scale_B1 * logprobs_BT * mask_BT).sum() / normalizer
+    loss = -(clipped_BT * scale_B1 * logprobs_BT * by.factor_BT).sum() / normalizer
+    ratio_BT = log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
     low_BT, high_BT = ratio_BT < 1 - config.clip_low, ratio_BT > 1 + config.clip_high
+    if by.low_BT is not None and by.high_BT is not None:
+        low_BT, high_BT = by.low_BT, by.high_BT
     return loss, _statistics(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT)
 
 

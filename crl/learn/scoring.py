@@ -18,16 +18,19 @@ from torch import nn
 
 from crl.config import LoraConfig
 from crl.errors import BadInput
+from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 
 
 @contextlib.contextmanager
-def head_only_at(model: Any, chosen_BT: torch.Tensor) -> Iterator[None]:
-    """Inside, the vocabulary head of a causal language model runs at the chosen positions [B, T] only: its logits are
-    [1, N, V], row by row."""
+def head_only_at(model: Any, chosen: torch.Tensor) -> Iterator[None]:
+    """Inside, the vocabulary head of a causal language model runs at chosen positions only: its logits are [1, N, V].
+
+    `chosen` is true at these of the positions [B, T], or their indices among all B times T [N], some perhaps twice.
+    """
 
     def narrow(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden_BTD, *rest = args
-        return (hidden_BTD[chosen_BT][None], *rest)
+        return (hidden_BTD.flatten(0, 1)[chosen.flatten()][None], *rest)
 
     handle = model.get_output_embeddings().register_forward_pre_hook(narrow, prepend=True)
     try:
@@ -44,6 +47,8 @@ class ScoredModel(nn.Module):
         self.model = model
         self.autocast = autocast
         self.config = model.config
+        self.packed = use_tree_attention(model)
+        """Whether a pass can hold several samples."""
         if model.get_output_embeddings() is None:
             raise BadInput(
                 f"{type(model).__name__} has no output embeddings",
@@ -53,8 +58,10 @@ class ScoredModel(nn.Module):
 
     def forward(
         self,
-        input_ids_BT: torch.Tensor,
-        attention_mask_BT: torch.Tensor,
+        input_ids_P: torch.Tensor,
+        depths_P: torch.Tensor,
+        paths: Paths,
+        places_N: torch.Tensor,
         targets_BT: torch.Tensor,
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
@@ -63,17 +70,13 @@ class ScoredModel(nn.Module):
         """Log-probabilities [B, T] (float32) of the targets where the mask is not 0; exactly 0 elsewhere.
 
         They are those of the distribution after dividing the logits by the temperature, as when sampling; where a
-        target was chosen among a few ids (`choices_NC`, see `MicroBatch`) it is renormalised over them.
+        target was chosen among a few ids (`choices_NC`) it is renormalised over them. Arguments as in `MicroBatch`;
+        several samples need a model that is `packed`.
         """
         chosen_BT = mask_BT != 0
-        with head_only_at(self.model, chosen_BT), self._precision(input_ids_BT.device):
-            positions_BT = (attention_mask_BT.cumsum(1) - 1).clamp(min=0)
-            output = self.model(
-                input_ids=input_ids_BT,
-                attention_mask=attention_mask_BT,
-                position_ids=positions_BT,
-                use_cache=False,
-            )
+        more = {KEYWORD: paths} if self.packed else {}
+        with head_only_at(self.model, places_N), self._precision(input_ids_P.device):
+            output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         logits_NV = output.logits[0].float() / temperature_N[:, None]
         chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - log_normalizer(logits_NV, choices_NC)

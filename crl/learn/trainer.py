@@ -12,21 +12,25 @@ import gc
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from crl.config import OptimizerConfig, RoleConfig
+from crl.config import RoleConfig
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
-from crl.learn.batches import check_sample, collate, cut, has_gradient, trained_tokens
+from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
+from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
+from crl.learn.optimizers import Moved, learning_rate, make_optimizer
+from crl.learn.packing import cut
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.terms import Objective
+from crl.learn.tree_attention import Paths
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
@@ -75,7 +79,8 @@ class Trainer:
         )
         scored = ScoredModel(model, autocast=settings.autocast)
         trainable = [parameter for parameter in scored.parameters() if parameter.requires_grad]
-        self._optimizer = _optimizer(role.optimizer, trainable)
+        self._optimizer = make_optimizer(role.optimizer, trainable)
+        self._moved = Moved(self._optimizer)
         engine, *_ = import_deepspeed().initialize(
             model=scored,
             optimizer=self._optimizer,
@@ -131,7 +136,7 @@ class Trainer:
         if inspect is not None:
             inspect(self._gradients())
         norm = self._plain_gradient_norm()
-        before = [part.detach().clone() for part in self._parts]
+        self._moved.squared = 0.0
         rate = learning_rate(self.role.optimizer, self._updates + 1)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -151,7 +156,7 @@ class Trainer:
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": rate,
-            "update_norm": self._update_norm(before),
+            "update_norm": self._update_norm(),
             "tokens": statistics.tokens,
             "ratio_mean": statistics.ratio_sum / tokens,
             "ratio_max": statistics.ratio_max,
@@ -159,6 +164,8 @@ class Trainer:
             "clipped_high": statistics.clipped_high / tokens,
             "logprob_mismatch": statistics.mismatch_sum / tokens,
         }
+        if statistics.fresh_tokens:
+            figures["mismatch_kl"] = statistics.kl_sum / statistics.fresh_tokens
         return figures
 
     def _accumulate(
@@ -170,7 +177,8 @@ class Trainer:
         normalizers = {
             kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
         }
-        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size)
+        packed = self._engine.module.packed
+        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, packed=packed)
         mine = shares[self._ranks.rank]
         # The same objectives in the same order on every rank, whatever micro-batches it got.
         sums = {kind: (0.0, Statistics()) for kind in kinds}
@@ -179,8 +187,10 @@ class Trainer:
             # A rank that has run out still takes part in every collective operation, at weight 0.
             batch = collate(share or [min(active, key=lambda sample: len(sample.token_ids))]).to(self._ranks.device)
             logprobs_BT = self._engine(
-                batch.input_ids_BT,
-                batch.attention_mask_BT,
+                batch.input_ids_P,
+                batch.depths_P,
+                Paths.of(batch.tree, self._ranks.device),
+                batch.places_N,
                 batch.targets_BT,
                 batch.mask_BT,
                 batch.temperature_B,
@@ -189,6 +199,9 @@ class Trainer:
             kind = batch.objective
             loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalizers[kind])
             if share:
+                if objectives[kind].on_policy:
+                    fresh, divergence = mismatch(logprobs_BT, batch)
+                    counted = replace(counted, fresh_tokens=fresh, kl_sum=divergence)
                 total, statistics = sums[batch.objective]
                 sums[batch.objective] = total + float(loss.detach()), statistics + counted
             else:
@@ -234,9 +247,9 @@ class Trainer:
         gradients = [part.grad for part in self._parts if part.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
-    def _update_norm(self, before: Sequence[torch.Tensor]) -> float:
-        pairs = zip(self._parts, before, strict=True)
-        squared = sum(float((part.detach() - old).square().sum()) for part, old in pairs)
+    def _update_norm(self) -> float:
+        """Norm of the step just taken, over all ranks."""
+        squared = self._moved.squared
         if self.role.deepspeed.zero_stage > 0 and self._ranks.size > 1:
             shared = torch.tensor(squared, dtype=torch.float64, device=self._ranks.device)
             dist.all_reduce(shared)
@@ -320,20 +333,6 @@ def require_deepspeed(engine: Any) -> Any:
             next_step="check the installation with `crl doctor`",
         )
     return engine
-
-
-def learning_rate(config: OptimizerConfig, update: int) -> float:
-    """The rate of an update (the first is 1): it rises in a line from 0, which no update has, and then stays."""
-    return (
-        config.learning_rate * min(1.0, update / config.warmup_steps) if config.warmup_steps else config.learning_rate
-    )
-
-
-def _optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's own optimizers: DeepSpeed's compile on first use, and these have the same state on every device."""
-    if config.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay)
 
 
 def _engine_config(role: RoleConfig) -> dict[str, Any]:

@@ -7,23 +7,37 @@ model (`sources`) stays light.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from crl.config.roles import ENDPOINT
 from crl.policies.sources import ModelSource, check_model, name_accelerator, resolve_model
 
 if TYPE_CHECKING:
     from crl.config import RoleConfig
-    from crl.policies.chat import ChatFormat
-    from crl.protocols import Embedder, LoadedPolicy
+    from crl.config.servers import ServerConfig
+    from crl.protocols import Chat, Embedder, LoadedPolicy
 
 __all__ = ["ModelSource", "check_model", "load_chat", "load_embedder", "load_policy", "resolve_model"]
 
 
 def load_policy(
-    role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True
+    role: RoleConfig,
+    model_path: Path,
+    checkpoint: Path | None,
+    *,
+    threads: int,
+    multi_turn: bool = True,
+    server: ServerConfig | None = None,
+    weights: str = "",
 ) -> LoadedPolicy:
-    """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`."""
-    policy: LoadedPolicy = role.engine.load(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
+    """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
+
+    `server` (None: the defaults) and `weights`, the digest of the weights, are for engines that sample by a server.
+    """
+    served: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
+    policy: LoadedPolicy = role.engine.load(
+        role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, **served
+    )
     return policy
 
 
@@ -34,11 +48,15 @@ def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
     return embedders.load_embedder(name, query_instruction)
 
 
-def load_chat(source: ModelSource, *, multi_turn: bool = True) -> tuple[ChatFormat, int | None]:
+def load_chat(source: ModelSource, *, multi_turn: bool = True) -> tuple[Chat, int | None]:
     """A model's chat format without its weights, and the longest sequence it was made for (None: it does not say).
 
     `multi_turn` False allows templates that rewrite history, for roles that write one turn.
     """
+    if source.name.startswith(ENDPOINT):
+        from crl.policies.endpoint_chat import EndpointChat
+
+        return EndpointChat(), None
     name_accelerator()
     from transformers import AutoConfig, AutoTokenizer
 

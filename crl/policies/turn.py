@@ -14,13 +14,14 @@ class Turn:
     Attributes:
         room: most ids it may have.
         stop_reason: why it ended; None while it goes on.
+        constrained: whether it is one of the answers that the row may give.
     """
 
     def __init__(self, room: int, answers: Answers | None) -> None:
         """`answers` None: free text."""
         self.room = room
         self.stop_reason: StopReason | None = None
-        self._answers, self._constrained = answers, answers is not None
+        self._answers, self.constrained = answers, answers is not None
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._drawn: list[int] = []
@@ -33,7 +34,7 @@ class Turn:
 
     def draw(self, index: int, logprob: float, end_ids: frozenset[int]) -> list[int]:
         """Append an id that was drawn, and those after it that leave no choice; the ids that were appended."""
-        if self._constrained:
+        if self.constrained:
             self._choices.append(self.options)
         self._append(index, logprob, drawn=1)
         if self._answers is not None:
@@ -52,14 +53,14 @@ class Turn:
             ((index, self._answers),) = self._answers.items()
             self._append(index, 0.0, drawn=0)
             appended.append(index)
-        if self._constrained and not self._answers:
+        if self.constrained and not self._answers:
             self.stop_reason = StopReason.end_of_turn
         return appended
 
     def sampled(self) -> Sampled:
         """The finished turn."""
         assert self.stop_reason is not None, "asked for before it ended"
-        drawn = self._drawn if self._constrained else None
+        drawn = self._drawn if self.constrained else None
         return Sampled(self._ids, self._logprobs, self.stop_reason, drawn, self._choices)
 
     def _append(self, index: int, logprob: float, *, drawn: int) -> None:

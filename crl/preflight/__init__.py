@@ -8,8 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from crl.config import Experiment, Runtime, TaskRunnerName
+from crl.config.engines import ServedEngine
+from crl.config.servers import ServerConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
+from crl.run.directory import RunDirectory
 
 Check = Callable[[], None]
 
@@ -19,16 +22,37 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
     possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
     from crl.policies.embedder_sources import resolve_embedder
     from crl.preflight.estimate import check_disk
-    from crl.preflight.numbers import machine_checks, model_checks
+    from crl.preflight.numbers import model_checks
     from crl.recipes import recipe_of
 
-    _raise_first([*checks(experiment), *machine_checks(experiment)])
+    _raise_first(checks_here(experiment))
     embedder = experiment.method.recipe.embedder()
     if embedder is not None:
         resolve_embedder(embedder.name)
     recipe_of(experiment.method).check_ready(experiment.method, run_path)
     _raise_first(model_checks(experiment))  # of models that the recipe's own check has just fetched
     check_disk(experiment, run_path, rounds)
+
+
+def check_run(run: RunDirectory, runtime: Runtime) -> None:
+    """As :func:`check_ready`, of a run that goes on with the method that it keeps; its prompts were checked, and what
+    is missing on the disk is said when it is written."""
+    _raise_first(checks_here(_experiment_of(run, runtime)))
+
+
+def check_evaluation(run: RunDirectory, runtime: Runtime) -> None:
+    """As :func:`check_run`, of a run that is evaluated in this process: no rank, shard or tracker takes part."""
+    experiment = _experiment_of(run, Runtime(oversubscribe=runtime.oversubscribe, trackers=()))
+    _raise_first(checks_here(experiment, trains=False))
+
+
+def check_before_warm_starts(experiment: Experiment) -> None:
+    """What of :func:`check_ready` can be said before the models `warm:…` are made."""
+    _raise_first(checks_here(experiment, warm=False))
+
+
+def _experiment_of(run: RunDirectory, runtime: Runtime) -> Experiment:
+    return Experiment.model_construct(name=run.experiment_name, method=run.method, runtime=runtime)
 
 
 def _raise_first(found: Iterable[tuple[str, Check]]) -> None:
@@ -40,19 +64,32 @@ def _raise_first(found: Iterable[tuple[str, Check]]) -> None:
             raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
 
 
-def checks(experiment: Experiment) -> list[tuple[str, Check]]:
-    """What has to be there, by the place in the config that asks for it."""
+def checks_here(experiment: Experiment, *, warm: bool = True, trains: bool = True) -> list[tuple[str, Check]]:
+    """As :func:`checks`, and what this machine must have: to play only, unless the experiment `trains`."""
+    from crl.preflight.numbers import machine_checks
+
+    return [*checks(experiment, warm=warm), *machine_checks(experiment, trains=trains)]
+
+
+def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Check]]:
+    """What has to be there, by the place in the config that asks for it; without `warm` no model `warm:…`."""
     from crl.checks.own import check_own_suites
     from crl.envs import check_environment
     from crl.policies.embedder_sources import check_embedder
-    from crl.policies.sources import check_model
+    from crl.policies.sources import check_model, warm_checkpoint
     from crl.preflight.numbers import model_checks
 
     method = experiment.method
     found: list[tuple[str, Check]] = [
-        (f"method.roles.{owner}.model", partial(check_model, method.role(owner).model)) for owner in method.owners()
+        (f"method.roles.{owner}.model", partial(check_model, model))
+        for owner, model in ((owner, method.role(owner).model) for owner in method.owners())
+        if warm or warm_checkpoint(model) is None
     ]
     found += model_checks(experiment)
+    for owner in method.owners():
+        engine, server = method.role(owner).engine, experiment.runtime.servers.get(owner, ServerConfig())
+        if isinstance(engine, ServedEngine):
+            found.append((f"runtime.servers.{owner}", partial(engine.check, owner, server)))
     embedder = method.recipe.embedder()
     if embedder is not None:
         asked = partial(check_embedder, embedder.name, embedder.query_instruction)

@@ -1,59 +1,35 @@
-"""What an experiment will need: memory of a process and disk of a run, estimated from the config alone.
+"""What an experiment will need: memory of its processes, disk of a run, work of a round, from the config alone.
 
-Upper bounds in round numbers, made to refuse a run before it starts rather than after an hour: nothing is loaded, a
-checkpoint's `config.json` is all that is read. They leave out what a GPU driver or an allocator adds.
+Made to refuse a run before it starts rather than after an hour: nothing is loaded, a checkpoint's `config.json` is all
+that is read. The formulas are in `shapes`, `memory` and `work`; here they are put together as the engine does it
+(`crl/engine/services.py`: which models are held at the same time).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crl.config import Experiment, LoraConfig, RoleConfig
+from crl.config import Experiment, Method
 from crl.policies.embedder_sources import EMBEDDERS
+from crl.preflight.memory import (
+    FLOAT32,
+    PROCESS,
+    SamplingMemory,
+    UpdateMemory,
+    checkpoint_bytes,
+    sampling_memory,
+    update_memory,
+)
+from crl.preflight.shapes import ModelShape, shape_of
+from crl.preflight.work import Work, sampled_positions, work_of
 from crl.run.disk import require_free
 
-_FLOAT32, _FLOAT16 = 4, 2
-_ADAM_MOMENTS = 2
-_PROCESS = 800 * 2**20
-"""A process with torch, transformers and a small embedder, before any model."""
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""
-_ACTIVATIONS = 34
-"""Bytes a token, layer and unit of width that a backward pass keeps (float32 with a fused attention)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """The sizes that memory follows from."""
-
-    vocabulary: int
-    hidden: int
-    layers: int
-    key_value: int
-    """Width of keys, and of values: key-value heads times their size."""
-    intermediate: int
-    tied: bool = True
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of a decoder of the Llama kind."""
-        attention = self.hidden * (2 * self.hidden + 2 * self.key_value)
-        layer = attention + 3 * self.hidden * self.intermediate
-        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.layers * layer
-
-    def adapter_parameters(self, lora: LoraConfig) -> int:
-        """Trained parameters with low-rank adapters on every linear layer."""
-        widths = 4 * self.hidden + 2 * (self.hidden + self.key_value) + 3 * (self.hidden + self.intermediate)
-        return self.layers * lora.rank * widths
-
-
-SHAPES = {
-    "tiny": ModelShape(512, 64, 2, 32, 176),
-    "smollm2-135m-instruct": ModelShape(49_152, 576, 30, 192, 1536),
-}
+_SMALL = 64 * 2**20
+"""Weights up to which the engine keeps every model (`crl.engine.services.SMALL_BYTES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,80 +37,98 @@ class Estimate:
     """What a run needs; None where the model is not known yet (a Hugging Face id that is not on this machine)."""
 
     memory_bytes: int | None
-    """Peak of an engine process: sampling models, one training state, the key-value cache, activations."""
+    """Peak of the process that holds most."""
     checkpoint_bytes: int | None
     """The checkpoints that retention keeps, and one more while it is written."""
     round_bytes: int
     """Rows of one round."""
     unknown: tuple[str, ...] = ()
     """Models whose size is not known."""
+    device_bytes: int = 0
+    """What of it is on the GPU where there is one: models are loaded, and adapters merged, in the machine's memory."""
+    machine_bytes: int = 0
+    """All processes that work at the same time, ranks and shards, on one machine."""
+    written_bytes: int = 0
+    """Checkpoints that a round writes."""
+    kept_every_bytes: int = 0
+    """Checkpoints that `runtime.keep_every` keeps for good, per round."""
+    sampling: Mapping[str, SamplingMemory] = field(default_factory=dict)
+    """By role."""
+    updates: Mapping[str, UpdateMemory] = field(default_factory=dict)
+    """Of one rank, by the role that owns the weights."""
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """By role."""
 
     def disk_bytes(self, rounds: int) -> int | None:
         """What so many rounds write in all; None where a model is unknown."""
-        return None if self.checkpoint_bytes is None else self.checkpoint_bytes + rounds * self.round_bytes
-
-
-def config_file(model: str) -> Path | None:
-    """The `config.json` of a model by its name or directory; None where it is not on this machine."""
-    return next((path for path in _configs(model) if path.is_file()), None)
-
-
-def shape_of(model: str) -> ModelShape | None:
-    """The shape of a model by its name or directory; None where it is not on this machine."""
-    config = config_file(model)
-    if config is None:
-        return SHAPES.get(model)
-    found = json.loads(config.read_text(encoding="utf-8"))
-    try:
-        hidden, heads = found["hidden_size"], found["num_attention_heads"]
-        head = found.get("head_dim") or hidden // heads
-        return ModelShape(
-            vocabulary=found["vocab_size"],
-            hidden=hidden,
-            layers=found["num_hidden_layers"],
-            key_value=(found.get("num_key_value_heads") or heads) * head,
-            intermediate=found.get("intermediate_size") or 4 * hidden,
-            tied=bool(found.get("tie_word_embeddings", True)),
-        )
-    except KeyError:
-        return None
+        if self.checkpoint_bytes is None:
+            return None
+        return self.checkpoint_bytes + rounds * (self.round_bytes + self.kept_every_bytes)
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Memory and disk that an experiment needs."""
+    """Memory, disk and work of an experiment."""
     method = experiment.method
-    roles = {owner: method.role(owner) for owner in method.owners()}
-    shapes = {name: shape_of(role.model) for name, role in roles.items()}
     embedder, reading = method.recipe.embedder(), 0
     episodes = sum(family.groups for family in method.families) * method.rollout.group_size
     # Of every role one record per episode: what it played, or what it wrote about it.
     round_bytes = _TOKEN_ROW * episodes * sum(method.role(name).context for name in method.recipe.roles())
-    unknown = {roles[name].model for name, shape in shapes.items() if shape is None}
+    shapes = {name: shape_of(method.role(name).model) for name in method.recipe.roles()}
+    unknown = {method.role(name).model for name, shape in shapes.items() if shape is None}
     if embedder is not None and embedder.name not in EMBEDDERS:
         shape = shape_of(embedder.name)
         unknown |= {embedder.name} if shape is None else set()
-        reading = 0 if shape is None else _FLOAT32 * shape.parameters
+        reading = 0 if shape is None else FLOAT32 * shape.parameters
     if unknown:
         return Estimate(None, None, round_bytes, tuple(sorted(unknown)))
     known = {name: shape for name, shape in shapes.items() if shape is not None}
-    rows = min(method.rollout.wave_groups, sum(family.groups for family in method.families)) * method.rollout.group_size
-    sampling = sum(_sampling(known[name], role, rows) for name, role in roles.items())
-    training = max(_training(known[name], role) for name, role in roles.items())
-    kept = experiment.runtime.keep_checkpoints + 1
-    checkpoints = sum(kept * _checkpoint(known[name], role) for name, role in roles.items() if name in method.trained())
-    return Estimate(_PROCESS + reading + sampling + training, checkpoints, round_bytes)
+    sampling: dict[str, SamplingMemory] = {}
+    updates: dict[str, UpdateMemory] = {}
+    work: dict[str, Work] = {}
+    for name, shape in known.items():
+        role, turns, rows = method.role(name), _turns(method, name), _rows(method, name)
+        sampling[name] = sampling_memory(shape, role, rows)
+        owner = method.owner(name)
+        trained = owner in method.trained()
+        if trained:
+            made = update_memory(shape, role, sampled_positions(role, turns))
+            updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
+        work[name] = work_of(shape, role, outputs=episodes, turns=turns, rows=rows, trained=trained)
+    written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
+    every = experiment.runtime.keep_every
+    engine = PROCESS + reading + _engine(method, known, sampling, updates)
+    player = PROCESS + reading + _playing(sampling)
+    ranks = [method.role(owner).deepspeed.ranks * (PROCESS + made.peak) for owner, made in updates.items()]
+    first = engine + (experiment.runtime.shards - 1) * player
+    # Beside it a second track has engines of its own.
+    others = experiment.runtime.overlap_engines - 1 if method.overlap else 0
+    return Estimate(
+        memory_bytes=engine,
+        checkpoint_bytes=(experiment.runtime.keep_checkpoints + 1) * sum(written.values()),
+        round_bytes=round_bytes,
+        device_bytes=_engine(
+            method, known, {name: replace(each, loading=0) for name, each in sampling.items()}, updates
+        ),
+        machine_bytes=max(first, *ranks) + others * first,
+        written_bytes=sum(written.values()),
+        kept_every_bytes=sum(written.values()) // every if every else 0,
+        sampling=sampling,
+        updates=updates,
+        work=work,
+    )
 
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     """Raise NotEnoughDisk where what a run still has to write does not fit, with `min_free_gigabytes` left over."""
-    total = estimate(experiment).disk_bytes(rounds)
+    needed = estimate(experiment)
+    total = needed.disk_bytes(rounds)
     if total is None:
         return
     present = sum(path.stat().st_size for path in run_path.rglob("*") if path.is_file()) if run_path.is_dir() else 0
     # What a run that goes on already holds is replaced, not added; its rows stay and new ones come.
-    needed = max(total - present, rounds * estimate(experiment).round_bytes)
+    wanted = max(total - present, rounds * needed.round_bytes)
     reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
-    require_free(run_path, needed_bytes=needed, reserve_bytes=reserve)
+    require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
 
 
 def gigabytes(count: int) -> str:
@@ -142,46 +136,54 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
 
 
-def _configs(model: str) -> Iterator[Path]:
-    from crl.policies.sources import models_directory, warm_checkpoint
-
-    if (checkpoint := warm_checkpoint(model)) is not None:
-        yield checkpoint / "config.json"
-        return
-    yield Path(model).expanduser() / "config.json"
-    if "/" not in model:
-        yield from sorted(models_directory().glob(f"{model}-v*/config.json"), reverse=True)
-    elif not model.startswith(("/", ".", "~")):
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(model, "config.json")
-        if isinstance(cached, str):
-            yield Path(cached)
+def _playing(sampling: Mapping[str, SamplingMemory]) -> int:
+    """While episodes are played or read: every role's weights, and one role at a time at work or being loaded."""
+    busiest = max((max(each.cache + each.working, each.loading) for each in sampling.values()), default=0)
+    return sum(each.weights for each in sampling.values()) + busiest
 
 
-def _sampling(shape: ModelShape, role: RoleConfig, rows: int) -> int:
-    size = _FLOAT16 if role.dtype == "bfloat16" else _FLOAT32
-    cache = rows * role.context * shape.layers * 2 * shape.key_value * size
-    return shape.parameters * size + cache
+def _engine(
+    method: Method,
+    shapes: Mapping[str, ModelShape],
+    sampling: Mapping[str, SamplingMemory],
+    updates: Mapping[str, UpdateMemory],
+) -> int:
+    """Peak of the models of one engine.
+
+    A trainer stays until another is asked for, beside the models that play the next round; the sampling copies of the
+    weights that it trains go. An update over several ranks has an engine of its own. Small models all stay.
+    """
+    here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
+    playing = _playing(sampling)
+    if FLOAT32 * sum(shapes[_first(method, owner)].parameters for owner in method.owners()) <= _SMALL:
+        return playing + sum(update.peak for update in here.values())
+    training = [
+        update.peak + sum(each.weights for name, each in sampling.items() if method.owner(name) != owner)
+        for owner, update in here.items()
+    ]
+    several = [update.peak for owner, update in updates.items() if owner not in here]
+    kept = max((update.kept for update in here.values()), default=0)
+    return max([playing + kept, *training, *several])
 
 
-def _training(shape: ModelShape, role: RoleConfig) -> int:
-    """Float32 weights, gradients, moments, and the activations and logits of a micro batch."""
-    trained = shape.parameters if role.lora is None else shape.adapter_parameters(role.lora)
-    moments = _ADAM_MOMENTS if role.optimizer.kind == "adamw" else 0
-    state = _FLOAT32 * (shape.parameters + trained * (1 + moments) // max(1, _shards(role)))
-    tokens = role.deepspeed.micro_batch * role.context
-    layers = 1 if role.deepspeed.gradient_checkpointing else shape.layers
-    size = _FLOAT16 if role.deepspeed.autocast == "bfloat16" else _FLOAT32
-    activations = tokens * shape.hidden * layers * _ACTIVATIONS * size // _FLOAT32
-    return state + activations + 2 * _FLOAT32 * tokens * shape.vocabulary
+def _first(method: Method, owner: str) -> str:
+    """A role of the recipe that has these weights."""
+    return next(name for name in method.recipe.roles() if method.owner(name) == owner)
 
 
-def _shards(role: RoleConfig) -> int:
-    return role.deepspeed.ranks if role.deepspeed.zero_stage else 1
+def _turns(method: Method, role: str) -> int:
+    """Most turns of one output; an environment that says nothing of them may fill the context."""
+    if not method.recipe.roles()[role].multi_turn:
+        return 1
+    return max(int(getattr(family.environment, "max_turns", method.role(role).context)) for family in method.families)
 
 
-def _checkpoint(shape: ModelShape, role: RoleConfig) -> int:
-    trained = shape.parameters if role.lora is None else shape.adapter_parameters(role.lora)
-    moments = _ADAM_MOMENTS if role.optimizer.kind == "adamw" else 0
-    return _FLOAT32 * trained * (1 + moments)
+def _rows(method: Method, role: str) -> int:
+    """Rows that a role samples side by side: a wave or what `rollout.batch` lets in, or of a role that writes one turn
+    the recipe's batch."""
+    groups = min(method.rollout.wave_groups, sum(family.groups for family in method.families))
+    wave = min(groups * method.rollout.group_size, method.rollout.batch or 2**31)
+    if method.recipe.roles()[role].multi_turn:
+        return wave
+    distill = getattr(method.recipe, "distill", None)
+    return wave if distill is None else int(distill.batch)

@@ -1,4 +1,4 @@
-"""Numbers of an experiment that this machine or its models cannot take: threads, ranks, top_k, modules of adapters.
+"""Numbers of an experiment that this machine or its models cannot take: threads, shards, ranks, top_k, LoRA modules.
 
 They are no bounds of the config: a method is frozen, and may be read on a machine with fewer cores. Of a checkpoint
 `config.json` and the headers of the weights are read; a model that is not on this machine yet is not checked.
@@ -12,24 +12,32 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from crl.config import Experiment, LoraConfig
+from crl.config import Experiment, LoraConfig, NodesConfig, TaskRunnerName
 from crl.errors import BadInput
-from crl.preflight.estimate import config_file, shape_of
+from crl.preflight.shapes import config_file, shape_of
 
-_THREADS_A_CORE = 4
+_THREADS_A_CORE = _SHARDS_A_CORE = 4
 _MOST_NAMES = 20
+_ALLOW = "lower it, or allow it: crl train EXPERIMENT --set runtime.oversubscribe=true, which also continues a run"
 
 
-def machine_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]:
-    """What the machine must have, by the place in the config that asks for it."""
+def machine_checks(experiment: Experiment, *, trains: bool = True) -> list[tuple[str, Callable[[], None]]]:
+    """What the machine must have, by the place in the config that asks for it; to play only, unless it `trains`."""
     method, runtime = experiment.method, experiment.runtime
+    nodes = runtime.nodes if trains else None
     found: list[tuple[str, Callable[[], None]]] = []
-    if not runtime.oversubscribe:
-        found.append(("method.threads", partial(check_threads, method.threads)))
-    for owner in method.trained():
+    if nodes is not None:
+        most = max((method.role(owner).deepspeed.ranks for owner in method.trained()), default=1)
+        found.append(("runtime.nodes.hostfile", partial(_check_hosts, nodes, most)))
+    if runtime.oversubscribe:
+        return found
+    found.append(("method.threads", partial(check_threads, method.threads)))
+    if trains and runtime.task_runner is TaskRunnerName.engines:
+        tracks = runtime.overlap_engines if method.overlap else 1
+        found.append(("runtime.shards", partial(_check_shards, runtime.shards, tracks)))
+    for owner in method.trained() if trains and nodes is None else ():
         ranks, where = method.role(owner).deepspeed.ranks, f"method.roles.{owner}.deepspeed.ranks"
-        if ranks > 1 and not runtime.oversubscribe:
-            found.append((where, partial(_check_ranks, ranks, where)))
+        found.append((where, partial(check_ranks, ranks, where)))
     return found
 
 
@@ -48,11 +56,7 @@ def model_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]
     return found
 
 
-def check_threads(
-    threads: int,
-    where: str = "method.threads",
-    next_step: str = "lower it, or set runtime.oversubscribe: true",
-) -> None:
+def check_threads(threads: int, where: str = "method.threads", next_step: str = _ALLOW) -> None:
     """Raise BadInput for many more threads than this machine has cores: they would only wait for each other."""
     cores = os.cpu_count() or 1
     if threads > _THREADS_A_CORE * cores:
@@ -64,7 +68,22 @@ def check_threads(
         )
 
 
-def _check_ranks(ranks: int, where: str) -> None:
+def _check_shards(shards: int, tracks: int) -> None:
+    cores = os.cpu_count() or 1
+    if shards * tracks > _SHARDS_A_CORE * cores:
+        raise BadInput(
+            f"runtime.shards is {shards}{' for each of two tracks' * (tracks - 1)}, and this machine has "
+            f"{_counted(cores, 'core')}",
+            expected=f"at most {_SHARDS_A_CORE * cores // tracks}: each is a process with models of its own",
+            where="runtime.shards",
+            next_step=_ALLOW,
+        )
+
+
+def check_ranks(ranks: int, where: str, next_step: str = _ALLOW) -> None:
+    """Raise BadInput for more ranks than this machine has GPUs, or cores where it has none."""
+    if ranks == 1:
+        return
     from crl.policies.determinism import gpu_count  # torch takes seconds to import
 
     gpus = gpu_count()
@@ -72,10 +91,14 @@ def _check_ranks(ranks: int, where: str) -> None:
     if ranks > there:
         raise BadInput(
             f"{where} is {ranks}, and this machine has {_counted(there, 'GPU' if gpus else 'core')}",
-            expected=f"at most {there}: all ranks of an update run on this machine",
+            expected=f"at most {there}, or runtime.nodes: without it all ranks of an update run on this machine",
             where=where,
-            next_step="lower it, or set runtime.oversubscribe: true",
+            next_step=next_step,
         )
+
+
+def _check_hosts(nodes: NodesConfig, ranks: int) -> None:
+    nodes.placed(ranks)
 
 
 def _check_top_k(top_k: int, model: str, where: str) -> None:

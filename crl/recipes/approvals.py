@@ -17,6 +17,7 @@ from crl.recipes.reading import recorded_rows, stages_behind
 from crl.recipes.stage import Recipe
 from crl.run.decisions import Decision, load_decision, now, shown_digest, write_decision
 from crl.run.directory import RunDirectory
+from crl.text.unicode import valid_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,6 @@ def _some(names: tuple[str, ...], most: int = 5) -> str:
 def login_name() -> str:
     """Who sits at this machine, as the system knows them."""
     try:
-        return getpass.getuser()
+        return valid_text(getpass.getuser())  # it may come from a variable of the environment
     except (KeyError, OSError):  # a container's user without an entry
         return "unknown"

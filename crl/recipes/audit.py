@@ -17,9 +17,11 @@ from crl.errors import RecordDamaged
 from crl.recipes.banks import publishing_stage
 from crl.recipes.replay_audit import bank_problem, replay_problems
 from crl.recipes.stage import Recipe
+from crl.recipes.staleness import staleness_problems
 from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of
 from crl.run.directory import RunDirectory
-from crl.run.verify import Problem, verify
+from crl.run.problem import Problem, Record
+from crl.run.verify import problems_in, record_of
 
 R = TypeVar("R", bound=Row)
 
@@ -27,10 +29,12 @@ _SLICE = 65_536
 """Rows that are objects at a time."""
 
 
-def problems_of(run: RunDirectory, recipe: Recipe) -> list[Problem]:
-    """Every problem of a run: of its files (:func:`crl.run.verify.verify`), its banks, and the events behind these."""
-    of_files = verify(run.path, from_rows=partial(recipe.from_rows, run.method))
-    return [*of_files, *bank_problems(run, recipe), *replay_problems(run, recipe)]
+def problems_of(run: RunDirectory, recipe: Recipe, record: Record | None = None) -> list[Problem]:
+    """Every problem of a run: of its files (:func:`crl.run.verify.verify`), its banks, the events behind these, and the
+    age of what its rows were made with."""
+    record = record or record_of(run.path, from_rows=partial(recipe.from_rows, run.method))
+    of_banks = [*bank_problems(run, recipe), *replay_problems(run, recipe)]
+    return [*problems_in(record), *of_banks, *staleness_problems(run, recipe)]
 
 
 def bank_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:
@@ -42,7 +46,10 @@ def _problems(run: RunDirectory, recipe: Recipe) -> Iterator[Problem]:
     bank: dict[str, int] | None = {}
     """Digest of each row by entry; None after a round that could not be read, until one stored the whole bank."""
     digest = "0"
-    for number in run.rounds():
+    rounds = run.rounds()
+    for number in rounds:
+        if number and number - 1 not in rounds:  # a whole round is gone: `verify` names it
+            bank = None
         place = publishing_stage(recipe, run.method, number)
         if place is None or place[0] != number:
             continue

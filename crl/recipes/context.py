@@ -21,6 +21,7 @@ from crl.recipes.timing import note_time
 from crl.records import Row, rows_of, schema_of, table_of
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
+from crl.text.unicode import valid_text, with_texts
 
 R = TypeVar("R", bound=Row)
 Progress = Callable[[dict[str, Any]], None]
@@ -135,8 +136,13 @@ class StageContext:
         return {key: Manifest.load(self.run_path / "rounds" / key).digest for key in keys}
 
     def write(self, row_type: type[R], rows: Iterable[R]) -> None:
-        """Write the rows of one type; once per type."""
-        self._writer.write(row_type, table_of(row_type, rows))
+        """Write the rows of one type; once per type. Whoever wrote its texts, they are made valid Unicode."""
+        listed = list(rows)
+        try:
+            table = table_of(row_type, listed)
+        except UnicodeEncodeError:
+            table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
+        self._writer.write(row_type, table)
 
     def write_table(self, row_type: type[Row], table: pa.Table) -> None:
         """Write an Arrow table of a type as it is."""

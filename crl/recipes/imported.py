@@ -7,7 +7,7 @@ anywhere, and a vector decides when its text is shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,18 @@ def _embedder(
     vectors_ND, embedder = taken.vectors(), ctx.services.embedder()
     if vectors_ND is None or source["digest"] != ctx.services.model_digest("embedder"):
         return embedder
+    check_vectors(rows, vectors_ND, embedder, source["name"], where=str(ctx.run_path / taken.relative))
+    return _Recorded({row["text"]: vector for row, vector in zip(rows, vectors_ND, strict=True)}, vectors_ND.shape[1])
+
+
+def check_vectors(
+    rows: Sequence[Mapping[str, Any]],
+    vectors_ND: NDArray[np.float32],
+    embedder: TextVectors,
+    name: str,
+    where: str | None = None,
+) -> None:
+    """Raise BadInput for a vector of an import that is not what the embedder makes of its text."""
     texts = [row["text"] for row in rows]
     made_ND = embedder.embed(texts)
     same = np.zeros(len(texts), dtype=np.bool_)
@@ -136,11 +148,11 @@ def _embedder(
         row = int(np.flatnonzero(~same)[0])
         raise BadInput(
             f"the imported bank's vector of {rows[row]['entry_id']} (row {row + 1}) is not that of its text",
-            expected=f"what {source['name']} makes of it, as the import says",
-            where=str(ctx.run_path / taken.relative),
-            next_step="remove that file and import a bank that was exported again, or with --no-embeddings",
+            expected=f"what {name} makes of it, as the import says",
+            where=where,
+            next_step=f"{'remove that file and ' if where else ''}import a bank that was exported again, or with "
+            "--no-embeddings",
         )
-    return _Recorded(dict(zip(texts, vectors_ND, strict=True)), vectors_ND.shape[1])
 
 
 class _Recorded:

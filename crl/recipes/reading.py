@@ -24,8 +24,8 @@ def recorded_bank(run: RunDirectory, recipe: Recipe, round_number: int) -> Snaps
     """The bank after a round. Raises BadInput where the round has not published one, RecordDamaged."""
     place = publishing_stage(recipe, run.method, round_number)
     newest = max(run.rounds(), default=-1)
-    # Of a round with later ones the stage was there: that it is gone is damage.
-    if place is None or (not run.is_complete(*place) and place[0] >= newest):
+    # Of a round with later ones the stage was there: that it is gone is damage. Where rounds overlap, one may be ahead.
+    if place is None or (not run.is_complete(*place) and place[0] >= newest - run.method.overlap):
         raise BadInput(
             f"round {round_number} of {run.path} has published no bank",
             expected="a round whose `consolidate` is complete",

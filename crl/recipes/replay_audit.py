@@ -23,9 +23,9 @@ def replay_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:
     """The first round whose events do not result in its bank. Files that cannot be read are named by `verify` alone."""
     table_of = tables_of(recipe, run.method, run.read)
     bank: Replayed | None = None
-    for number in run.rounds():
+    for expected_number, number in enumerate(run.rounds()):
         place = publishing_stage(recipe, run.method, number)
-        if place is None or place[0] != number or not run.is_complete(*place):
+        if number != expected_number or place is None or place[0] != number or not run.is_complete(*place):
             break
         try:
             summary, changes = summary_of(number, table_of), table_of(BankChange, number)

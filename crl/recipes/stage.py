@@ -68,6 +68,8 @@ class Stage:
     """Role whose model it needs; None needs no language model."""
     update: bool = False
     """Whether it trains: it then runs on every rank of the role's engine."""
+    second_track: bool = False
+    """Whether it may run beside the first track of the round after. Within a round the first track comes first."""
     due: Callable[[Method, int], bool] = always
     parts: Callable[[Any], int] | None = None
     """How many independent parts the stage has; None: one piece. Parts may run in any engine, in any order."""
@@ -115,6 +117,10 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))
         object.__setattr__(self, "stages", in_order(self.stages))
+        for listed in (self.preparation, self.stages):
+            tracks = [stage.second_track for stage in listed]
+            if tracks != sorted(tracks):
+                raise ValueError(f"recipe {self.name}: a stage of the first track reads one of the second")
 
     def stages_of(self, method: Method, round_number: int) -> tuple[Stage, ...]:
         """The stages due in a round, in order."""
@@ -140,6 +146,11 @@ class Recipe:
     def has_bank(self) -> bool:
         """Whether a stage of its rounds publishes an experience bank."""
         return any(BankSnapshot in stage.writes for stage in self.stages)
+
+    def reach(self) -> int:
+        """Rounds that stages look back for weights: so many checkpoints may still be read."""
+        writers = {stage.name for stage in self.stages if Weights in stage.writes}
+        return max((-read.offset for stage in self.stages for read in stage.reads if read.stage in writers), default=0)
 
     def checkpoint_stages(self) -> dict[str, list[str]]:
         """Stages that write a role's weights; one that names no role writes those of every role."""
@@ -168,11 +179,12 @@ class Recipe:
 
 
 def in_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Stages so that each comes after those of its round that it reads; as listed where that leaves a choice.
+    """Stages so that each comes after those of its round that it reads, and the second track after the first; as listed
+    where that leaves a choice.
 
     Raises ValueError where stages read each other.
     """
-    names = {stage.name: place for place, stage in enumerate(stages)}
+    names = {stage.name: (stage.second_track, place) for place, stage in enumerate(stages)}
     sorter = TopologicalSorter(
         {
             stage.name: {read.stage for read in stage.reads if read.offset == 0 and read.stage in names}
@@ -187,6 +199,6 @@ def in_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     ready: list[str] = []
     while sorter.is_active():
         ready = sorted([*ready, *sorter.get_ready()], key=names.__getitem__)
-        found.append(stages[names[ready[0]]])
+        found.append(stages[names[ready[0]][1]])
         sorter.done(ready.pop(0))
     return tuple(found)

@@ -8,6 +8,7 @@ from pathlib import Path
 from crl.errors import RecordDamaged
 from crl.recipes.context import StageContext
 from crl.records import Weights
+from crl.run.files import sha256_once
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
@@ -35,8 +36,7 @@ def identify(base_digest: str, checkpoint: Path) -> str:
     digest = hashlib.sha256(base_digest.encode())
     for path in sorted(path for path in checkpoint.iterdir() if path.is_file()):
         digest.update(path.name.encode())
-        with path.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(bytes.fromhex(sha256_once(path)))
     return digest.hexdigest()
 
 

@@ -17,7 +17,6 @@ from crl.errors import BadInput
 from crl.records import ROW_TYPE_BY_TABLE, Row
 from crl.run.cache import CACHE, cached
 from crl.run.directory import RunDirectory
-from crl.run.files import remove
 from crl.run.refused import refused
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
         if not run.is_complete(number, stage):
             validated += _validated(number, stage, tables, own, committed=False)
     suites = {table: suite_with_own(table, own) for table in dict.fromkeys(each.table for each in validated)}
-    remove(run.path / CACHE / SITE)
-    cached(run.path, SITE, lambda directory: write_site(directory, run.experiment_name, validated, suites))
+    cached(run.path, SITE, lambda directory: write_site(directory, run.experiment_name, validated, suites), again=True)
     return run.path / INDEX
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crl.report.views import reading
+from crl.text.unicode import escaped, with_texts
 
 if TYPE_CHECKING:
     import duckdb
@@ -112,7 +113,7 @@ class Replays:
 
     def json(self) -> str:
         """What the page embeds, for a script element of type application/json."""
-        return as_json({"episodes": self.episodes, "texts": self.texts})
+        return as_json(with_texts({"episodes": self.episodes, "texts": self.texts}, escaped))
 
 
 def replays(run_path: Path, played: Mapping[int, int], limit: int = EPISODES) -> Replays:

@@ -20,6 +20,7 @@ from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import NOTHING
 from crl.report.round_tables import success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
+from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60
 """Changes of the bank that are listed; the rest is counted."""
@@ -30,7 +31,7 @@ SHOWN_ROUNDS = 200
 
 def code(text: str) -> str:
     """A code span that shows the text whatever it holds; line breaks show as ⏎."""
-    line = " ⏎ ".join(text.splitlines()) or " "
+    line = escaped(" ⏎ ".join(text.splitlines())) or " "
     if len(line) > SHOWN_CHARACTERS:
         line = f"{line[:SHOWN_CHARACTERS]} … ({len(text)} characters)"
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
@@ -40,11 +41,14 @@ def code(text: str) -> str:
 
 def plain(text: str) -> str:
     """Our own words with everything that could be markup marked as text."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", escaped(" ".join(text.split())))
 
 
-def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """The round table in two halves, newest first, with the alarms of the newest round and its seconds by stage."""
+def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | None = None) -> str:
+    """The round table in two halves, newest first, with the alarms of the newest round and its seconds by stage.
+
+    `head`: of the run after the newest round, to be kept.
+    """
     shown = list(reversed(summaries[-SHOWN_ROUNDS:]))
     newest = next((each for each in reversed(summaries) if each.seconds), None)
     lines = [f"# Rounds of {plain(name)}", ""]
@@ -68,8 +72,11 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     if len(summaries) > len(shown):
         lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
     if newest is not None:
-        stages = [{"stage": _words(stage), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
+        stages = [{"stage": plain(_words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
         lines += [f"## Seconds of round {newest.label}", "", *_table(stages)]
+    if head is not None:
+        command = code(f"crl verify {name} --head {head}")
+        lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
 
 
@@ -179,8 +186,8 @@ def report_markdown(name: str, path: Path, url: str | None) -> str:
 def _suite_rows(checks: StageChecks) -> list[dict[str, Any]]:
     return [
         {
-            "stage": _words(checks.stage),
-            "table": _words(suite.table),
+            "stage": plain(_words(checks.stage)),
+            "table": plain(_words(suite.table)),
             "rows": suite.rows,
             "rules": suite.rules,
             "result": "passed" if suite.passed else "**broken**",

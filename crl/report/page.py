@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from crl.checks.suites import sentences
 from crl.config import Method
-from crl.errors import CrlError, RunDirectoryUnusable
+from crl.errors import CrlError
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
@@ -35,8 +35,9 @@ from crl.report.play_charts import play_charts
 from crl.report.standing import last_failure, unfinished
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.usefulness import Usefulness, usefulness
-from crl.run.files import write_atomically
+from crl.run.files import unwritable, write_atomically
 from crl.run.journal import Journal
+from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -81,12 +82,7 @@ def write_report(
     try:
         write_atomically(target, content)
     except OSError as error:
-        raise RunDirectoryUnusable(
-            f"the report cannot be written: {os.strerror(error.errno or 0)}",
-            expected="a directory that this user may write",
-            where=str(target),
-            next_step=f"`crl report {run_path} --out FILE` writes it elsewhere",
-        ) from error
+        raise unwritable(error, target, "the report") from error
     return target
 
 
@@ -104,7 +100,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
     listed = summaries[-LISTED_ROUNDS:]
     checked = [(number, history.checks(number)) for number in rounds[-1:]]
     played = {each.round: each.guided.episodes + each.free.episodes for each in trained}
-    return (
+    page = (
         environment()
         .get_template("report.html")
         .render(
@@ -135,6 +131,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             rules=_rules(checks for _, found in checked for checks in found),
         )
     )  # fmt: skip
+    return escaped(page)
 
 
 def _data_docs(run_path: Path, folder: Path) -> str | None:
@@ -243,6 +240,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "words": _words, "duration": seconds_text, "percent": _percent, "cut": _cut, "signed": _signed,
+        "escaped": escaped,
     }  # fmt: skip
     return made
 

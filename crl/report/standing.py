@@ -42,13 +42,15 @@ def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return list(failed.values())[-1] if failed else None
 
 
-def running_stage(events: Sequence[dict[str, Any]]) -> str | None:
-    """The stage that started last and has not ended."""
-    now = None
+def running_stages(events: Sequence[dict[str, Any]]) -> list[str]:
+    """The stages that have started and not ended: one, or two where rounds overlap."""
+    now: dict[tuple[Any, Any], str] = {}
     for event in events:
-        kind = event.get("event")
+        kind, place = event.get("event"), (event.get("round"), event.get("stage"))
         if kind == "stage_started":
-            now = f"round {event.get('round')}, {event.get('stage')}, attempt {event.get('attempt', 1)}"
-        elif kind in ("stage_committed", "stage_failed", "attempt_ended"):
-            now = None
-    return now
+            now[place] = f"round {place[0]}, {place[1]}, attempt {event.get('attempt', 1)}"
+        elif kind in ("stage_committed", "stage_failed"):
+            now.pop(place, None)
+        elif kind in ("attempt_started", "attempt_ended"):  # whoever was killed said nothing of the end
+            now.clear()
+    return list(now.values())

@@ -19,6 +19,8 @@ MADE = ("import", "add", "update", "merge")
 """Kinds of events that made a version; all but `update` brought the entry into the bank."""
 LEFT = ("merged", "drop", "evict")
 """Kinds of events with which the entry left the bank."""
+KINDS = (*MADE, *LEFT, "keep", "rejected")
+"""Kinds of events: a merge looked at the entry and kept it, or a change was refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from typing import Any
 
 import duckdb
 
-from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
+from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.play_sql import SCALARS
@@ -37,7 +37,7 @@ from crl.report.view_files import Patterns, Pinned, Source
 from crl.report.view_sql import MACROS, MARKED, columns_of, place_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
-from crl.run.files import mending, temporary
+from crl.run.files import disk_error, mending, remove, temporary, unwritable
 
 __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "write_catalog"]
 
@@ -94,27 +94,27 @@ def write_catalog(run_path: Path) -> Path:
     """Rewrite `catalog.duckdb`: beside the old one first, then over it. Returns its path.
 
     Its checksum is kept with those of the cache; what of the cache is damaged is deleted as well: both are
-    derived. Raises RunDirectoryUnusable where the run directory cannot be written, RecordDamaged as :func:`connect`.
+    derived. Raises RunDirectoryUnusable where the run directory cannot be written, DiskFull, RecordDamaged as
+    :func:`connect`.
     """
     target = run_path / CATALOG
-    scratch = temporary(target, token=0)
+    scratch = temporary(target, token=0)  # a folder: DuckDB writes more than one file
+    made = scratch / CATALOG
     try:
-        scratch.unlink(missing_ok=True)
-        with duckdb.connect(str(scratch)) as connection:
+        remove(scratch)
+        scratch.mkdir()
+        with duckdb.connect(str(made)) as connection:
             files = Patterns(run_path)
             _create(connection, run_path, files)
             connection.execute(f"COMMENT ON VIEW {MARKED} IS {place_of(files)}")
-        scratch.replace(target)
+            connection.execute("CHECKPOINT")  # closing does it as well, and says nothing where the disk is full
         cache.discard_damaged(run_path)
-        cache.seal(run_path, CATALOG)
-    except (OSError, duckdb.IOException) as error:
-        raise RunDirectoryUnusable(
-            f"{target} cannot be written: {error}",
-            expected="a run directory that this user may write",
-            next_step=f'`crl sql {run_path} "…"` needs no catalog',
-        ) from error
+        cache.seal(run_path, CATALOG, made)
+        made.replace(target)
+    except (OSError, duckdb.Error) as error:
+        raise unwritable(error, target, CATALOG) from error
     finally:
-        scratch.unlink(missing_ok=True)
+        remove(scratch)
     return target
 
 
@@ -202,8 +202,8 @@ def _create(connection: duckdb.DuckDBPyConnection, run_path: Path, source: Sourc
         raise _damaged(run_path, error) from error
 
 
-def _damaged(run_path: Path, error: duckdb.Error) -> RecordDamaged:
-    return RecordDamaged(
+def _damaged(run_path: Path, error: duckdb.Error) -> CrlError:
+    return disk_error(error, run_path) or RecordDamaged(
         f"a file of the run cannot be read: {str(error).splitlines()[0]}",
         expected="Parquet files as their manifests say",
         where=str(run_path),

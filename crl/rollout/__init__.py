@@ -1,1 +1,1 @@
-"""Episodes in waves: prompts, action parsing, and playing a wave in lockstep over one session. Writes no files."""
+"""Episodes in waves: prompts, action parsing, and playing a wave over one session. Writes no files."""

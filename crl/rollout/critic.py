@@ -100,7 +100,6 @@ def judge(
             messages_of(prompt, _values(each)),
             room,
             seed=number_of(seed_of(each.task.episode_id)),
-            group=each.task.group,
         )
         for each in proposed
     ]

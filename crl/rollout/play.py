@@ -1,15 +1,19 @@
-"""Playing a wave: all its episodes in lockstep over one session, with token-exact bookkeeping.
+"""Playing a wave: all its episodes over one session, each at its own pace, with token-exact bookkeeping.
 
 A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unless waves are mixed. Its rows share one
-session, which keeps the key-value cache between turns; a finished row is dropped from it. The token record of an
-episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids … Nothing is
-tokenized twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller; no file is
-written here. What becomes of a turn that asks a question (search-and-ask) is in `asking.py`.
+session, which keeps the key-value cache between turns. A row acts as soon as its turn is sampled, and reads what came
+of it while others still write theirs; a finished row is dropped and makes room for a waiting one. The token record
+of an episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids …
+Nothing is tokenized twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller; no
+file is written here. What becomes of a turn that asks a question (search-and-ask) is in `asking.py`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +21,7 @@ import numpy as np
 
 from crl.config import Method, SamplingConfig
 from crl.errors import PromptTooLong, StageFailed
-from crl.protocols import Advisor, Environment, Policy, Sampled, Session, Start, Step, StopReason, ToolCalls
+from crl.protocols import Advisor, Environment, Inquiry, Policy, Sampled, Session, Start, Step, StopReason, ToolCalls
 from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.answers import AnswerTrees
@@ -87,13 +91,13 @@ def play_wave(
     advisor: Advisor | None = None,
     progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
-    """Play every slot of a wave to its end, one turn of all live rows at a time; results in the order of the slots.
+    """Play every slot of a wave to its end; results in the order of the slots.
 
     Each episode is sampled from its own seed, `seed_of(episode_id)`, so its tokens do not depend on which rows share
     its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode ends by
     success, failure or turn limit as the environment says, at the context limit where the next reply and a full turn no
     longer fit, or by an error of the environment (kept, with a reason code and reward 0). With an `advisor`, guided
-    episodes are offered to ask, and their questions of one turn are answered as one batch.
+    episodes are offered to ask; questions that are asked at one time are answered as one batch.
 
     Raises PromptTooLong for a first prompt that leaves no room for a turn, StageFailed where the environment starts
     otherwise than planned or the session's length disagrees with the token record.
@@ -108,34 +112,42 @@ def play_wave(
         _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
         for slot, start in zip(slots, starts, strict=True)
     ]
-    session = policy.open(
-        [row.token_ids for row in rows], [slot.task.group for slot in slots], [row.seed for row in rows]
-    )
-    live = list(range(len(rows)))
+    session = policy.open([row.token_ids for row in rows], [row.seed for row in rows], method.rollout.batch)
     trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
-    _tell(progress, rows, live)
-    while live:
-        sampled = session.sample(
-            live, sampling, None if trees is None else {index: trees.of(rows[index].actions) for index in live}
-        )
-        pieces = _turn(policy, environment, rows, live, sampled, method=method, sampling=sampling, advisor=advisor)
-        finished = [index for index in live if rows[index].stop_reason is not None]
-        live = [index for index in live if rows[index].stop_reason is None]
-        if finished:
-            session.drop(finished)
-        if live:
-            session.extend({index: pieces[index] for index in live})
-            for index in live:
-                rows[index].append(pieces[index])
-            _compare_lengths(session, rows, live)
-        _tell(progress, rows, live)
+
+    def begin(indices: Sequence[int]) -> None:
+        answers = None if trees is None else {index: trees.of(rows[index].actions) for index in indices}
+        session.begin(indices, sampling, answers)
+
+    begin(range(len(rows)))
+    _tell(progress, rows)
+    stepping: deque[_Stepping] = deque()
+    with ThreadPoolExecutor(1) as thread:
+        while (sampled := session.advance()) or stepping:
+            for turns in stepping:
+                turns.lag -= 1
+            if sampled:
+                stepping.append(_act(policy, environment, rows, sampled, method, thread))
+            else:
+                stepping[0].lag = 0  # nothing is left to sample beside it
+            while stepping and stepping[0].lag <= 0:
+                turns = stepping.popleft()
+                pieces = _take(policy, rows, turns, method=method, sampling=sampling, advisor=advisor)
+                session.drop([index for index in turns.sampled if rows[index].stop_reason is not None])
+                session.extend(pieces)
+                for index, piece in pieces.items():
+                    rows[index].append(piece)
+                _compare_lengths(session, rows, list(pieces))
+                begin(list(pieces))
+                _tell(progress, rows)
     return [_played(row, sampling, weights_digest, stage) for row in rows]
 
 
-def _tell(progress: Progress | None, rows: Sequence[LiveEpisode], live: Sequence[int]) -> None:
+def _tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
     if progress is not None:
+        done = sum(row.stop_reason is not None for row in rows)
         turns, won = sum(len(row.turns) for row in rows), sum(row.success for row in rows)
-        progress({"done": len(rows) - len(live), "total": len(rows), "turns": turns, "won": won})
+        progress({"done": done, "total": len(rows), "turns": turns, "won": won})
 
 
 def _open_row(
@@ -185,31 +197,59 @@ def _open_row(
     )
 
 
-def _turn(
+@dataclass(slots=True)
+class _Stepping:
+    """Turns that are sampled and whose environments step."""
+
+    sampled: dict[int, Sampled]
+    texts: dict[int, str]
+    inquiries: dict[int, Inquiry]
+    actions: dict[int, str | None]
+    steps: Callable[[], dict[int, Step]]
+    """Waits for the environment."""
+    lag: int
+    """Times that turns of other rows may still end before its rows are waited for."""
+
+
+def _act(
     policy: Policy,
     environment: Environment,
     rows: Sequence[LiveEpisode],
-    live: Sequence[int],
     sampled: Mapping[int, Sampled],
+    method: Method,
+    thread: Executor,
+) -> _Stepping:
+    """Act on sampled turns: at once, or in the thread where rows lag behind their environments."""
+    texts = {index: valid_text(policy.chat.decode(sampled[index].token_ids)) for index in sorted(sampled)}
+    rollout, thinking = method.rollout, policy.chat.opens_thought
+    inquiries = questions_of(rows, texts, rollout, thinking=thinking)
+    actions = {
+        index: None
+        if index in inquiries
+        else parse_action(text, rows[index].actions, rollout.action_format, thinking=thinking)
+        for index, text in texts.items()
+    }
+    if rollout.environment_lag:
+        steps = thread.submit(step_or_error, environment, actions).result
+    else:
+        steps = functools.partial(dict, step_or_error(environment, actions))
+    return _Stepping(dict(sampled), texts, inquiries, actions, steps, rollout.environment_lag)
+
+
+def _take(
+    policy: Policy,
+    rows: Sequence[LiveEpisode],
+    turns: _Stepping,
     *,
     method: Method,
     sampling: SamplingConfig,
     advisor: Advisor | None,
 ) -> dict[int, list[int]]:
-    """Act on one sampled turn of every live row; the reply ids of the rows that play on."""
-    texts = {index: valid_text(policy.chat.decode(sampled[index].token_ids)) for index in live}
-    thinking = policy.chat.opens_thought
-    inquiries = questions_of(rows, texts, method.rollout, thinking=thinking)
-    actions = {
-        index: None
-        if index in inquiries
-        else parse_action(texts[index], rows[index].actions, method.rollout.action_format, thinking=thinking)
-        for index in live
-    }
-    steps = step_or_error(environment, actions)
+    """Record turns with what came of them; the reply ids of the rows that play on."""
+    steps, sampled, inquiries = turns.steps(), turns.sampled, turns.inquiries
     advice = advise(rows, inquiries, steps, method.rollout, advisor)
     pieces: dict[int, list[int]] = {}
-    for index in live:
+    for index, text in turns.texts.items():
         row, step, asked = rows[index], steps[index], index in inquiries
         row.last_observation = None if step.error is not None else step.observation
         if asked:
@@ -222,8 +262,8 @@ def _turn(
                 episode_id=row.slot.task.episode_id,
                 turn=len(row.turns),
                 observation=row.observation,
-                output=texts[index],
-                action=QUESTION if asked else actions[index],
+                output=text,
+                action=QUESTION if asked else turns.actions[index],
                 valid=step.legal and step.error is None,
                 feedback=step.feedback if step.feedback or refused_turn or asked else None,
                 first_token=first,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from crl.protocols import Actions, Environment, Start, Step
-from crl.text.unicode import valid_text
+from crl.text.unicode import valid_text, with_texts
 
 
 class Readable:
@@ -40,14 +40,14 @@ class Readable:
 
     def _start(self, slot: int, start: Start) -> Start:
         actions = self._actions(slot, start.actions)
-        return Start(valid_text(start.goal), valid_text(start.observation), actions)
+        return Start(_valid(start.goal), _valid(start.observation), actions)
 
     def _step(self, slot: int, step: Step) -> Step:
         return dataclasses.replace(
             step,
-            observation=valid_text(step.observation),
+            observation=_valid(step.observation),
             actions=self._actions(slot, step.actions),
-            feedback=valid_text(step.feedback),
+            feedback=_valid(step.feedback),
             error=_valid(step.error),
         )
 
@@ -65,14 +65,5 @@ class Readable:
 
 
 def _valid(value: Any) -> Any:
-    """A value with every text in it valid; itself where nothing had to change."""
-    if isinstance(value, str):
-        return valid_text(value)
-    if isinstance(value, tuple | list):
-        return type(value)(_valid(each) for each in value)
-    if isinstance(value, Mapping):
-        return {_valid(name): _valid(each) for name, each in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _valid(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
+    """A value with every text in it valid; what is no text, against the protocol, stays as it is."""
+    return with_texts(value, valid_text)

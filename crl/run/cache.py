@@ -14,7 +14,7 @@ from pathlib import Path
 
 from crl.run.files import (
     canonical_json,
-    disk_full_as_error,
+    disk_errors,
     fsync_tree,
     remove,
     sha256_bytes,
@@ -22,6 +22,7 @@ from crl.run.files import (
     temporary,
     write_atomically,
 )
+from crl.run.journal import Journal
 
 CACHE = "cache"
 SUMS = "sums.json"
@@ -38,21 +39,21 @@ class CacheFault:
     found: str
 
 
-def cached(run_path: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """The directory `cache/<key>/`: as it is if every checksum holds, else made by `build(directory)`.
+def cached(run_path: Path, key: str, build: Callable[[Path], None], *, again: bool = False) -> Path:
+    """The directory `cache/<key>/`: as it is if every checksum holds, else (or `again`) made by `build(directory)`.
 
-    `key` names the content it is derived from (a digest). Raises DiskFull, and what `build` raises.
+    `key` names the content it is derived from (a digest). Raises as `disk_errors`, and what `build` raises.
     """
     target = run_path / CACHE / key
-    if target.is_dir() and not _directory_faults(run_path, target):
+    if not again and target.is_dir() and not _directory_faults(run_path, target):
         return target
     scratch = temporary(target, 0)
-    with disk_full_as_error(target):
+    with disk_errors(target):
         try:
             scratch.mkdir(parents=True)
             build(scratch)
             sums = {name: sha256_file(scratch / name) for name in _names(scratch)}
-            (scratch / SUMS).write_bytes(_sealed(sums))
+            (scratch / SUMS).write_bytes(_sealed(sums, key))
             fsync_tree(scratch)
             remove(target)
             # Another process may have finished the same content meanwhile: then its directory serves.
@@ -91,12 +92,19 @@ class Shelf:
         return [directory for _, directory in sorted(found, reverse=True)]
 
 
-def seal(run_path: Path, relative: str) -> None:
-    """Remember the checksum of a derived file outside the cache (the catalog), so that damage is noticed."""
+def seal(run_path: Path, relative: str, content: Path) -> None:
+    """Remember the checksum of a derived file outside the cache (the catalog), so that damage is noticed.
+
+    `content` is the file that will be put in that place: sealed first, a disk that fills up leaves the old one. The
+    journal says it too: where file and seal disagree, it tells which of the two is the wrong one.
+    """
     seals = run_path / CACHE / _SEALS
-    with disk_full_as_error(seals):
+    with disk_errors(seals):
         seals.mkdir(parents=True, exist_ok=True)
-        write_atomically(seals / f"{relative}.json", _sealed({relative: sha256_file(run_path / relative)}))
+        sha256 = sha256_file(content)
+        write_atomically(seals / f"{relative}.json", _sealed({relative: sha256}, relative))
+        if (journal := Journal(run_path)).path.is_file():
+            journal.record("sealed", token=0, file=relative, sha256=sha256)
 
 
 def faults(run_path: Path) -> list[CacheFault]:
@@ -134,7 +142,7 @@ def clear(run_path: Path) -> None:
 
 def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
     place = directory.relative_to(run_path).as_posix()
-    sums = _read(directory / SUMS)
+    sums = _read(directory / SUMS, directory.name)
     if sums is None:
         return [_unreadable(run_path, directory / SUMS)]
     found = []
@@ -148,13 +156,16 @@ def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
 def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
     found = []
     for path in sorted(entry for entry in seals.iterdir() if not entry.name.startswith(".")):
-        sums = _read(path)
+        sums = _read(path, path.stem)
         if sums is None:
             found.append(_unreadable(run_path, path))
             continue
         for name, expected in sums.items():
             actual = sha256_file(run_path / name) if (run_path / name).is_file() else "no such file"
-            if actual != expected:
+            if actual != expected and actual == _sealed_last(run_path, name):
+                place = path.relative_to(run_path).as_posix()
+                found.append(CacheFault(place, f"the seal of {actual} (the journal)", f"an older one, of {expected}"))
+            elif actual != expected:
                 found.append(CacheFault(name, expected, actual))
     # The directory exists, so there was a seal.
     if (run_path / CATALOG).exists() and not (seals / f"{CATALOG}.json").exists():
@@ -167,17 +178,26 @@ def _names(directory: Path) -> list[str]:
     return sorted(name for path in files if (name := path.relative_to(directory).as_posix()) != SUMS)
 
 
-def _sealed(sums: dict[str, str]) -> bytes:
-    return canonical_json({"check": sha256_bytes(canonical_json(sums)), "sums": sums})
+def _sealed_last(run_path: Path, name: str) -> str | None:
+    events = [event for event in Journal(run_path).read() if event.get("event") == "sealed"]
+    return next((event.get("sha256") for event in reversed(events) if event.get("file") == name), None)
 
 
-def _read(path: Path) -> dict[str, str] | None:
+def _sealed(sums: dict[str, str], of: str | None) -> bytes:
+    """`of`: what they are the checksums of; older caches do not say it."""
+    content = {"sums": sums} if of is None else {"of": of, "sums": sums}
+    return canonical_json({"check": sha256_bytes(canonical_json(sums if of is None else content)), **content})
+
+
+def _read(path: Path, of: str) -> dict[str, str] | None:
     try:
         content = path.read_bytes()
-        sums: dict[str, str] = json.loads(content)["sums"]
+        said = json.loads(content)
+        sums: dict[str, str] = said["sums"]
+        of_all = said.get("of")
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return sums if content == _sealed(sums) else None
+    return sums if of_all in (None, of) and content == _sealed(sums, of_all) else None
 
 
 def _unreadable(run_path: Path, path: Path) -> CacheFault:

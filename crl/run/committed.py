@@ -40,7 +40,7 @@ def committed(run_path: Path) -> dict[Place, Committed]:
         if kind == "set_aside":
             for taken in _places(event.get("stages")):
                 found.pop(taken, None)
-        place = _place(event)
+        place = place_of(event)
         if place is None:
             continue
         if kind == "stage_started":
@@ -51,6 +51,24 @@ def committed(run_path: Path) -> dict[Place, Committed]:
             found.pop(place, None)
             found[place] = Committed(known, token if isinstance(token, int) else None)
     return found
+
+
+def place_of(event: dict[str, Any]) -> Place | None:
+    """The stage that an event is about; None where it names none that could be one."""
+    number, stage = event.get("round"), event.get("stage")
+    if not isinstance(number, int) or not isinstance(stage, str) or not _KEY.match(key_of(number, stage)):
+        return None
+    return number, stage
+
+
+def newest_attempt(run_path: Path) -> int:
+    """The highest token of an attempt that began and did something, as two lines of the journal say; 0 for none."""
+    began: set[int] = set()
+    did: set[int] = set()
+    for event in Journal(run_path).read():
+        if isinstance(token := event.get("token"), int) and event.get("event") != "attempt_taken_over":
+            (began if event.get("event") == "attempt_started" else did).add(token)
+    return max(began & did, default=0)
 
 
 def moved_away(run_path: Path, commits: dict[Place, Committed]) -> set[Place]:
@@ -73,13 +91,6 @@ def _is_that(stage: Path, commit: Committed, *, noted: bool) -> bool:
     except RecordDamaged:
         return not noted
     return manifest.digest == commit.digest and manifest.provenance.get("token") in (commit.token, None)
-
-
-def _place(event: dict[str, Any]) -> Place | None:
-    number, stage = event.get("round"), event.get("stage")
-    if not isinstance(number, int) or not isinstance(stage, str) or not _KEY.match(key_of(number, stage)):
-        return None
-    return number, stage
 
 
 def _places(keys: Any) -> list[Place]:

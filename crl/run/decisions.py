@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -18,7 +18,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import DecisionMade, RecordDamaged, RunDirectoryUnusable
-from crl.run.files import aside, canonical_json, disk_full_as_error, fsync, sha256_bytes, temporary
+from crl.run.files import aside, canonical_json, disk_errors, fsync, making, sha256_bytes, temporary
 
 DECISIONS = "decisions"
 _FILE = re.compile(r"^(\d{4,})\.json$")
@@ -111,8 +111,7 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
         withdraw_decision(run_path, decision.round)
     # A name of its own even within a process: a paused flow and a command may decide in the same moment.
     scratch = temporary(path.with_name(f"{path.name}-{uuid4().hex}"), 0)
-    with _writable(path), disk_full_as_error(path):
-        path.parent.mkdir(exist_ok=True)
+    with disk_errors(path), making(path.parent):
         try:
             scratch.write_bytes(decision.render())
             fsync(scratch)
@@ -158,16 +157,6 @@ def decided_rounds(run_path: Path) -> list[int]:
 def now() -> datetime:
     """The time of a decision made now, UTC, in whole seconds."""
     return datetime.now(UTC).replace(microsecond=0)
-
-
-@contextlib.contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryUnusable(
-            f"{path} cannot be written: {error.strerror}", next_step="make the run directory writable"
-        ) from error
 
 
 def _damaged(path: Path, found: str, expected: str) -> RecordDamaged:

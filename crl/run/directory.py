@@ -16,7 +16,6 @@ build on it.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from crl.config import Experiment, Method
 from crl.errors import RecordDamaged, RunDirectoryUnusable
@@ -52,13 +50,11 @@ class RunDirectory:
         RunDirectoryUnusable if it cannot be written.
         """
         path = possible_path(Path(root) / experiment.name, "the run directory")
-        with _usable(path):
-            path.mkdir(parents=True, exist_ok=True)
+        with _usable(path), files_.making(path):
             files_.temporary(path / "writable", 0).touch()
             files_.temporary(path / "writable", 0).unlink()
-        if not (path / experiment_file.EXPERIMENT).exists():
-            _check_against_manifests(path, experiment)
-            with _usable(path):
+            if not (path / experiment_file.EXPERIMENT).exists():
+                _check_against_manifests(path, experiment)
                 experiment_file.create(path, experiment)
         try:
             experiment_file.check_same(path, experiment)
@@ -162,9 +158,7 @@ class RunDirectory:
         if recorded is None:
             return schema_of(row_type).empty_table()
         relative = (directory / name).relative_to(self.path).as_posix()
-        content = files_.read_checked(self.path, relative, recorded.sha256)
-        # Not `read_table`: it would import pyarrow.dataset and with it pandas, half a second of every command.
-        return pq.ParquetFile(pa.BufferReader(content)).read()
+        return files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256))
 
     def _parts(self, round_number: int, stage: str) -> Path:
         path = self.stage_path(round_number, stage)
@@ -200,14 +194,31 @@ def is_round(name: str) -> bool:
 
 def complete_stages(run_path: Path, round_number: int) -> list[str]:
     """As :meth:`RunDirectory.complete_stages`, for a run whose experiment file may be damaged."""
-    order: list[tuple[float, str]] = []
+    return list(stage_manifests(run_path, round_number))
+
+
+def stage_manifests(run_path: Path, round_number: int) -> dict[str, Manifest | RecordDamaged]:
+    """Of the complete stages of a round, in the order they were committed; last, why one cannot be read."""
+    found: dict[str, Manifest | RecordDamaged] = {}
     for entry in _entries(run_path / "rounds" / f"{round_number:04d}"):
         try:
-            sequence = float(Manifest.load(entry).provenance["sequence"])
-        except (RecordDamaged, KeyError, TypeError, ValueError):
-            sequence = float("inf")
-        order.append((sequence, entry.name))
-    return [name for _, name in sorted(order)]
+            found[entry.name] = Manifest.load(entry)
+        except RecordDamaged as error:
+            found[entry.name] = error
+    return dict(sorted(found.items(), key=lambda item: (_sequence(item[1]), item[0])))
+
+
+def manifests(run_path: Path) -> dict[tuple[int, str], Manifest | RecordDamaged]:
+    """As :func:`stage_manifests`, of every round in order."""
+    numbers = round_numbers(run_path)
+    return {(number, name): each for number in numbers for name, each in stage_manifests(run_path, number).items()}
+
+
+def _sequence(manifest: Manifest | RecordDamaged) -> float:
+    try:
+        return float("inf") if isinstance(manifest, RecordDamaged) else float(manifest.provenance["sequence"])
+    except (KeyError, TypeError, ValueError):
+        return float("inf")
 
 
 def _shared(parts: Path) -> dict[str, str]:
@@ -244,8 +255,4 @@ def _usable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunDirectoryUnusable(
-            f"the run directory cannot be written: {os.strerror(error.errno or 0)}",
-            where=str(path),
-            next_step="make it writable, or choose another place with CRL_RUNS",
-        ) from error
+        raise files_.unwritable(error, path, "the run directory") from error

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from crl.errors import NotEnoughDisk
+from crl.run.files import unwritable
 
 GIGABYTE = 10**9
 
 
 def free_bytes(path: Path) -> int:
     """Bytes an ordinary user may still write where `path` is, or will be made."""
-    place = Path(path).absolute()
-    while not place.exists():
-        place = place.parent
-    room = os.statvfs(place)
+    room = os.statvfs(_existing(path))
     return room.f_bavail * room.f_frsize
 
 
+def is_writable(path: Path) -> bool:
+    """Whether this user may write where `path` is, or will be made."""
+    return os.access(_existing(path), os.W_OK)
+
+
+def require_writable(path: Path, what: str) -> None:
+    """Raise RunDirectoryUnusable unless this user may write where `path` is, or will be made; `what` it is in words."""
+    if not is_writable(path):
+        code = errno.EROFS if os.statvfs(_existing(path)).f_flag & os.ST_RDONLY else errno.EACCES
+        raise unwritable(OSError(code, os.strerror(code)), path, what)
+
+
 def require_free(path: Path, *, needed_bytes: int, reserve_bytes: int = 0) -> None:
-    """Raise NotEnoughDisk unless `needed_bytes` fit at `path` and `reserve_bytes` stay free beside them."""
+    """Raise NotEnoughDisk unless `needed_bytes` fit at `path` and `reserve_bytes` stay free beside them.
+
+    RunDirectoryUnusable where nothing may be written at all.
+    """
+    require_writable(path, "the run directory")
     free = free_bytes(path)
     if free >= needed_bytes + reserve_bytes:
         return
@@ -30,3 +45,10 @@ def require_free(path: Path, *, needed_bytes: int, reserve_bytes: int = 0) -> No
         where=str(path),
         next_step="free some space, put the runs elsewhere (CRL_RUNS), or lower runtime.keep_checkpoints",
     )
+
+
+def _existing(path: Path) -> Path:
+    place = Path(path).absolute()
+    while not place.exists():
+        place = place.parent
+    return place

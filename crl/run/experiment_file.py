@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from crl.config import Experiment, Method
 from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
 from crl.records import RECORD_FORMAT
-from crl.run.files import disk_full_as_error, fsync, sha256_bytes, temporary, write_atomically
+from crl.run.files import disk_errors, fsync, sha256_bytes, temporary, write_atomically
 
 EXPERIMENT = "experiment.yaml"
 OTHER_VERSION = (
@@ -107,7 +107,7 @@ def create(run_path: Path, experiment: Experiment) -> None:
     """Write the file unless it is there. Two processes may do so at once: one wins, both find a whole file."""
     path, content = run_path / EXPERIMENT, render(experiment.name, experiment.method)
     scratch = temporary(path, 0)
-    with disk_full_as_error(path):
+    with disk_errors(path):
         try:
             scratch.write_bytes(content)
             fsync(scratch)

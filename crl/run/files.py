@@ -1,4 +1,5 @@
-"""File primitives of the record: atomic writes, syncing, hashing, temporary names and a full disk as our own error.
+"""File primitives of the record: atomic writes, syncing, hashing, temporary names, and what a disk refuses as our own
+error.
 
 Temporary files and directories are named `.tmp-<name>-[<pid>-]<token>`: whoever holds a later token may remove them
 (:func:`sweep`). Token 0 stands for writers without a lease (experiment file, cache): theirs go with their process.
@@ -13,19 +14,22 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from crl.errors import CrlError, DiskFull, RecordDamaged
+from crl.errors import CrlError, DiskFull, RecordDamaged, RunDirectoryUnusable
 
 _TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<pid>\d+))?-(?P<token>\d+)$")
 _PARTS = ".parts-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28")
+_READ_ONLY_TEXT = "Read-only file system"
 
 
 def canonical_json(value: Any) -> bytes:
@@ -42,6 +46,21 @@ def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content, as hexadecimal text."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_hashed: dict[Path, tuple[list[int], str]] = {}
+
+
+def sha256_once(path: Path) -> str:
+    """As :func:`sha256_file`, for a file that is hashed twice on its way into the record: a checkpoint of 28 GB is read
+    once. It is read again where its size, times or inode changed in between; a third time it is read in any case."""
+    known = path.stat()
+    marks = [known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino]
+    before, digest = _hashed.pop(path, (None, ""))
+    if before != marks:
+        digest = sha256_file(path)
+        _hashed[path] = marks, digest
+    return digest
 
 
 def mending(run_path: Path) -> str:
@@ -70,6 +89,16 @@ def read_checked(run_path: Path, relative: str, sha256: str) -> bytes:
     return content
 
 
+def parsed_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table in a Parquet file's content; all columns, or some.
+
+    Read by this thread alone: one of Arrow's that still holds `content` while the interpreter ends aborts the process
+    ("terminate called without an active exception", exit code -6).
+    """
+    # Not `read_table`: it would import pyarrow.dataset and with it pandas, half a second of every command.
+    return pq.ParquetFile(pa.BufferReader(content)).read(columns, use_threads=False)
+
+
 def temporary(path: Path, token: int) -> Path:
     """Sibling of `path` to write into before it is renamed; unique to this process and attempt."""
     return path.parent / f".tmp-{path.name}-{os.getpid()}-{token}"
@@ -93,9 +122,9 @@ def fsync_tree(directory: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, token: int = 0) -> None:
-    """Write a whole file so that a reader, or a crash, sees the old content or the new one. Raises DiskFull."""
+    """Write a whole file so that a reader, or a crash, sees the old content or the new one. Raises as `disk_errors`."""
     scratch = temporary(path, token)
-    with disk_full_as_error(path):
+    with disk_errors(path):
         try:
             with scratch.open("wb") as file:
                 file.write(content)
@@ -108,38 +137,86 @@ def write_atomically(path: Path, content: bytes, *, token: int = 0) -> None:
         fsync(path.parent)
 
 
-def tells_of_full_disk(error: BaseException) -> bool:
-    """Whether an exception, or one it came from, says that no space was left (libraries wrap it differently)."""
+@contextmanager
+def making(directory: Path) -> Iterator[None]:
+    """Make a directory for what the block writes into it. Where the block fails, what was made and is empty goes."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for each in missing:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception and those it came from: libraries wrap what the system said."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
-            return True
-        if any(text in str(seen) for text in _FULL_TEXTS):
-            return True
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return False
 
 
-def disk_full(where: Path) -> DiskFull:
-    """The error for a disk that filled up while something was written at `where`."""
-    return DiskFull(
-        "no space was left on the disk while the record was written; everything committed before is intact",
-        where=str(where),
-        next_step="free some space, then `crl resume` makes the interrupted stage again",
+def tells_of_full_disk(error: BaseException) -> bool:
+    """Whether an exception, or one it came from, says that no space was left."""
+    return any(
+        (isinstance(seen, OSError) and seen.errno in _FULL) or any(text in str(seen) for text in _FULL_TEXTS)
+        for seen in _causes(error)
     )
 
 
+def disk_full(where: Path | str) -> DiskFull:
+    """The error for a disk that filled up while something was written at `where`."""
+    return DiskFull(
+        "no space was left on the disk; everything written before is intact",
+        expected="room for what the command writes",
+        where=str(where),
+        next_step="free some space, then give the command again; `crl resume` makes an interrupted stage again",
+    )
+
+
+def unwritable(error: BaseException, where: Path | str, what: str) -> CrlError:
+    """The error for a place that could not be written, `what` in words: DiskFull, or why the system refused."""
+    if tells_of_full_disk(error):
+        return disk_full(where)
+    read_only = any(_READ_ONLY_TEXT in str(seen) for seen in _causes(error))
+    reason = _READ_ONLY_TEXT if read_only else (isinstance(error, OSError) and error.strerror) or str(error)
+    return RunDirectoryUnusable(
+        f"{what} cannot be written: {reason}",
+        expected="a place that this user may write",
+        where=str(where),
+        next_step="make it writable, or choose another place: CRL_RUNS or --runs for runs, CRL_MODELS for models, "
+        "--out FILE or --to FOLDER",
+    )
+
+
+def disk_error(error: BaseException, where: Path | str | None = None) -> CrlError | None:
+    """The error behind an exception that says that the disk is full, read-only or not this user's; None for others.
+
+    `where` is what was written, by default the file that the exception names.
+    """
+    named = next((seen.filename for seen in _causes(error) if isinstance(seen, OSError) and seen.filename), None)
+    denied = isinstance(error, PermissionError) and named is not None
+    if denied or tells_of_full_disk(error) or any(_READ_ONLY_TEXT in str(seen) for seen in _causes(error)):
+        place = where or str(named or "a file that the command writes, or its output")
+        return unwritable(error, place, Path(str(named or place)).name)
+    return None
+
+
 @contextmanager
-def disk_full_as_error(where: Path) -> Iterator[None]:
-    """Raise DiskFull where the block failed because the disk is full; other errors pass unchanged."""
+def disk_errors(where: Path) -> Iterator[None]:
+    """Raise DiskFull, or RunDirectoryUnusable, where the block failed as a disk is full or may not be written."""
     try:
         yield
     except CrlError:
         raise
     except Exception as error:
-        if tells_of_full_disk(error):
-            raise disk_full(where) from error
-        raise
+        known = disk_error(error, where)
+        if known is None:
+            raise
+        raise known from error
 
 
 def _left_behind(name: str, token: int) -> bool:
@@ -165,7 +242,7 @@ def remove(path: Path) -> None:
     """Remove a file or a directory with all that is in it; no error if it is gone already."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
-    else:
+    elif os.path.lexists(path):  # a read-only file system refuses to remove even what is not there
         path.unlink(missing_ok=True)
 
 

@@ -2,43 +2,54 @@
 
 The head of a round is the SHA-256 of the canonical JSON of the digests of all complete stages up to that round, by
 `<round, four digits>/<stage>`; the head of the run is that of its last round. Whoever changes or forges any stage, and
-seals every manifest again, gets another head. A run that goes on keeps the heads of the rounds it has, so a head that
-was noted after a complete round holds for good.
+seals every manifest again, gets another head. A run that goes on keeps the heads of the rounds it has, so the head of a
+complete round holds for good. In the middle of a round there is none to tell: it would fit no later state.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from crl.errors import BadInput, RecordDamaged
-from crl.run.directory import complete_stages, round_numbers
+from crl.run.directory import round_numbers, stage_manifests
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.manifest import Manifest, key_of
 
+Stages = Mapping[tuple[int, str], Manifest | RecordDamaged]
+"""What `crl.run.directory.manifests` gives."""
 _SHOWN = 5
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 
 
-def heads(run_path: Path) -> dict[int, str]:
+def heads(stages: Stages) -> dict[int, str]:
     """The head of each round, in order. Raises RecordDamaged where a manifest cannot be read."""
-    stages: dict[str, str] = {}
-    found = {}
+    return {number: _head(stages, number) for number in _rounds(stages)}
+
+
+def head_after(run_path: Path, round_number: int) -> str:
+    """The head of a complete round, to be told when it ends; rounds before it that are as they were are not read again.
+
+    Raises RecordDamaged.
+    """
+    digests: dict[str, str] = {}
     for number in round_numbers(run_path):
-        for stage in complete_stages(run_path, number):
-            key = key_of(number, stage)
-            stages[key] = Manifest.load(run_path / "rounds" / key).digest
-        found[number] = sha256_bytes(canonical_json(stages))
-    return found
+        if number <= round_number:
+            directory = run_path.resolve() / "rounds" / f"{number:04d}"
+            digests |= _digests_of(run_path.resolve(), number, directory.stat().st_mtime_ns)
+    return sha256_bytes(canonical_json(digests))
 
 
-def told_head(run_path: Path) -> str | None:
-    """The head in one line; None for a run without a stage."""
+def told_head(stages: Stages, complete: Callable[[int], bool]) -> str | None:
+    """The head of the newest round up to which all are `complete`, in one line; None where there is none."""
+    rounds = list(takewhile(complete, _rounds(stages)))
     try:
-        known = heads(run_path)
+        return f"head: {_head(stages, rounds[-1])} (after round {rounds[-1]})" if rounds else None
     except RecordDamaged as error:
         return f"head: unknown, {error.where} is damaged"
-    return f"head: {list(known.values())[-1]} (after round {list(known)[-1]})" if known else None
 
 
 def checked_form(head: str) -> str:
@@ -50,9 +61,9 @@ def checked_form(head: str) -> str:
     return head.strip().lower()
 
 
-def hold_against(run_path: Path, head: str) -> int:
+def hold_against(run_path: Path, stages: Stages, head: str) -> int:
     """The round of which `head` is the head. Raises RecordDamaged where it is that of none."""
-    known = heads(run_path)
+    known = heads(stages)
     for number, each in reversed(known.items()):
         if each == head:
             return number
@@ -64,3 +75,29 @@ def hold_against(run_path: Path, head: str) -> int:
         next_step="compare the digests of the stages (`digest` in rounds/*/*/manifest.json, `stage_committed` in "
         "journal.jsonl) with a copy that has this head; a head noted in the middle of a round fits no later state",
     )
+
+
+def _rounds(stages: Stages) -> list[int]:
+    return sorted({number for number, _ in stages})
+
+
+def _head(stages: Stages, round_number: int) -> str:
+    digests = {}
+    for (number, stage), manifest in stages.items():
+        if number > round_number:
+            continue
+        if isinstance(manifest, RecordDamaged):
+            raise manifest
+        digests[key_of(number, stage)] = manifest.digest
+    return sha256_bytes(canonical_json(digests))
+
+
+@cache
+def _digests_of(run_path: Path, round_number: int, changed: int) -> dict[str, str]:
+    """Of the stages of a round, whose directory was `changed` then: its time stamp shows what comes and goes."""
+    found = {}
+    for stage, manifest in stage_manifests(run_path, round_number).items():
+        if isinstance(manifest, RecordDamaged):
+            raise manifest
+        found[key_of(round_number, stage)] = manifest.digest
+    return found

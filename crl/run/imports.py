@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from crl.errors import RecordDamaged
 from crl.records import ImportedEntry, schema_of, vectors_of
-from crl.run.files import disk_full_as_error, fsync, mending, read_checked, sha256_bytes, write_atomically
+from crl.run.files import (
+    disk_errors,
+    fsync,
+    mending,
+    parsed_parquet,
+    read_checked,
+    sha256_bytes,
+    write_atomically,
+)
 from crl.run.lease import commit_guard
 
 IMPORTS = "imports/bank"
@@ -56,14 +64,14 @@ class BankImport:
     def rows(self) -> list[dict[str, Any]]:
         """The entries, the oldest first, without their vectors."""
         names = [*schema_of(ImportedEntry).names, *MORE]
-        found: list[dict[str, Any]] = pq.read_table(pa.BufferReader(self.content), columns=names).to_pylist()
+        found: list[dict[str, Any]] = parsed_parquet(self.content, names).to_pylist()
         return found
 
     def vectors(self) -> NDArray[np.float32] | None:
         """Their unit vectors [N, D]; None where the import has none."""
         if EMBEDDING not in pq.read_schema(pa.BufferReader(self.content)).names:
             return None
-        return vectors_of(pq.read_table(pa.BufferReader(self.content), columns=[EMBEDDING])[EMBEDDING])
+        return vectors_of(parsed_parquet(self.content, [EMBEDDING])[EMBEDDING])
 
     def provenance(self) -> dict[str, Any]:
         """Where they come from, and what was left out."""
@@ -119,7 +127,7 @@ def load_import(run_path: Path) -> BankImport | None:
 def write_import(run_path: Path, content: BankImport, *, token: int) -> Path:
     """Write an import under a lease's token, whole or not at all. Raises StaleAttempt, DiskFull."""
     path = Path(run_path) / content.relative
-    with disk_full_as_error(path), commit_guard(run_path, token):
+    with disk_errors(path), commit_guard(run_path, token):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.content, token=token)
         fsync(path.parent.parent)

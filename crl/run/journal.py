@@ -19,7 +19,8 @@ class Journal(JsonLines):
     """Events, each with `time` (UTC, ISO 8601), `event`, `token` and, where they apply, `round`, `stage`, `error`.
 
     The lease writes `attempt_started`, `attempt_ended` and `attempt_taken_over`; whoever runs stages writes
-    `stage_started`, `stage_committed`, `stage_failed` and `stage_skipped`; retention `pruned`, redo `set_aside`.
+    `stage_started`, `stage_committed`, `stage_failed` and `stage_skipped`; retention `pruned`, redo `set_aside`, and
+    without a lease, as token 0, the catalog `sealed`.
     """
 
     def __init__(self, run_path: Path) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crl.run.files import disk_full_as_error, fsync
+from crl.run.files import disk_errors, fsync
+from crl.text.unicode import valid_text
 
 
 class JsonLines:
@@ -25,8 +26,8 @@ class JsonLines:
 
     def append(self, payload: Mapping[str, Any]) -> None:
         """Append one line and sync it; what JSON does not know is written as text. Raises DiskFull."""
-        line = json.dumps(dict(payload), default=str, ensure_ascii=False).encode() + b"\n"
-        with disk_full_as_error(self.path):
+        line = valid_text(json.dumps(dict(payload), default=str, ensure_ascii=False)).encode() + b"\n"
+        with disk_errors(self.path):
             created = not self.path.exists()
             with self.path.open("ab+", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)

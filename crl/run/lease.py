@@ -21,7 +21,7 @@ from types import TracebackType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
-from crl.run.files import canonical_json, sha256_bytes, sweep, write_atomically
+from crl.run.files import canonical_json, sha256_bytes, sweep, unwritable, write_atomically
 from crl.run.journal import Journal
 from crl.run.owner import Owner
 
@@ -275,11 +275,7 @@ def _locked(run_path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(run_path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise RunDirectoryUnusable(
-            f"the run directory cannot be written: {error.strerror}",
-            where=str(run_path),
-            next_step="make it writable, or choose another place with CRL_RUNS",
-        ) from error
+        raise unwritable(error, run_path, "the run directory") from error
     try:
         deadline = time.monotonic() + _LOCK_PATIENCE_SECONDS
         while True:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from crl.errors import RecordDamaged
 from crl.run.committed import Committed
+from crl.run.files import sha256_file
 from crl.run.manifest import Manifest, key_of
 from crl.run.prunelog import Pruned
 
@@ -51,7 +52,8 @@ class Problem:
 
     def __str__(self) -> str:
         note = "" if self.severity is Severity.damaged else f" ({self.severity})"
-        return f"{self.file}{note}\n  expected {self.expected}\n  found    {self.found}\n  mend     {self.mend}"
+        file, found = on_one_line(self.file), on_one_line(self.found)
+        return f"{file}{note}\n  expected {self.expected}\n  found    {found}\n  mend     {self.mend}"
 
 
 @dataclass
@@ -60,14 +62,20 @@ class Record:
 
     run_path: Path
     deep: bool
-    manifests: dict[tuple[int, str], Manifest] = field(default_factory=dict)
-    unreadable: dict[tuple[int, str], RecordDamaged] = field(default_factory=dict)
-    pruned: list[Pruned] = field(default_factory=list)
-    committed: dict[tuple[int, str], Committed] = field(default_factory=dict)
+    stages: dict[tuple[int, str], Manifest | RecordDamaged]
+    """Every complete stage, in order."""
+    pruned: list[Pruned]
+    committed: dict[tuple[int, str], Committed]
     """What the journal says, as it was before the stages were listed."""
+    from_rows: FromRows
+    digest_of: Callable[[Path], str] = sha256_file
+    """How files are read: to open a run, only those that changed (`intact`)."""
     stale: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """Manifests that are whole and not those of their place: what was expected and found."""
-    from_rows: FromRows = no_recipe
+
+    def __post_init__(self) -> None:
+        self.manifests = {place: each for place, each in self.stages.items() if isinstance(each, Manifest)}
+        self.unreadable = {place: each for place, each in self.stages.items() if isinstance(each, RecordDamaged)}
 
     def damaged(self, file: str, round_number: int, stage: str, expected: str, found: str) -> Problem:
         """A file of a stage: made again where the stage is a function of rows, else the stage is taken back."""
@@ -80,6 +88,11 @@ class Record:
 
     def resume(self) -> str:
         return f"crl resume {quoted(self.run_path)}"
+
+
+def on_one_line(text: str) -> str:
+    """A text with names from outside, for a line of its own: a newline in one must not look like a line of ours."""
+    return text.replace("\n", "\\n")
 
 
 def move_away(run_path: Path, path: Path) -> str:

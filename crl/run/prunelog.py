@@ -34,8 +34,13 @@ class Pruned(BaseModel):
 
 def pruned(run_path: Path) -> list[Pruned]:
     """Everything that was pruned, in order: from the list, and from the journal what the list lacks."""
+    return _entries(JsonLines(run_path / PRUNED)) + unlisted(run_path)
+
+
+def unlisted(run_path: Path) -> list[Pruned]:
+    """What the list lacks, though it is written first."""
     listed = _entries(JsonLines(run_path / PRUNED))
-    return listed + [entry for entry in _entries(Journal(run_path)) if entry not in listed]
+    return [entry for entry in _entries(Journal(run_path)) if entry not in listed]
 
 
 def note_pruned(run_path: Path, entry: Pruned, token: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from crl.run.files import aside, disk_full_as_error, fsync, temporary
+from crl.run.files import aside, disk_errors, fsync, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
 
@@ -26,15 +26,19 @@ def put_back(run_path: Path, contents: Mapping[str, bytes], *, token: int) -> Pa
             path = run_path / relative
             # Written beside the stage's directory, where a later attempt sweeps.
             beside = path.parent.parent if path.is_relative_to(run_path / "rounds") else path.parent
-            with disk_full_as_error(path):
+            with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 scratch = temporary(beside / path.name, token)
-                scratch.write_bytes(content)
-                fsync(scratch)
-                if path.exists():
-                    (kept / relative).parent.mkdir(parents=True, exist_ok=True)
-                    path.rename(kept / relative)
-                scratch.rename(path)
+                try:
+                    scratch.write_bytes(content)
+                    fsync(scratch)
+                    if path.exists():
+                        (kept / relative).parent.mkdir(parents=True, exist_ok=True)
+                        path.rename(kept / relative)
+                    scratch.rename(path)
+                except OSError:
+                    scratch.unlink(missing_ok=True)
+                    raise
                 fsync(path.parent)
                 fsync(path.parent.parent)
         where = kept.relative_to(run_path).as_posix() if kept.is_dir() else None

@@ -17,14 +17,16 @@ from pathlib import Path
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.run import cache, experiment_file
 from crl.run.chain import chain_problems, stale
-from crl.run.committed import committed
+from crl.run.committed import committed, newest_attempt
 from crl.run.decisions import decided_rounds, decision_path, load_decision
-from crl.run.directory import complete_stages, is_round, round_numbers
+from crl.run.directory import is_round, manifests
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import imported_files
+from crl.run.intact import LastIntact
 from crl.run.lease import LEASE, LOCK, LeaseFile
+from crl.run.links import links
 from crl.run.lost import lost_stages
-from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
+from crl.run.manifest import MANIFEST, FileDigest, key_of
 from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe, quoted
 from crl.run.problem import Problem as Problem
 from crl.run.problem import Severity as Severity
@@ -41,30 +43,47 @@ def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe
     says which stages `crl mend` can make again; without it the command is `crl redo`. Raises RunDirectoryUnusable
     where there is no run, OtherFormat where its record has another format.
     """
+    return problems_in(record_of(run_path, deep=deep, from_rows=from_rows))
+
+
+def record_of(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> Record:
+    """What a run says about itself, read once for all that looks at it. Arguments and errors as for :func:`verify`."""
     run_path = Path(run_path)
     if not run_path.is_dir():
         raise RunDirectoryUnusable(f"there is no run directory at {run_path}", next_step="name the directory of a run")
     experiment_file.check_format(run_path)
     # The journal first: a stage that is committed meanwhile is then on the disk before it is missed.
     commits = committed(run_path)
-    record = Record(run_path, deep, pruned=pruned(run_path), committed=commits, from_rows=from_rows)
-    for round_number in round_numbers(run_path):
-        for stage in complete_stages(run_path, round_number):
-            try:
-                record.manifests[round_number, stage] = Manifest.load(run_path / "rounds" / key_of(round_number, stage))
-            except RecordDamaged as error:
-                record.unreadable[round_number, stage] = error
+    return Record(run_path, deep, manifests(run_path), pruned(run_path), commits, from_rows)
+
+
+def problems_in(record: Record) -> list[Problem]:
+    """As :func:`verify`, of a record that was read."""
+    return [*_recorded(record), *_derived(record), *_housekeeping(record)]
+
+
+def _recorded(record: Record) -> list[Problem]:
     record.stale = stale(record)
-    problems = [*_experiment(record), *_manifests(record), *_links(record), *_stages(record), *chain_problems(record)]
+    linked = list(links(record))
+    problems = [*_experiment(record), *_manifests(record), *linked, *_stages(record), *chain_problems(record)]
     problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
-    return [*problems, *_derived(record), *_housekeeping(record)]
+    elsewhere = {problem.file for problem in linked}  # named once, whatever is found there
+    return [problem for problem in problems if problem in linked or problem.file not in elsewhere]
 
 
-def require_intact(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> None:
-    """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here."""
-    found = verify(run_path, deep=deep, from_rows=from_rows)
-    problems = [problem for problem in found if problem.severity is Severity.damaged]
+def require_intact(run_path: Path, *, from_rows: FromRows = no_recipe, changed: bool = False) -> None:
+    """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here.
+
+    With `changed`, a file that is as it was when this last found it intact is not read again (`intact.py`).
+    """
+    record = record_of(run_path, from_rows=from_rows)
+    last = LastIntact(record.run_path) if changed else None
+    if last is not None:
+        record.digest_of = last.sha256
+    problems = [problem for problem in _recorded(record) if problem.severity is Severity.damaged]
     if not problems:
+        if last is not None:
+            last.keep()
         return
     more = f"\nand {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     raise RecordDamaged(
@@ -90,6 +109,10 @@ def _experiment(record: Record) -> Iterator[Problem]:
         yield Problem(experiment_file.EXPERIMENT, None, None, expected, error.found, mend)
         return
     digest = method.digest()
+    if methods and digest not in methods:  # the file of another experiment, or an older one
+        found, mend = f"method {digest}", move_away(path, path / experiment_file.EXPERIMENT)
+        yield Problem(experiment_file.EXPERIMENT, None, None, f"method {recorded}", found, mend)
+        digest = recorded
     for (number, stage), manifest in record.manifests.items():
         if manifest.digested.method != digest:
             file = f"rounds/{key_of(number, stage)}/{MANIFEST}"
@@ -109,19 +132,6 @@ def _manifests(record: Record) -> Iterator[Problem]:
         yield record.damaged(file, number, stage, expected, error.found if present else NO_FILE)
 
 
-def _links(record: Record) -> Iterator[Problem]:
-    """Stages that are elsewhere: a stage is written in the run, and whatever it leads to may change unseen."""
-    for link in sorted((record.run_path / "rounds").glob("*/*")):
-        if not link.is_symlink() or link.name.startswith(".") or not is_round(link.parent.name):
-            continue
-        number, stage = int(link.parent.name), link.name
-        found = f"a link to {link.readlink()}"
-        expected, file = "a directory in the run", f"rounds/{key_of(number, stage)}"
-        # Where it leads nowhere there is no stage to take back.
-        mend = record.redo(number, stage) if link.is_dir() else move_away(record.run_path, link)
-        yield Problem(file, stage, number, expected, found, mend)
-
-
 def _stages(record: Record) -> Iterator[Problem]:
     for (number, stage), manifest in record.manifests.items():
         if (number, stage) in record.stale:
@@ -131,7 +141,7 @@ def _stages(record: Record) -> Iterator[Problem]:
         for name, file in manifest.digested.files.items():
             if gone and name.startswith(f"{CHECKPOINT}/"):
                 continue
-            found = _differs(directory / name, file, deep=record.deep)
+            found = _differs(record, directory / name, file)
             if found is not None:
                 place = f"rounds/{key_of(number, stage)}/{name}"
                 yield record.damaged(place, number, stage, file.sha256, found)
@@ -152,7 +162,7 @@ def _shared(record: Record) -> Iterator[Problem]:
             path = record.run_path / relative
             if not path.is_file():
                 found = NO_FILE
-            elif not record.deep or (found := sha256_file(path)) == sha256:
+            elif not record.deep or (found := record.digest_of(path)) == sha256:
                 continue
             yield record.damaged(relative, number, stage, sha256, found)
 
@@ -161,12 +171,13 @@ def _foreign(record: Record) -> Iterator[Problem]:
     """Files among the rounds that no stage wrote; what attempts have not committed starts with a dot."""
     rounds = record.run_path / "rounds"
     for entry in sorted(rounds.iterdir()) if rounds.is_dir() else []:
-        if entry.is_file():
+        if not entry.is_dir():
             yield _unexpected(record, entry, None, None)
+            continue
         if not is_round(entry.name):
             continue  # a note is all there is to say of a directory that is none of ours
         for inner in sorted(entry.iterdir()):
-            if inner.is_file() and not inner.name.startswith("."):
+            if not inner.is_dir() and not inner.name.startswith("."):
                 yield _unexpected(record, inner, None, None)
 
 
@@ -229,8 +240,11 @@ def _housekeeping(record: Record) -> Iterator[Problem]:
     def problem(file: str, expected: str, found: str) -> Problem:
         return Problem(file, None, None, expected, found, record.resume(), Severity.housekeeping)
 
+    newest = newest_attempt(record.run_path)  # before the lease: it is written before an attempt does anything
     try:
         lease = LeaseFile.load(record.run_path)
+        if lease is not None and lease.token < newest:
+            yield problem(LEASE, f"the lease of attempt {newest} (the journal)", f"that of attempt {lease.token}")
         if lease is None and (record.run_path / LOCK).exists():
             yield problem(LEASE, "the last attempt's lease", NO_FILE)
         if lease is not None and not (record.run_path / LOCK).exists():
@@ -242,14 +256,14 @@ def _housekeeping(record: Record) -> Iterator[Problem]:
         yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_file(lock))
 
 
-def _differs(path: Path, file: FileDigest, *, deep: bool) -> str | None:
+def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
     """What is found instead of a recorded file; None where it is the one."""
     if not path.is_file():
         return NO_FILE
     size = path.stat().st_size
-    if not deep:
+    if not record.deep:
         return None if size == file.bytes else f"{size} bytes instead of {file.bytes}"
-    found = sha256_file(path)
+    found = record.digest_of(path)
     if found == file.sha256:
         return None
     return found if size == file.bytes else f"{found} ({size} bytes instead of {file.bytes})"

@@ -23,13 +23,14 @@ import pyarrow.parquet as pq
 from crl.errors import CrlError, DataCheckFailed, StageAlreadyComplete, StaleAttempt
 from crl.records import Row, schema_of
 from crl.run.files import (
+    disk_errors,
     disk_full,
-    disk_full_as_error,
     fsync,
     fsync_tree,
     remove,
     sha256_bytes,
     sha256_file,
+    sha256_once,
     tells_of_full_disk,
     write_atomically,
 )
@@ -77,7 +78,7 @@ class StageWriter:
         check_token(run_path, token)
         if target.exists():
             raise self._complete_already()
-        with disk_full_as_error(self._temporary):
+        with disk_errors(self._temporary):
             remove(self._temporary)
             self._temporary.mkdir(parents=True)
 
@@ -95,7 +96,7 @@ class StageWriter:
         if row_type in self._tables:
             raise CrlError(f"{name} was written twice", expected="one write per row type", where=self._where())
         written = conforming(row_type, table, self._where())
-        with disk_full_as_error(self._target), self._stale_if_swept():
+        with disk_errors(self._target), self._stale_if_swept():
             pq.write_table(written, self._temporary / name, **_PARQUET)
         self._tables[row_type], self._rows[name] = written, written.num_rows
 
@@ -110,7 +111,7 @@ class StageWriter:
         if digest not in place.name:
             raise CrlError(f"{relative!r} is not named after its content", expected=f"a name that holds {digest}")
         path = self.run_path / place
-        with disk_full_as_error(path):
+        with disk_errors(path):
             if not path.is_file() or sha256_file(path) != digest:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, content, token=self.token)
@@ -128,7 +129,7 @@ class StageWriter:
         `inputs` are the stages read: a mapping from `0007/collect` to digest, or (round, stage) pairs whose digests
         are looked up. Raises StaleAttempt if a newer attempt holds the lease, StageAlreadyComplete, DiskFull.
         """
-        with disk_full_as_error(self._target), self._stale_if_swept():
+        with disk_errors(self._target), self._stale_if_swept():
             digests = dict(inputs) if isinstance(inputs, Mapping) else self._digests_of(inputs)
             fsync_tree(self._temporary)
             digested = Digested(
@@ -180,7 +181,7 @@ class StageWriter:
                         where=self._where(),
                     )
                 found[relative] = FileDigest(
-                    sha256=sha256_file(path), bytes=path.stat().st_size, rows=self._rows.get(relative)
+                    sha256=sha256_once(path), bytes=path.stat().st_size, rows=self._rows.get(relative)
                 )
         return dict(sorted(found.items()))
 

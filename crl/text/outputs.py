@@ -27,8 +27,6 @@ class Prompt:
     token_ids: list[int] | None
     seed: int
     """Seed of its own random stream."""
-    group: int | None = None
-    """Prompts of one group share most of their text; None: it shares with no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,10 @@ class Output:
         return self.sampled is not None and self.sampled.stop_reason != StopReason.end_of_turn
 
 
-def prepared(
-    policy: Policy, name: str, messages: Messages, room: int, *, seed: int, group: int | None = None
-) -> Prompt:
+def prepared(policy: Policy, name: str, messages: Messages, room: int, *, seed: int) -> Prompt:
     """The prompt of messages, ready to be sampled where it takes at most `room` tokens."""
     token_ids = list(policy.chat.opening(messages))
-    return Prompt(name, messages, token_ids if len(token_ids) <= room else None, seed, group)
+    return Prompt(name, messages, token_ids if len(token_ids) <= room else None, seed)
 
 
 def room_for_prompt(policy: Policy, role: RoleConfig) -> int:
@@ -63,19 +59,17 @@ def room_for_prompt(policy: Policy, role: RoleConfig) -> int:
 def sample_outputs(policy: Policy, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int) -> list[Output]:
     """One output per prompt, in their order; prompts that do not fit are passed over, with an empty text.
 
-    `batch` is the number of prompts per session. It is part of the method: the composition of a batch can change a last
-    digit.
+    `batch` is the number of prompts that are sampled at one time; one that is done makes room for the next. It is part
+    of the method: the composition of a batch can change a last digit.
     """
     ready = [(index, prompt, prompt.token_ids) for index, prompt in enumerate(prompts) if prompt.token_ids is not None]
     sampled: dict[int, Sampled] = {}
-    for first in range(0, len(ready), batch):
-        chosen = ready[first : first + batch]
-        rows = list(range(len(chosen)))
-        groups = [row if prompt.group is None else prompt.group for row, (_, prompt, _) in enumerate(chosen)]
-        session = policy.open([ids for _, _, ids in chosen], groups, [prompt.seed for _, prompt, _ in chosen])
-        found = session.sample(rows, sampling)
-        session.drop(rows)
-        sampled.update({chosen[row][0]: found[row] for row in rows})
+    if ready:
+        session = policy.open([ids for _, _, ids in ready], [prompt.seed for _, prompt, _ in ready], batch)
+        session.begin(range(len(ready)), sampling)
+        while found := session.advance():
+            sampled |= {ready[row][0]: turn for row, turn in found.items()}
+            session.drop(list(found))
     return [
         Output(
             prompt,

@@ -36,6 +36,8 @@ class RoundFigures:
     """The round tables up to this round, as Markdown."""
     digest: str
     """SHA-256 over the digests of the round's stages: `crl verify` vouches for these."""
+    head: str
+    """Head of the run after this round: `crl verify --head` holds the run against it."""
 
 
 class Tracker(Protocol):

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from crl.report.markdown import rounds_markdown
+from crl.report.markdown import code, rounds_markdown
 from crl.report.summary import RoundSummary, random_policy, summarize
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
+from crl.run.head import head_after
 from crl.trackers.base import RoundFigures
 
 
@@ -35,6 +36,7 @@ def figures_of(run: RunDirectory, numbers: Sequence[int]) -> Iterator[RoundFigur
             success=[row for row in success if row["round"] <= number],
             tables=rounds_markdown(run.experiment_name, until),
             digest=round_digest(run, number),
+            head=head_after(run.path, number),
         )
 
 
@@ -67,6 +69,7 @@ def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, 
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
-def record_of(path: Path) -> str:
-    """The link to the record, as Markdown: where it is, and what vouches for it."""
-    return f"record: `{path}`, verified by `crl verify {path}`"
+def record_of(path: Path, head: str = "") -> str:
+    """The link to the record, as Markdown: where it is, and what vouches for it, after a round with the head then."""
+    verify = f"crl verify {path}" + (f" --head {head}" if head else "")
+    return f"record: {code(str(path))}, verified by {code(verify)}"

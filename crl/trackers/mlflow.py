@@ -52,6 +52,7 @@ class MLflow:
         self._client.log_text(self.id, figures.tables, "rounds.md")
         self._client.log_dict(self.id, {"rows": [dict(row) for row in figures.success]}, "success_by_arm.json")
         self._client.set_tag(self.id, f"round_{figures.round:04d}", figures.digest)
+        self._client.set_tag(self.id, "head", figures.head)
 
     def close(self) -> None:
         """Mark the MLflow run as finished; a resumed run opens it again."""

@@ -6,12 +6,15 @@ replaces its file. Look at them with `tensorboard --logdir RUN/tensorboard`, or 
 
 from __future__ import annotations
 
+import io
+import textwrap
 import time
 from typing import Any, ClassVar
 
 import numpy as np
 
-from crl.run.files import temporary
+from crl.run.files import write_atomically
+from crl.text.unicode import escaped
 from crl.trackers.base import RoundFigures, TrackedRun
 from crl.trackers.figures import record_of
 
@@ -41,19 +44,18 @@ class TensorBoard:
             Summary(value=[Summary.Value(tag=name, simple_value=value)])
             for name, value in sorted(figures.figures.items())
         ]
-        summaries.append(text_pb("rounds", f"{record_of(self._run.path)}\n\n{figures.tables}"))
+        summaries.append(text_pb("rounds", f"{record_of(self._run.path, figures.head)}\n\n{figures.tables}"))
         if figures.round == 0:
-            method = "\n".join(f"    {name}: {value}" for name, value in self._run.method.items())
+            # Indented, which is code in Markdown: also where a value has several lines.
+            told = "\n".join(f"{name}: {value}" for name, value in self._run.method.items())
+            method = textwrap.indent(escaped(told), "    ", lambda line: True)
             summaries += [_layout(), text_pb("method", f"digest `{self._run.method_digest}`\n\n{method}")]
-        now = time.time()
-        scratch = temporary(target, token=0)
-        with scratch.open("wb") as file:
-            writer = RecordWriter(file)
-            writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-            for summary in summaries:
-                writer.write(Event(wall_time=now, step=figures.round, summary=summary).SerializeToString())
-            writer.flush()
-        scratch.replace(target)
+        now, content = time.time(), io.BytesIO()
+        writer = RecordWriter(content)
+        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        for summary in summaries:
+            writer.write(Event(wall_time=now, step=figures.round, summary=summary).SerializeToString())
+        write_atomically(target, content.getvalue())
 
     def close(self) -> None:
         """Nothing is open between rounds."""

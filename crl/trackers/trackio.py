@@ -36,7 +36,8 @@ class Trackio:
         """Log the round in one step."""
         columns = list(figures.success[0]) if figures.success else []
         table = self._trackio.Table(columns=columns, data=[[row[name] for name in columns] for row in figures.success])
-        self._trackio.log({**figures.figures, "success_by_arm": table}, step=figures.round)
+        head = self._trackio.Table(columns=["round", "head"], data=[[figures.round, figures.head]])
+        self._trackio.log({**figures.figures, "success_by_arm": table, "head": head}, step=figures.round)
 
     def close(self) -> None:
         """Write what is left."""

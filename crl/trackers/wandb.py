@@ -48,7 +48,8 @@ class WandB:
         table = self._wandb.Table(columns=columns, data=[[row[name] for name in columns] for row in figures.success])
         logged = {**figures.figures, "success_by_arm": table}
         self._session.log(logged, step=figures.round)
-        self._session.summary.update({"record_digest": figures.digest, "rounds": figures.tables})
+        told = {"record_digest": figures.digest, "head": figures.head, "rounds": figures.tables}
+        self._session.summary.update(told)
 
     def close(self) -> None:
         """Send what is left and end the session."""

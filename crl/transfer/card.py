@@ -9,6 +9,7 @@ import pyarrow as pa
 import yaml
 
 from crl.records.base import schema_of
+from crl.report.markdown import plain
 from crl.run.imports import EMBEDDING
 from crl.transfer.rows import TABLES
 
@@ -46,6 +47,6 @@ def dataset_card(tables: Mapping[str, pa.Table], provenance: Mapping[str, Any], 
         if name == "entries" and EMBEDDING in tables[name].column_names:
             embedder = provenance["embedder"]
             parts.append(
-                f"| {EMBEDDING} | unit vector of the text by {embedder['name']} ({embedder['digest'][:12]}) |\n"
+                f"| {EMBEDDING} | unit vector of the text by {plain(embedder['name'])} ({embedder['digest'][:12]}) |\n"
             )
     return "".join(parts)

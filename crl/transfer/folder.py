@@ -22,13 +22,24 @@ import pyarrow.parquet as pq
 
 from crl.errors import BadInput, OtherFormat
 from crl.records import RECORD_FORMAT, schema_of
-from crl.run.files import disk_full_as_error, fsync, fsync_tree, sha256_file, temporary
+from crl.run.files import disk_errors, fsync, fsync_tree, sha256_file, temporary
 from crl.run.imports import EMBEDDING
 from crl.transfer.card import dataset_card
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
 from crl.transfer.gather import FORMAT, Gathered
 from crl.transfer.rows import TABLES, entries_schema
-from crl.transfer.schema import check_bank, check_columns, check_no_nulls, check_provenance, check_table, refused
+from crl.transfer.schema import (
+    check_bank,
+    check_columns,
+    check_no_nulls,
+    check_provenance,
+    check_table,
+    refused,
+    strict_json,
+)
+
+_ROWS = 256
+"""Rows of a table that are objects in memory at once while it is checked."""
 
 
 def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]
         raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
     _remove_abandoned(target)
     scratch = temporary(target, 0)
-    with disk_full_as_error(target):
+    with disk_errors(target):
         try:
             files = {}
             for name in TABLES:
@@ -80,7 +91,10 @@ def read_folder(path: Path) -> Gathered:
     for name, file in paths.items():
         relative = file_of(name, formats[0])
         expected = provenance["files"][relative]["sha256"]
-        found = sha256_file(file) if file.is_file() else "no such file"
+        try:
+            found = sha256_file(file) if file.is_file() else "no such file"
+        except OSError as error:
+            raise refused(file, f"it cannot be read: {error}") from None
         if found != expected:
             raise BadInput(
                 f"{relative} of the exported bank is not what was written: {found}",
@@ -117,27 +131,30 @@ def _read(path: Path, name: str, schema: pa.Schema) -> pa.Table:
     try:
         if path.suffix == ".parquet":
             # Not by the schema it should have: that would fill columns that are missing.
-            table = pq.ParquetFile(path).read()
-            check_columns(path, table.schema, schema)
-            table.validate(full=True)  # text that is no UTF-8
-            check_table(path, name, table.select(plain).to_pylist())
+            file = pq.ParquetFile(path)
+            check_columns(path, file.schema_arrow, schema)
+            # Row by row before it is read whole: a small file may hold the same row a billion times.
+            batches = file.iter_batches(_ROWS, columns=plain)
+            check_table(path, name, (row for batch in batches for row in batch.to_pylist()))
+            table = file.read()
+            table.validate(full=True)
             if EMBEDDING in schema.names:
                 check_no_nulls(path, table, EMBEDDING)
             return table.select(schema.names).cast(schema)
-        with path.open(encoding="utf-8") as file:
-            rows = [_row(path, number, line) for number, line in enumerate(file, 1)]
+        with path.open(encoding="utf-8") as lines:
+            rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
         vectors = {EMBEDDING} & set(schema.names)
         check_table(path, name, [{column: row[column] for column in row if column not in vectors} for row in rows])
         if EMBEDDING in schema.names:
             _check_lists(path, rows, schema.field(EMBEDDING).type.list_size)
         return pa.Table.from_pylist(rows, schema=schema)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise refused(path, f"it cannot be read: {str(error).splitlines()[0] if str(error) else error!r}") from None
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = strict_json(line)
     except (ValueError, RecursionError) as error:
         raise refused(path, f"row {number}: it is not JSON: {error}") from None
     if not isinstance(row, dict):
@@ -154,7 +171,7 @@ def _check_lists(path: Path, rows: list[dict[str, Any]], dimension: int) -> None
 
 def _provenance(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads((path / PROVENANCE).read_text(encoding="utf-8"))
+        content = strict_json((path / PROVENANCE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise _no_export(path, f"it has no {PROVENANCE}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ checked as arrays; whether they belong to their texts is checked where the embed
 from __future__ import annotations
 
 import json
+import math
 import re
 import typing
 import unicodedata
@@ -20,17 +21,21 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from crl.bank.segments import text_digest
+from crl.config import Experiment
+from crl.config.environments import FamilyConfig
 from crl.errors import BadInput
+from crl.paths import short
 from crl.records import vectors_of
-from crl.report.story import story_of
+from crl.report.story import KINDS, MADE, Story, story_of
 from crl.run.imports import EMBEDDING
 from crl.transfer.formats import PROVENANCE
 from crl.transfer.rows import TABLES
 
 _CONTROL_TOKEN = re.compile(
     r"<[|｜][^<>\n]{1,64}[|｜]>"
-    r"|</?(?:s|bos|eos|pad|think|tool_call|tool_response|start_of_turn|end_of_turn|im_start|im_end)>"
-    r"|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS)\]|<</?SYS>>",
+    r"|</?(?:s|bos|eos|pad|unk|mask|sop|eop|think|tool_call|tool_response|im_start|im_end|unused\d+|fim_\w+"
+    r"|(?:start|end)_of_(?:turn|image))>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|[gs]?MASK)\]|\[\|[^|\]\n]{1,64}\|\]|<</?SYS>>",
     re.IGNORECASE,
 )
 """How the chat templates of today write their control tokens. An import is made before a model is loaded."""
@@ -43,7 +48,8 @@ def _id(text: str) -> str:
 
 
 def _experience(text: str) -> str:
-    if not text.strip():
+    _unicode(text)
+    if all(unicodedata.category(each)[0] in "CZ" for each in text):  # controls and separators: there is nothing to see
         raise ValueError("a text must not be empty or blank")
     odd = next((each for each in text if each not in "\n\t" and unicodedata.category(each) == "Cc"), None)
     if odd is not None:
@@ -53,9 +59,15 @@ def _experience(text: str) -> str:
     return text
 
 
+def _unicode(text: str) -> str:
+    text.encode()  # half of a surrogate pair: UnicodeEncodeError, a ValueError
+    return text
+
+
 def _json_object(text: str) -> str:
     try:
-        story_of(json.loads(text, parse_constant=_no_number))
+        _unicode(json.dumps(plain := strict_json(text), ensure_ascii=False))
+        _check_story(story_of(plain))
     except (ValueError, TypeError, RecursionError) as error:
         lines = str(error).splitlines()
         raise ValueError(f"it must be the JSON of a story: {' '.join(lines[:3]) or type(error).__name__}") from None
@@ -68,11 +80,44 @@ def _outcome(value: float) -> float:
     return value
 
 
+def _check_story(story: Story) -> None:
+    """What the types do not say, and readers of a story rely on; in the stories that it holds, too."""
+    for event in story.events:
+        if event.kind not in KINDS:
+            raise ValueError(f"{event.event_id} is of the kind {event.kind!r}, expected one of {', '.join(KINDS)}")
+        if event.kind in MADE and None in (event.version, event.text, event.content_digest):
+            raise ValueError(f"{event.event_id} made a version, and has no number, text or digest of it")
+        for parent in event.parents:
+            _check_story(parent)
+        if event.imported is not None:
+            _check_story(story_of(event.imported.story))
+
+
+def strict_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError for what `json` alone takes: keys that are there twice, NaN and
+    numbers beyond all bounds; RecursionError."""
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct)
+
+
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
+def _finite(text: str) -> float:
+    return value if math.isfinite(value := float(text)) else _no_number(text)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"the key {short(twice)} is there twice")
+    return found
+
+
 Id = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_id)]
+Name = Annotated[str, Field(pattern=Experiment.model_fields["name"].metadata[0].pattern)]
+FamilyName = Annotated[str, Field(pattern=FamilyConfig.model_fields["name"].metadata[0].pattern)]
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Version = Annotated[int, Field(ge=1, lt=2**63)]
@@ -82,14 +127,16 @@ Cosine = Annotated[float, Field(ge=-1.0001, le=1.0001, allow_inf_nan=False)]
 Experience = Annotated[str, AfterValidator(_experience)]
 
 _COLUMNS: dict[str, Any] = {
-    **dict.fromkeys(("entry_id", "family", "kind", "distillation_id", "generation_id", "operation_id"), Id),
+    **dict.fromkeys(("entry_id", "kind", "distillation_id", "generation_id", "operation_id"), Id),
     **dict.fromkeys(("episode_id", "extractor_checkpoint"), Id),
+    "family": FamilyName,
     **dict.fromkeys(("parents", "episode_ids"), list[Id]),
     **dict.fromkeys(("content_digest", "extractor_digest"), Sha256),
     **dict.fromkeys(("order", "round", "created_round", "updated_round", "retrieved", "uses"), Count),
     "extractor_updates": Count,
     "version": Version,
     "text": Experience,
+    **dict.fromkeys(("prompt", "output"), Annotated[str, AfterValidator(_unicode)]),
     "story": Annotated[str, AfterValidator(_json_object)],
     **dict.fromkeys(("mean_outcome", "free_mean"), Share),
     "outcome": Annotated[float, AfterValidator(_outcome)],
@@ -120,7 +167,7 @@ class Provenance(BaseModel):
     model_config = _STRICT
     format: str
     format_version: int
-    experiment: Id
+    experiment: Name
     round: Count
     entries: Count
     method_digest: Sha256
@@ -128,7 +175,7 @@ class Provenance(BaseModel):
     stage_digest: Sha256
     snapshot_digest: Sha256
     embedder: _Embedder
-    families: list[Id]
+    families: list[FamilyName]
     versions: dict[Id, Id]
     files: dict[str, _File]
 

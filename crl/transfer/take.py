@@ -15,7 +15,10 @@ from typing import Any
 from crl.bank.segments import text_digest
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
+from crl.policies import load_embedder
+from crl.policies.embedder_sources import embedder_digest
 from crl.recipes.complementary.config import config_of
+from crl.recipes.imported import check_vectors
 from crl.recipes.stage import Recipe
 from crl.records import vectors_of
 from crl.run.directory import RunDirectory
@@ -49,7 +52,11 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
     The same bank may be imported again: that changes nothing, and puts back a file that was lost or damaged. Raises
     BadInput where the experiment keeps no bank, has begun, begins with another one, or lacks a family; LeaseHeld.
     """
-    content = fitting(run.method, recipe, source, families or {})
+    return put(run, fitting(run.method, recipe, source, families or {}))
+
+
+def put(run: RunDirectory, content: BankImport) -> Taken:
+    """As :func:`take`, of a file that :func:`fitting` made."""
     with Lease.acquire(run.path, seconds=_LEASE_SECONDS) as lease:
         repeated = _allowed(run, content)
         path = write_import(run.path, content, token=lease.token)
@@ -61,14 +68,32 @@ def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[
 
 
 def fitting(method: Method, recipe: Recipe, source: Gathered, families: Mapping[str, str]) -> BankImport:
-    """The file for an experiment of this method. Raises BadInput where it can begin with no such bank; nothing is
-    written, so it can be asked before the experiment is made."""
+    """The file for an experiment of this method. Raises BadInput where it can begin with no such bank, or where vectors
+    of the experiment's own embedder are not those of their texts; nothing is written, so it can be asked before the
+    experiment is made."""
     if not recipe.has_bank:
         raise BadInput(
             f"recipe {recipe.name} keeps no bank",
             expected="a recipe that does: complementary, static_online, experience_only or offline_bank",
         )
-    return _prepared(method, source, families)
+    content = _prepared(method, source, families)
+    _check_vectors(method, source)
+    return content
+
+
+def _check_vectors(method: Method, source: Gathered) -> None:
+    """Raise BadInput for a vector of the experiment's own embedder that is not that of its text. Where the embedder
+    cannot be had on this machine, round 0 says so."""
+    table, told, use = source.tables[ExportedEntry.table], source.provenance["embedder"], method.recipe.embedder()
+    if use is None or EMBEDDING not in table.column_names:
+        return
+    try:
+        if embedder_digest(use.name) != told["digest"]:
+            return
+    except BadInput:
+        return
+    rows = table.select(["entry_id", "text"]).to_pylist()
+    check_vectors(rows, vectors_of(table[EMBEDDING]), load_embedder(use.name, use.query_instruction), told["name"])
 
 
 def _prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:

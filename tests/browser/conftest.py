@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,20 @@ def screen(browser: Browser, desk: OpenUi, pictures: Path) -> Iterator[Screen]:
     assert made.errors == []
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """The page of a run, which is made once."""
+    folder = tmp_path_factory.mktemp("pages")
+    return lru_cache(lambda run: write_report(run, folder / f"{run.parent.name}-{run.name}.html"))
+
+
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Write the page of a run and open it. Afterwards it has asked for nothing, and nothing went wrong."""
+def show(browser: Any, written: Callable[[Path], Path]) -> Iterator[Callable[..., Opened]]:
+    """Open the page of a run. Afterwards it has asked for nothing, and nothing went wrong."""
     opened: list[Opened] = []
 
-    def run(path: Path, episodes: int = 200, **context: Any) -> Opened:
-        page = write_report(path, tmp_path / f"page-{len(opened)}.html", episodes=episodes)
-        opened.append(Opened(browser.new_context(**context).new_page(), page))
+    def run(path: Path, **context: Any) -> Opened:
+        opened.append(Opened(browser.new_context(**context).new_page(), written(path)))
         return opened[-1]
 
     yield run

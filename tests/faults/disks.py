@@ -1,8 +1,9 @@
-"""A file system of a few megabytes, for tests of a disk that fills up. Mounting one needs Linux and root."""
+"""A file system of a few megabytes, for tests of a disk that fills up or turns read-only. It needs Linux and root."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,3 +29,18 @@ def small_disk(place: Path, size: int = SIZE) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path, *, leave: int = 0) -> Path:
+    """A file that leaves so many bytes free."""
+    ballast = disk / "ballast"
+    ballast.unlink(missing_ok=True)
+    room = os.statvfs(disk)
+    with ballast.open("wb") as file:
+        file.write(b"\0" * (room.f_bavail * room.f_frsize - leave))
+    return ballast
+
+
+def turn_read_only(disk: Path) -> None:
+    """As a kernel does that found an error on it."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class KilledRun:
     reference: Path
     rounds: int
     random: random.Random
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the run has beside those of all of them."""
     kills: list[str] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
     _seen: dict[str, Identity] = field(default_factory=dict)
@@ -86,7 +88,8 @@ class KilledRun:
             arguments = ["resume", str(self.path)]
         else:
             more = ["--prefect"] if prefect else []
-            arguments = train(self._missing_rounds(), *more, runtime__shards=shards, runtime__retries=20)
+            settings = {**self.changes, "runtime__shards": shards, "runtime__retries": 20}
+            arguments = train(self._missing_rounds(), *more, **settings)
         self.output = self.runs.parent / "output.txt"
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
@@ -121,6 +124,8 @@ class KilledRun:
             return False
         workers = workers_of(self._process.pid)
         victims = workers if whom != "flow" else []
+        if whom == "engine" and workers:  # of several engines some, or all
+            victims = self.random.sample(workers, self.random.randint(1, len(workers)))
         if whom != "engine" or not workers:
             # Stopped first: it must not start another engine between the two kills.
             self._process.send_signal(signal.SIGSTOP)
@@ -190,11 +195,11 @@ class KilledRun:
 
 
 @contextlib.contextmanager
-def killed_run(runs: Path, reference: Path, rounds: int, seed: int) -> Iterator[KilledRun]:
+def killed_run(runs: Path, reference: Path, rounds: int, seed: int, **changes: Any) -> Iterator[KilledRun]:
     """A :class:`KilledRun` of which nothing lives on afterwards. The seed stands in the test's output."""
     print(f"seed of the kills: {seed}")
     runs.mkdir(parents=True)
-    killed = KilledRun(runs, reference, rounds, random.Random(seed))
+    killed = KilledRun(runs, reference, rounds, random.Random(seed), changes)
     try:
         yield killed
     finally:

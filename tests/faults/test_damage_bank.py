@@ -26,7 +26,7 @@ from crl.run.lease import Lease
 from crl.run.manifest import MANIFEST, FileDigest, Manifest
 from crl.run.verify import Problem, Severity, require_intact
 from crl.run.writer import parquet_bytes
-from tests.tiny_run import ROUNDS, crl
+from tests.tiny_run import ROUNDS, crl_here
 from tests.unit.report.scripted import Ask, ScriptedRun, Services
 
 Damage = Callable[[Path], None]
@@ -205,6 +205,12 @@ def test_a_whole_stage_that_is_gone_is_put_back(victim: RunDirectory, with_texts
     assert not list(stage.parent.glob(".*")), "nothing half written is left"
 
 
+def test_a_round_that_is_gone_is_not_blamed_on_the_bank_of_the_next(victim: RunDirectory) -> None:
+    shutil.rmtree(victim.path / "rounds/0003")
+    named = _damaged(victim)
+    assert named and all(problem.file.startswith("rounds/0003/") for problem in named)
+
+
 def test_a_whole_stage_that_nothing_proves_is_left(victim: RunDirectory) -> None:
     """A round whose operations are gone as well."""
     for stage in ("consolidate", "distill"):
@@ -294,9 +300,9 @@ def test_the_commands_verify_and_mend(copied: Path, capsys: pytest.CaptureFixtur
         ["bank", "show", "tiny", "--round", newest], ["bank", "export", "tiny", "--to", exported],
         ["bank", "diff", "tiny", newest], ["sql", "tiny", "SELECT count(*) FROM bank"],
     ):  # fmt: skip
-        said = crl(copied.parent, *command, code=4).stderr
+        said = crl_here(copied.parent, *command, code=4).stderr
         assert f"crl mend {copied}" in said and any(path.name in said for path in lost), said
-    crl(copied.parent, "mend", "tiny")
+    crl_here(copied.parent, "mend", "tiny")
     assert "is intact" in run("verify", str(copied))
     assert "nothing to mend" in run("mend", str(copied))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from crl.engine.driver import Driver
 from crl.errors import DiskFull
 from crl.run.directory import RunDirectory
 from crl.run.verify import Severity, verify
-from tests.faults.disks import small_disk
+from tests.faults.disks import fill, small_disk
 from tests.tiny_run import NAME, ROUNDS, crl, cut_back, digests, experiment, leftovers
 
 
@@ -24,29 +23,16 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def _fill(disk: Path, *, leave: int) -> Path:
-    """A file that leaves so many bytes free."""
-    ballast = disk / "ballast"
-    room = os.statvfs(disk)
-    with ballast.open("wb") as file:
-        file.write(b"\0" * (room.f_bavail * room.f_frsize - leave))
-    return ballast
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "leave"),
-    [
-        ("update_actor", 120_000),
-        pytest.param("collect", 50_000, marks=pytest.mark.slow),
-        pytest.param("update_extractor", 1_200_000, marks=pytest.mark.slow),
-    ],
+    ("stage", "leave"), [("update_actor", 120_000), ("collect", 50_000), ("update_extractor", 1_200_000)]
 )
 def test_it_fills_in_the_middle_of_a_stage(finished: Path, small_disk: Path, stage: str, leave: int) -> None:
     path = small_disk / NAME
     shutil.copytree(finished, path)
     cut_back(path, ROUNDS, stage)
     before = digests(path)
-    ballast = _fill(small_disk, leave=leave)
+    ballast = fill(small_disk, leave=leave)
     run = RunDirectory.open(path)
     with Driver(run, experiment(runtime__retries=0).runtime) as driver:
         with pytest.raises(DiskFull) as raised:
@@ -71,7 +57,7 @@ def test_without_a_single_free_block_nothing_begins(finished: Path, small_disk: 
     shutil.copytree(finished, path)
     cut_back(path, ROUNDS, "update_actor")
     before = digests(path)
-    ballast = _fill(small_disk, leave=0)
+    ballast = fill(small_disk, leave=0)
     for attempt in (["resume", NAME], ["resume", NAME, "--rounds", "1"]):
         refused = crl(small_disk, *attempt, code=1)
         assert "no space was left on the disk" in refused.stderr and "What to do: free some space" in refused.stderr
@@ -87,7 +73,7 @@ def test_the_command_tries_again_and_then_says_what_to_do(finished: Path, small_
     path = small_disk / NAME
     shutil.copytree(finished, path)
     cut_back(path, ROUNDS, "update_actor")
-    ballast = _fill(small_disk, leave=120_000)
+    ballast = fill(small_disk, leave=120_000)
     refused = crl(small_disk, "resume", NAME, code=1)
     assert "no space was left on the disk" in refused.stderr and "Traceback" not in refused.stderr
     assert "last failure: round 2, stage update_actor" in crl(small_disk, "status", NAME).stdout

@@ -30,6 +30,7 @@ def _kill_and_finish(run: KilledRun, targets: Sequence[str], prefect: set[int], 
     run.check_journal()
 
 
+@pytest.mark.slow  # one kill and resume with the same digests is in tests/outside
 def test_killed_in_preparation_rollout_and_update(finished: Path, tmp_path: Path) -> None:
     targets = ["0000/warm_start_extractor", "0001/collect", "0001/update_actor"]
     with killed_run(tmp_path / "runs", finished, rounds=1, seed=SEED) as run:

@@ -48,13 +48,10 @@ def _pretend_elsewhere(run_path: Path) -> None:
     (run_path / LEASE).write_bytes(moved.sealed().render())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "stage"),
-    [
-        ("update_actor", "update_actor"),
-        pytest.param("plan", "collect", marks=pytest.mark.slow),
-        pytest.param("update_actor", "update_extractor", marks=pytest.mark.slow),
-    ],
+    [("update_actor", "update_actor"), ("plan", "collect"), ("update_actor", "update_extractor")],
     indirect=["first"],
 )
 def test_the_second_is_refused_and_a_replaced_one_changes_nothing(

@@ -16,6 +16,8 @@ from crl.engine.events import Progress, StageDone
 from crl.errors import DataCheckFailed
 from crl.report.diff import bank_diff
 from crl.report.views import query
+from crl.run.directory import manifests
+from crl.run.head import heads
 from tasks.artifacts import KINDS, PAGES, artifact_key, publish_breach, publish_failure, publish_round
 from tasks.progress import shown_progress
 from tests.processes import wait_until
@@ -63,6 +65,8 @@ def test_a_round_publishes_every_kind_with_the_contents_of_the_record(prefect_se
     rounds, curve, diff, checks, report = (artifacts(artifact_key(name, kind))[-1].data for kind in KINDS)
     bank = query(copied, "SELECT count(*) FROM bank WHERE round = $round", {"round": last})[1][0][0]
     assert re.search(rf"^\| {last} \| [\d.]+\s% \| [\d.]+\s% \| {bank} \|", rounds, re.MULTILINE)
+    told = [re.findall("crl verify tiny --head ([0-9a-f]{64})", each.data) for each in artifacts("tiny-rounds")]
+    assert told == [[kept] for kept in list(heads(manifests(copied)).values())[-2:]]
     assert curve.count("data:image/svg+xml;base64,") == 2 and "http" not in curve
     assert bank_diff(copied, last).summary() in diff
     assert f"Data checks of round {last}: passed" in checks and "| collect | episodes |" in checks

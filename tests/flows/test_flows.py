@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -10,10 +12,11 @@ from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry
 
-from crl.errors import BadInput, DataCheckFailed
+from crl.errors import BadInput, DataCheckFailed, StageFailed
 from crl.run.directory import RunDirectory
 from flows.resume import resume
 from flows.train import train
+from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 
 pytestmark = pytest.mark.slow
@@ -89,6 +92,42 @@ def test_a_breach_is_not_retried_and_shows_as_an_artifact_and_a_retried_flow_run
                          parameters={"experiment": make_experiment(), "rounds": 2})  # fmt: skip
     assert again.result()["rounds"] == [1, 2]
     assert digests(run) == undisturbed
+
+
+def test_rounds_that_overlap_are_two_child_flows_at_a_time_and_a_retry_continues_both(fake, tmp_path):
+    with make_driver(tmp_path / "in turn", overlap=True, overlap_engines=1) as driver:
+        driver.run_rounds(3)
+        expected = digests(driver.run)
+    marker = tmp_path / "held"
+    path = fake({"total": ["hold_once", str(marker)], "learn": ["raise_once", str(tmp_path / "raised")]})
+    made = make_experiment(overlap=True)
+    state = train(made, rounds=3, return_state=True)  # round 1 breaks in its first track, before anything is held
+    with pytest.raises(StageFailed, match="the fake broke"):
+        state.result()
+    run = RunDirectory.open(path)
+
+    def release():
+        wait_until(lambda: run.is_complete(2, "learn"), "round 2 had learned")
+        assert not run.is_complete(1, "total")
+        Path(f"{marker}-go").touch()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    with get_client(sync_client=True) as client:
+        identifier = UUID(str(state.state_details.flow_run_id))
+        client.set_flow_run_state(identifier, AwaitingRetry(), force=True)
+        again = run_flow(train, flow_run=client.read_flow_run(identifier), return_type="state",
+                         parameters={"experiment": made, "rounds": 3})  # fmt: skip
+    releasing.join()
+    assert again.result()["rounds"] == [1, 2, 3]
+    assert digests(run) == expected
+    children = children_of(again)
+    assert set(children) == {"round 0", "round 1", "round 2", "round 3"}
+    assert all(child.state.is_completed() for child in children.values())
+    assert children["round 1"].start_time < children["round 2"].start_time < children["round 1"].end_time
+    assert children["round 3"].start_time >= children["round 1"].end_time
+    for name in ("round 1", "round 2", "round 3"):
+        assert set(task_runs(children[name].id)) == {"draw", "spread", "learn", "total"}
 
 
 def test_bad_input_and_a_second_owner_fail_the_flow_with_their_own_errors(fake, tmp_path):

@@ -126,7 +126,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ui]]:
         ui.end()
 
 
-def test_ready_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_path: Path) -> None:
+def test_ready_a_part_that_dies_and_ctrl_c(start, tmp_path: Path) -> None:
     ui = start()
     ui.wait_ready()
     for word in (ui.url, f"127.0.0.1:{ui.port + 1}", str(tmp_path / "home"), "Ctrl-C", "export PREFECT_API_URL="):
@@ -141,6 +141,14 @@ def test_ready_parts_that_die_and_training_that_is_stopped_with_it(start, tmp_pa
     kill(ui.part("worker"))
     wait_until(lambda: ui.part("worker"), ui.screen)
     assert "the worker ended" in ui.screen()
+    assert ui.interrupt() == 0
+    ui.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_training_that_is_stopped_with_it_and_a_server_that_dies(start, tmp_path: Path) -> None:
+    ui = start()
+    ui.wait_ready()
 
     # The example notification, switched on: a run that fails is told of on the screen.
     named = {each["name"]: each["id"] for each in ui.ask("POST", "/automations/filter", {})}
@@ -256,3 +264,26 @@ def test_kill_9_leaves_nothing_and_the_run_is_found_dead(start, tmp_path: Path) 
     again.wait_ready(2)
     wait_until(lambda: again.state(run)["type"] == "CRASHED", lambda: str(again.state(run)))
     assert again.interrupt() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["worker", "flow run"])
+def test_kill_9_of_a_part_and_then_of_the_command(start, tmp_path: Path, whom: str) -> None:
+    ui = start()
+    ui.wait_ready()
+    ui.begin_training(tmp_path / "first")
+    training = ui.processes(lambda each: FLOW_RUN in environ(each))
+    engine = next(each for each in training if "crl.engine.worker" in command_line(each))
+    if whom == "worker":
+        kill(ui.part("worker"))
+        wait_until(lambda: ui.part("worker"), ui.screen)
+        assert engine.is_running(), "what trains outlives Prefect's worker, not `make ui`"
+    else:
+        flow_run = engine.parent()
+        below = flow_run.children(recursive=True)
+        assert engine in below and len(below) >= 2, "an engine and a guardian"
+        kill([flow_run])
+        wait_until(lambda: not any(each in ui.processes() for each in below), lambda: str(below), 30)
+    ui.process.kill()
+    ui.process.wait()
+    ui.nothing_is_left()

@@ -300,6 +300,7 @@ def test_extractor_outputs_are_recorded_alike(run_of: Callable[..., RunDirectory
         assert prompt == "".join(re.split(r"(?:^|\n\n)\[(?:system|user)\]\n", generation.prompt)[1:])
 
 
+@pytest.mark.slow
 def test_answers_restricted_to_the_legal_actions_are_recorded_with_their_choices(tmp_path: Path) -> None:
     """Every turn is legal; what was drawn is trained, under the distribution it was drawn from; the rest is not."""
     experiment = make_experiment("float32", constrain="actions")

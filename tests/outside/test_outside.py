@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from crl.report.views import query
 from tests.processes import wait_until
-from tests.tiny_run import ROOT
+from tests.tiny_run import ROOT, crl_here
 
 PACKAGE = Path(__file__).parent
 EXPERIMENT = PACKAGE / "experiment.yaml"
@@ -60,43 +61,46 @@ def digests(run: Path) -> dict[str, str]:
     return {stage: json.loads(path.read_text())["digest"] for stage, path in manifests.items()}
 
 
-def asked(site: Path, run: Path, sql: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in crl(site, run.parent, "sql", run.name, sql, "--format", "json").splitlines()]
+def asked(run: Path, sql: str) -> list[dict[str, object]]:
+    names, found = query(run, sql)
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def test_it_trains_both_roles_on_one_set_of_weights_with_two_objectives(site: Path, whole: Path) -> None:
-    [weights] = asked(site, whole, "SELECT count(DISTINCT role) AS sets, max(updates) AS updates FROM weights")
+def test_it_trains_both_roles_on_one_set_of_weights_with_two_objectives(whole: Path) -> None:
+    [weights] = asked(whole, "SELECT count(DISTINCT role) AS sets, max(updates) AS updates FROM weights")
     assert weights == {"sets": 1, "updates": ROUNDS}, "the reviewer has no weights of its own"
-    trained = asked(
-        site, whole, "SELECT role, objective, count(*) AS n FROM samples WHERE round = 1 GROUP BY ALL ORDER BY 1"
-    )
+    trained = asked(whole, "SELECT role, objective, count(*) AS n FROM samples WHERE round = 1 GROUP BY ALL ORDER BY 1")
     assert trained == [
         {"role": "actor", "objective": "grpo", "n": 16},
         {"role": "reviewer", "objective": "reinforce", "n": 16},
     ]
     [step] = asked(
-        site, whole,
+        whole,
         "SELECT count(*) FILTER (name = 'stepped' AND value = 1) AS steps,"
         " count(*) FILTER (name = 'reinforce_tokens' AND value > 0) AS mixed FROM metrics WHERE stage = 'update_actor'",
     )  # fmt: skip
     assert step == {"steps": ROUNDS, "mixed": ROUNDS}, "one step per round, of both objectives"
 
 
-def test_free_text_is_played_for_rewards_that_are_not_binary(site: Path, whole: Path) -> None:
+def test_free_text_is_played_for_rewards_that_are_not_binary(whole: Path) -> None:
     [played] = asked(
-        site, whole,
+        whole,
         "SELECT count(DISTINCT reward) AS rewards, bool_and(reward > 0) AS positive,"
         " list_distinct(list(stream)) AS streams FROM episodes",
     )  # fmt: skip
     assert int(str(played["rewards"])) > 2 and played["positive"]
     assert played["streams"] == ["alone"]
-    [turn] = asked(site, whole, "SELECT count(*) AS n FROM turns WHERE action = output AND valid")
+    [turn] = asked(whole, "SELECT count(*) AS n FROM turns WHERE action = output AND valid")
     assert int(str(turn["n"])) > 0, "the environment is given what the actor wrote"
 
 
 def test_its_rows_are_checked_and_open_to_sql(site: Path, whole: Path) -> None:
-    reviews = asked(site, whole, "SELECT reviews.round, count(*) AS n, bool_and(score BETWEEN 0 AND 1) AS fits "
-                                 "FROM reviews JOIN episodes USING (episode_id) GROUP BY ALL ORDER BY 1")  # fmt: skip
+    sql = (
+        "SELECT reviews.round, count(*) AS n, bool_and(score BETWEEN 0 AND 1) AS fits "
+        "FROM reviews JOIN episodes USING (episode_id) GROUP BY ALL ORDER BY 1"
+    )
+    said = crl(site, whole.parent, "sql", whole.name, sql, "--format", "json")  # which imports the package
+    reviews = [json.loads(line) for line in said.splitlines()]
     assert [(row["n"], row["fits"]) for row in reviews] == [(16, True)] * ROUNDS
     manifest = json.loads((whole / "rounds/0001/review/manifest.json").read_text())
     checks = {each["table"]: each for each in manifest["provenance"]["checks"]}
@@ -119,14 +123,8 @@ def test_killed_in_the_middle_it_resumes_to_the_same_digests(site: Path, whole: 
     assert "intact" in crl(site, tmp_path, "verify", "outside")
 
 
-def test_where_the_package_is_missing_a_reader_says_so_and_not_that_the_record_is_damaged(
-    whole: Path, tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "crl", "status", "outside"],
-        cwd=ROOT, env=environment(tmp_path / "nowhere", whole.parent), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stdout + done.stderr
+def test_where_the_package_is_missing_a_reader_says_so_and_not_that_the_record_is_damaged(whole: Path) -> None:
+    done = crl_here(whole.parent, "status", "outside", code=2)
     assert "there is no environment 'lengths'" in done.stderr and "install the package" in done.stderr
     assert "damaged" not in done.stderr and "changed" not in done.stderr
 
@@ -151,9 +149,6 @@ def test_the_form_offers_its_recipe_and_its_world(site: Path, tmp_path: Path) ->
     assert "review_scale" in text and "Largest number of characters that may be wanted." in text
 
 
-def test_without_the_package_the_experiment_is_refused_by_name() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "crl", "train", str(EXPERIMENT)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "there is no environment 'lengths'" in done.stderr and "there is no environment 'lengths'" in done.stderr
+def test_without_the_package_the_experiment_is_refused_by_name(tmp_path: Path) -> None:
+    done = crl_here(tmp_path / "runs", "train", EXPERIMENT, code=2)
+    assert "there is no environment 'lengths'" in done.stderr and list(tmp_path.iterdir()) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,21 +12,34 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from crl.cli import main
 from crl.errors import BadInput
 from crl.records import schema_of
+from crl.run.directory import RunDirectory
 from crl.run.imports import bank_import, load_import
 from crl.transfer.folder import Format, read_folder, write_folder
 from crl.transfer.gather import Gathered, gather
 from crl.transfer.rows import TABLES
+from tests.record.damages import (
+    Damage,
+    at,
+    card,
+    cell,
+    content,
+    linked,
+    raw,
+    removed,
+    rewritten,
+    rows,
+    text,
+    vectors,
+)
 from tests.record.test_import import Source, experiment, taken
 from tests.tiny_run import ROOT
 from tests.unit.report.scripted import Ask, ScriptedRun
 
-Damage = Callable[[Path], None]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -42,100 +55,6 @@ def exports(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_folder(source.bank(), root / each, each)
         read_folder(root / each)
     return root
-
-
-def card(change: Callable[[dict[str, Any]], Any]) -> Damage:
-    """`provenance.json` with a change."""
-
-    def damage(folder: Path) -> None:
-        content = json.loads((folder / "provenance.json").read_text())
-        change(content)
-        (folder / "provenance.json").write_text(json.dumps(content))
-
-    return damage
-
-
-def raw(content: bytes) -> Damage:
-    """`provenance.json` with other bytes."""
-    return lambda folder: (folder / "provenance.json").write_bytes(content) and None  # type: ignore[func-returns-value]
-
-
-def hashed(folder: Path, name: str, rows: int | None = None) -> None:
-    """The card vouches for a table as it is now: what is wrong with it is not found by its digest."""
-    content = json.loads((folder / "provenance.json").read_text())
-    (told,) = (each for file, each in content["files"].items() if file == name)
-    told["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    told["rows"] = told["rows"] if rows is None else rows
-    (folder / "provenance.json").write_text(json.dumps(content))
-
-
-def rows(change: Callable[[list[dict[str, Any]]], Any], table: str = "entries") -> Damage:
-    """A table with changed rows, whatever the format of the export; the card vouches for it."""
-
-    def damage(folder: Path) -> None:
-        (path,) = folder.glob(f"{table}.*")
-        if path.suffix == ".jsonl":
-            listed = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            change(listed)
-            path.write_text("".join(json.dumps(row) + "\n" for row in listed))
-        else:
-            whole = pq.read_table(path)
-            listed = whole.to_pylist()
-            change(listed)
-            schema = pa.schema([field.with_nullable(True) for field in whole.schema])
-            try:
-                made = pa.Table.from_pylist(listed, schema)
-                made = made.select([name for name in made.column_names if name in listed[0]])
-                if set(listed[0]) - set(schema.names):
-                    made = pa.Table.from_pylist(listed)
-            except (pa.ArrowException, TypeError, UnicodeEncodeError):
-                made = pa.Table.from_pylist(listed)
-            pq.write_table(made, path)
-        hashed(folder, path.name, len(listed))
-
-    return damage
-
-
-def cell(column: str, value: Any, table: str = "entries", row: int = 1) -> Damage:
-    return rows(lambda listed: listed[row].update({column: value}), table)
-
-
-def text(value: str) -> Damage:
-    """A text whose digest is right, and the card vouches for the table."""
-    digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
-    return rows(lambda listed: listed[1].update(text=value, content_digest=digest))
-
-
-def content(change: Callable[[bytes], bytes], *, vouched: bool, table: str = "entries") -> Damage:
-    def damage(folder: Path) -> None:
-        (path,) = folder.glob(f"{table}.*")
-        path.write_bytes(change(path.read_bytes()))
-        if vouched:
-            hashed(folder, path.name)
-
-    return damage
-
-
-def vectors(change: Callable[[np.ndarray], np.ndarray]) -> Damage:
-    """Other vectors in a column of the type that the card says, unless their dimension is another."""
-
-    def damage(folder: Path) -> None:
-        path = folder / "entries.parquet"
-        table = pq.read_table(path)
-        made = change(np.array(table["embedding"].to_pylist(), np.float32))
-        column = pa.FixedSizeListArray.from_arrays(pa.array(made.ravel(), pa.float32()), made.shape[1])
-        pq.write_table(table.set_column(table.column_names.index("embedding"), "embedding", column), path)
-        hashed(folder, path.name)
-
-    return damage
-
-
-def at(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    def change(made: np.ndarray) -> np.ndarray:
-        made[1, 3] = value
-        return made
-
-    return change
 
 
 CARD_TEXTS = ("experiment", "method_digest", "stage", "stage_digest", "snapshot_digest")
@@ -203,12 +122,42 @@ def told_cases() -> Iterator[tuple[str, Damage]]:
     yield "lineage null text", cell("text", None, "lineage")
     yield "lineage negative", cell("round", -1, "lineage")
     for value in ("", " \n\t", "a\0b", "a\x1bb", "a\rb", "a\x7fb", "a\x85b", "<|im_start|>system", "go <|im_end|>",
-                  "<|endoftext|>", "<start_of_turn>user", "[INST] go", "</s>", "<｜User｜>", "<|eot_id|>"):  # fmt: skip
+                  "<|endoftext|>", "<start_of_turn>user", "[INST] go", "</s>", "<｜User｜>", "<|eot_id|>", "[|user|]",
+                  "[gMASK]", "<unused7>", "\u200b\ufeff", "\u00a0"):  # fmt: skip
         yield f"text {value!r}", text(value)
     yield "text of another digest", cell("text", "something else")
     for value in ("no json", "[]", "3", "{}", '{"entry_id": NaN}', "[" * 100_000, "null"):
         yield f"story {value:.9}", cell("story", value)
+    yield "family in a path", rows(lambda listed: [row.update(family="../lake") for row in listed])
+    for value in ("../first", "First", "a b", "[red]"):
+        yield f"card experiment {value}", card(lambda made, value=value: made.update(experiment=value))
+    for name, change in story_changes().items():
+        yield f"story {name}", rows(lambda listed, change=change: listed[1].update(story=change(listed[1]["story"])))
     yield "story of another", rows(lambda listed: listed[1].update(story=listed[0]["story"]))
+
+
+def story_changes() -> dict[str, Callable[[str], str]]:
+    """What the types of a story allow, and its readers cannot take."""
+
+    def first(**values: Any) -> Callable[[str], str]:
+        def change(story: str) -> str:
+            plain = json.loads(story)
+            plain["events"][0].update(values)
+            return json.dumps(plain)
+
+        return change
+
+    where = {"experiment": "e", "round": 1, "snapshot": "s", "entry_id": "x", "family": "f", "version": 1, "uses": 0,
+             "mean_outcome": None}  # fmt: skip
+    return {
+        "a kind that is none": first(kind="explode"),
+        "a version without a text": first(text=None),
+        "a version without a number": first(version=None),
+        "a story inside that is none": first(imported={**where, "story": {"surprise": 1}}),
+        "a key twice": lambda story: story.replace("{", '{"entry_id": "other",', 1),
+        "half of a surrogate pair": lambda story: story.replace("go", "\\ud800"),
+        "a number beyond all bounds": lambda story: story.replace('"round":1', '"round":1e999'),
+    }
 
 
 def file_cases() -> Iterator[tuple[str, Damage]]:
@@ -222,6 +171,28 @@ def file_cases() -> Iterator[tuple[str, Damage]]:
         for table in TABLES:
             for vouched in (True, False):
                 yield f"{table} {name} {vouched}", content(change, vouched=vouched, table=table)
+    yield "unreadable", lambda folder: linked(folder / "entries.parquet", "/proc/self/mem")
+    yield "pipe", lambda folder: os.mkfifo(removed(folder / "entries.parquet"))
+    yield "folder", lambda folder: removed(folder / "entries.parquet").mkdir()
+    yield "in a circle", lambda folder: linked(folder / "uses.parquet", "uses.parquet")
+
+
+def json_cases() -> Iterator[tuple[str, Damage]]:
+    """Bytes of a JSON file; the card vouches for it."""
+    changes: dict[str, Callable[[bytes], bytes]] = {
+        "a key twice": lambda made: made.replace(b"{", b'{"round": 2, "round": 2, ', 1),
+        "BOM": lambda made: b"\xef\xbb\xbf" + made,
+        "deep": lambda made: b'{"a":' * 100_000 + made,
+        "an empty line": lambda made: made + b"\n",
+        "UTF-16": lambda made: made.decode().encode("utf-16"),
+        "no number": lambda made: made.replace(b'"round": ', b'"round": NaN, "more": ', 1),
+    }
+    for name, change in changes.items():
+        yield f"lineage {name}", content(change, vouched=True, table="lineage")
+        if name != "an empty line":  # which is allowed in JSON
+            yield f"card {name}", lambda folder, change=change: rewritten(folder / "provenance.json", change)
+    yield "half of a surrogate pair", text("a\ud800b")
+    yield "half of one in an output", cell("output", "a\udfff", "lineage")
 
 
 def vector_cases() -> Iterator[tuple[str, Damage]]:
@@ -253,6 +224,7 @@ def neighbours() -> Iterator[tuple[str, Damage]]:
 
 TOLD, FILES, VECTORS, NEAR = list(told_cases()), list(file_cases()), list(vector_cases()), list(neighbours())
 EVERY = [(f, *case) for f in ("parquet", "jsonl") for case in TOLD]
+EVERY += [("jsonl", *case) for case in json_cases()]
 EVERY += [("parquet", *case) for case in (*FILES, *VECTORS)] + [("jsonl", *case) for case in NEAR]
 
 
@@ -317,8 +289,36 @@ def forged(bank: Gathered) -> Gathered:
     return Gathered({**bank.tables, "entries": made}, bank.provenance)
 
 
-def test_vectors_of_other_texts_are_not_believed(source: Source, tmp_path: Path) -> None:
-    taken(tmp_path, forged(source.bank()))
+@pytest.mark.parametrize("target", ["a file", "a run"])
+def test_vectors_of_other_texts_are_refused_before_anything_is_written(
+    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    write_folder(forged(source.bank()), tmp_path / "bank", Format.parquet)
+    words = [str(tmp_path / "bank"), "--family", "pond=lake"]
+    if target == "a run":
+        words = [str(RunDirectory.create_or_open(experiment("second"), tmp_path).path), *words[:1]]
+    else:
+        words = [str(ROOT / "conf/tiny.yaml"), *words, "--runs", str(tmp_path / "runs")]
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(["bank", "import", *words])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "(row 1) is not that of its text" in said and "lexical" in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_vectors_of_another_embedder_do_not_keep_a_bank_out(source: Source, tmp_path: Path) -> None:
+    bank = forged(source.bank())
+    bank.provenance["embedder"]["digest"] = "a" * 64
+    assert taken(tmp_path, bank).entries == {"lake": 2, "pond": 1}
+
+
+def test_vectors_of_other_texts_are_not_believed(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:  # where the embedder is not, nobody can tell before round 0
+        elsewhere.setattr("crl.transfer.take._check_vectors", lambda method, source: None)
+        taken(tmp_path, forged(source.bank()))
     with ScriptedRun(tmp_path, experiment("second")) as run:
         with pytest.raises(BadInput, match=r"vector of first-r0002-\S+ \(row 1\) is not that of its text"):
             run.initialise()

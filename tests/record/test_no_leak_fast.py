@@ -29,7 +29,7 @@ from crl.lab.warm.words import words_of
 from crl.policies import load_chat
 from crl.policies.miniature import write_miniature
 from crl.policies.sources import resolve_model, warm_directory
-from crl.protocols import Chat, Inquiry, Sampled, StopReason
+from crl.protocols import Chat, Inquiry, Sampled, StopReason, WholeTurns
 from crl.recipes import recipe_of
 from crl.recipes.reading import recorded_bank
 from crl.records import (
@@ -94,10 +94,10 @@ class Script:
     def __init__(self, chat: Chat, say: Callable[[str, int, np.random.Generator], str]) -> None:
         self.chat, self.context, self._say = chat, 256, say
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Script.Session:
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> Script.Session:
         return Script.Session(self.chat, self._say, prompts, seeds)
 
-    class Session:
+    class Session(WholeTurns):
         def __init__(
             self,
             chat: Chat,

@@ -20,7 +20,7 @@ from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, kill, wait_until
 from tests.study.conftest import Finished
 from tests.study.recipe import HELD_OUT, OUTPUTS, PLAYED, wins
 from tests.study.studies import ARMS, NAME, ROUNDS, SEEDS, fake, write
-from tests.tiny_run import ROOT, command, crl, digests, environment
+from tests.tiny_run import ROOT, command, crl, crl_here, digests, environment
 
 
 def expected(arm: str, *, bank: bool, number: int = ROUNDS) -> list[float]:
@@ -58,7 +58,7 @@ def test_every_run_is_an_ordinary_one(finished_study: Finished) -> None:
             run = RunDirectory.open(finished_study.directory / f"{NAME}-{arm}-s{seed}")
             assert (run.method.seed, run.method.recipe.arm) == (seed, arm) and run.rounds() == [0, 1, 2, 3]
             assert run.experiment_name == run.path.name and (run.path / "report.html").is_file()
-    verified = crl(finished_study.runs, "verify", f"{NAME}/{names[0]}", extra=fake())
+    verified = crl_here(finished_study.runs, "verify", f"{NAME}/{names[0]}", extra=fake())
     assert "intact" in verified.stdout
     # Seed by seed: what is finished early is whole pairs.
     begun = [line.split(":")[0] for line in finished_study.said.splitlines() if line.endswith(": begins")]
@@ -146,7 +146,7 @@ def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) 
     before = {path.name: path.read_bytes() for path in finished_study.directory.glob("*.*") if path.is_file()}
     runs = run_directories(finished_study.directory)
     # An engine would fail at once: none is started.
-    again = crl(finished_study.runs, "compare", finished_study.file, extra={"CRL_STUDY_FAKE": "broken"})  # fmt: skip
+    again = crl_here(finished_study.runs, "compare", finished_study.file, extra={"CRL_STUDY_FAKE": "broken"})
     assert "4 runs, 4 of them finished" in again.stdout and "begins" not in again.stdout
     assert runs == run_directories(finished_study.directory)
     assert before == {name: (finished_study.directory / name).read_bytes() for name in before}
@@ -154,7 +154,7 @@ def test_typed_again_nothing_runs_and_nothing_changes(finished_study: Finished) 
 
 def test_an_arm_that_changed_is_refused_by_name(finished_study: Finished, tmp_path: Path) -> None:
     arms = {**ARMS, "complementary": {"set": {"method.roles.actor.optimizer.learning_rate": 0.5}}}
-    refused = crl(finished_study.runs, "compare", write(tmp_path, arms=arms), code=2, extra=fake())
+    refused = crl_here(finished_study.runs, "compare", write(tmp_path, arms=arms), code=2, extra=fake())
     assert "arm complementary, seed 11" in refused.stderr
     assert "method.roles.actor.optimizer.learning_rate: 0.001 in the run, 0.5 now" in refused.stderr
 
@@ -213,7 +213,7 @@ def test_a_second_command_is_refused_while_one_works(finished_study: Finished) -
     from crl.lab.study.runs import only_one
 
     with only_one(finished_study.directory):
-        refused = crl(finished_study.runs, "compare", finished_study.file, code=LeaseHeld.exit_code, extra=fake())
+        refused = crl_here(finished_study.runs, "compare", finished_study.file, code=LeaseHeld.exit_code, extra=fake())
         assert "another process works on this study" in refused.stderr
-        table = crl(finished_study.runs, "compare", finished_study.file, "--table-only", extra=fake())
+        table = crl_here(finished_study.runs, "compare", finished_study.file, "--table-only", extra=fake())
         assert "| baseline | 2 |" in table.stdout

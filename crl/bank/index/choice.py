@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from crl.bank.index.approximate import SAMPLE_A_LIST, ApproximateIndex, Codes, Quantizer, Vectors, lists_for
 from crl.bank.index.exact import ExactIndex, fits_gpu
-from crl.errors import DiskFull
+from crl.errors import DiskFull, RunDirectoryUnusable
 
 EXACT_ROWS = 30_000
 """About what two cores search exactly for a batch of 32 in 50 ms (benchmarks/bank_scale.py)."""
@@ -125,7 +125,7 @@ def _quantizer(base: Base, cache: Cache | None) -> Quantizer:
         directory = cache.made(key, build)
         cache.keep("quantizer-", KEPT)
         return Quantizer(np.load(directory / "centroids.npy"), np.load(directory / "deviations.npy"))
-    except (OSError, DiskFull):
+    except (OSError, DiskFull, RunDirectoryUnusable):
         return Quantizer.learn(base.vectors(sample), lists)
 
 
@@ -144,7 +144,7 @@ def _codes(scope: Scope, quantizer: Quantizer, cache: Cache | None) -> Codes:
         cache.keep(prefix, 2)
         cache.keep("codes-", KEPT)
         table = feather.read_table(directory / "codes.arrow", memory_map=False)
-    except (OSError, DiskFull):
+    except (OSError, DiskFull, RunDirectoryUnusable):
         return quantizer.encode(scope.embeddings_ND, scope.rows_N)
     return _unpacked(table, np.arange(len(scope.rows_N)))
 

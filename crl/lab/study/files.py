@@ -18,7 +18,7 @@ from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import RunsByArm, StudyResult, read_figures, summarize_study
 from crl.lab.study.table import study_markdown
-from crl.run.files import write_atomically
+from crl.run.files import making, write_atomically
 
 JSON, MARKDOWN, PARQUET = "study.json", "study.md", "results.parquet"
 SCHEMA = pa.schema(
@@ -51,9 +51,9 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
         MARKDOWN: study_markdown(result).encode(),
         PARQUET: _parquet(figures),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        write_atomically(directory / name, content)
+    with making(directory):
+        for name, content in contents.items():
+            write_atomically(directory / name, content)
     return result, [*(directory / name for name in contents), write_study_page(directory, result, runs)]
 
 

@@ -6,20 +6,19 @@ Arms that switch a mechanism have charts of their own, beside the arms they are 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from crl.errors import RunDirectoryUnusable
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import ArmResult, StudyResult
 from crl.lab.study.statistics import Interval
 from crl.lab.study.table import interval_text, notes, seed_words, tables
 from crl.report.charts import Chart, Line, Point, line_chart
 from crl.report.page import REPORT, Inline, environment
-from crl.run.files import write_atomically
+from crl.run.files import unwritable, write_atomically
+from crl.text.unicode import escaped
 
 PAGE = "study.html"
 COLORS = 8
@@ -46,15 +45,13 @@ def write_study_page(directory: Path, result: StudyResult, runs: Sequence[Planne
     try:
         write_atomically(target, render_study(result, runs).encode())
     except OSError as error:
-        raise RunDirectoryUnusable(
-            f"the page of the study cannot be written: {os.strerror(error.errno or 0)}", where=str(target)
-        ) from error
+        raise unwritable(error, target, "the page of the study") from error
     return target
 
 
 def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
     """The page as HTML text."""
-    return (
+    page = (
         environment()
         .get_template("study.html")
         .render(
@@ -67,6 +64,7 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
             runs=[_link(each, result) for each in runs],
         )
     )
+    return escaped(page)
 
 
 def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
@@ -101,7 +99,7 @@ def _charts(arms: Sequence[ArmResult]) -> list[Chart]:
             shown = with_bank if bank and with_bank is not None else without
             if shown is not None:
                 name = f"{arm.title} (no bank)" if bank and with_bank is None else arm.title
-                lines.append(Line(name, color, _points(shown.curve)))
+                lines.append(Line(escaped(name), color, _points(shown.curve)))
         charts.append(line_chart(title, lines, top=top, share=True))
     return charts
 

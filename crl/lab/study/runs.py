@@ -165,13 +165,24 @@ def make_warm_starts(paths: Sequence[Path], say: Callable[[str], None]) -> None:
             raise
 
 
-def check_all(runs: Sequence[PlannedRun]) -> None:
-    """Hold what is to be run against this machine: one run an arm, and the disk for all. Raises BadInput and kinds."""
-    from crl.preflight import check_ready
+def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Hold what is to be run against this machine, and make warm starts that are missing; no run is touched.
+
+    One run an arm is checked, and the disk for all. Raises BadInput and its kinds, and what making a warm start raises.
+    """
+    from crl.lab.warm.config import load_warm_start
+    from crl.lab.warm.make import check_warm_start
+    from crl.preflight import check_before_warm_starts, check_ready
     from crl.preflight.estimate import estimate
     from crl.run.disk import require_free
 
-    for planned in {run.arm: run for run in reversed(runs)}.values():
+    arms = {run.arm: run for run in reversed(runs)}.values()
+    for path in warm_starts:  # first: making one takes minutes
+        check_warm_start(load_warm_start(path))
+    for planned in arms:
+        check_before_warm_starts(planned.experiment)
+    make_warm_starts(warm_starts, say)
+    for planned in arms:
         check_ready(planned.experiment, planned.path, planned.rounds)
     if runs:
         needed = sum(estimate(run.experiment).disk_bytes(run.rounds - max(run.rounds_done(), 0)) or 0 for run in runs)

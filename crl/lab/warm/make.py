@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import ValidationError
+
 from crl.config import (
     DistillConfig,
     FamilyConfig,
@@ -32,15 +34,18 @@ from crl.config import (
     SeedRange,
     WarmStartConfig,
 )
+from crl.config.load import listed_errors
+from crl.envs import check_environment
 from crl.errors import BadInput
 from crl.lab.warm.config import ANSWER_SEEDS, EXTRACTOR_SEEDS, VERDICT_SEEDS, WarmStartFile, load_warm_start
 from crl.lab.warm.rows import WAVE
 from crl.lab.warm.words import parts_of, words_of
 from crl.policies.determinism import settle_torch
-from crl.policies.sources import directory_digest, name_accelerator, resolve_model, warm_directory
-from crl.preflight.numbers import check_threads
+from crl.policies.sources import check_model, directory_digest, name_accelerator, resolve_model, warm_directory
+from crl.preflight.numbers import check_ranks, check_threads
 from crl.recipes.complementary.config import ComplementaryConfig
 from crl.recipes.complementary.demonstrations import sample_of
+from crl.recipes.complementary.ready import check_placeholders
 from crl.records import Generation, Row, table_of
 from crl.run.seeds import seed_for
 
@@ -64,7 +69,7 @@ def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False)
     from filelock import FileLock
 
     settings = load_warm_start(path)
-    check_threads(settings.threads, "threads", "lower it")
+    check_warm_start(settings)
     place = warm_directory(settings.name)
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / f".{settings.name}.lock"):
@@ -72,11 +77,32 @@ def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False)
             return place
         temporary = place.parent / f".{settings.name}.partial"
         shutil.rmtree(temporary, ignore_errors=True)  # left by a process that died; the lock is ours
-        temporary.mkdir()
-        _make(settings, temporary, say)
-        shutil.rmtree(place, ignore_errors=True)
-        temporary.rename(place)
+        try:
+            temporary.mkdir()
+            _make(settings, temporary, say)
+            shutil.rmtree(place, ignore_errors=True)
+            temporary.rename(place)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return place
+
+
+def check_warm_start(settings: WarmStartFile) -> None:
+    """Raise BadInput where a warm start cannot be made from these settings on this machine."""
+    check_threads(settings.threads, "threads", "lower it")
+    check_ranks(settings.deepspeed.ranks, "deepspeed.ranks", "leave it out: one process makes a warm start")
+    if settings.model != "miniature":
+        check_model(settings.model)
+    check_environment(settings.environment)
+    try:
+        method = practice_method(settings)
+    except ValidationError as error:
+        raise BadInput(
+            f"the warm start {settings.name!r} cannot practice:\n" + "\n".join(listed_errors(error)),
+            expected="settings and prompts that fit together",
+            next_step="correct what is named above",
+        ) from None
+    check_placeholders(method)
 
 
 def _is_there(place: Path, settings: WarmStartFile, again: bool) -> bool:

@@ -45,8 +45,7 @@ class BankRecipeConfig(RecipeConfig):
     has_bank: ClassVar[bool] = True
     """Whether it keeps an experience bank."""
     BANK_CHANGES_AFTER_WARM_UP: ClassVar[bool] = True
-    LAG: ClassVar[int] = 1
-    """Rounds between what a round plays with (bank, weights) and the round itself; 2 lets two rounds overlap."""
+    OVERLAPS: ClassVar[bool] = True
 
     guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")
     guided_share_end: float | None = Field(
@@ -98,6 +97,11 @@ class BankRecipeConfig(RecipeConfig):
     def embedder(self) -> EmbedderUse | None:
         """That of the retrieval."""
         return EmbedderUse(self.retrieval.embedder, self.retrieval.query_instruction) if self.has_bank else None
+
+    @staticmethod
+    def lag(method: Method) -> int:
+        """Rounds between what a round plays with and the stages that made it, unless they are on its own track."""
+        return 2 if method.overlap else 1
 
     @property
     def scores_uses(self) -> bool:
@@ -189,6 +193,23 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             expected="actor_episodes: 0, extractor_episodes: 0, or no warm_start",
             where="method.recipe.warm_start",
             next_step="leave one of them out, or start from a model that `crl warm-start` taught both",
+        )
+    episodes = {} if start is None else {ACTOR: start.actor_episodes, EXTRACTOR: start.extractor_episodes}
+    for role in (role for role, count in episodes.items() if count > 0 and role in config.roles()):
+        if method.role(role).engine.REMOTE:
+            yield BadInput(
+                f"the {role} is to have a supervised start, and its model is behind an endpoint",
+                expected=f"{role}_episodes 0, or weights that are here",
+                where=f"method.recipe.warm_start.{role}_episodes",
+                next_step="set it to 0",
+            )
+    of_actor = {role for role in config.TRAINED & config.roles().keys() if method.owner(role) == method.owner(ACTOR)}
+    if method.overlap and EXTRACTOR in of_actor:
+        yield BadInput(
+            "actor and extractor share their weights, so the update that the next round waits for needs both",
+            expected="weights of their own, or no overlap",
+            where="method.overlap",
+            next_step="leave one of the two out",
         )
     if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
         for family in method.families:

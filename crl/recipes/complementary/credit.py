@@ -1,6 +1,7 @@
 """Stage `credit`: what every experience earned, which outputs are ripe, and the samples of both updates.
 
-Any generation becomes a sample here, with advantage and weight; the updates read nothing else.
+Any generation becomes a sample here, with advantage and weight; the updates read nothing else. Where rounds overlap the
+actor's samples are those of the stage `advantages`, which needs nothing but what was collected.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from crl.records import (
 
 NEW_BANK = "new_bank"
 """Name of the read of the bank that the round published; `bank` is the one that it played with."""
+ADVANTAGES = "advantages"
 UNTRAINABLE = "prompt_too_long"
 """Reason code of an output that was never sampled: there is nothing to train."""
 
@@ -63,15 +65,7 @@ def credit(ctx: StageContext) -> None:
     batches: list[list[BufferItem]] = []
     if config.trains(EXTRACTOR, ctx.round):
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
-    samples: list[Sample] = []
-    distilled: list[Metric] = []
-    if config.trains(ACTOR, ctx.round):
-        generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
-        samples += grpo_samples(episodes, generations, config.actor_objective, round=ctx.round)
-        stripped = _self_distilled(ctx, episodes, generations)
-        samples += stripped or []
-        if stripped is not None:
-            distilled.append(_metric(ctx, "self_distilled", len(stripped)))
+    samples, distilled = ([], []) if ctx.method.overlap else _actor_samples(ctx, episodes)
     generations_of = _generations_of(ctx, [item for batch in batches for item in batch])
     samples += cispo_samples(batches, generations_of, objective, round=ctx.round)
     ctx.write(Credit, credits)
@@ -95,6 +89,26 @@ def credit(ctx: StageContext) -> None:
         + judgement_metrics(judgements, round=ctx.round)
         + distilled,
     )
+
+
+def advantages(ctx: StageContext) -> None:
+    """The actor's samples alone."""
+    samples, metrics = _actor_samples(ctx, ctx.rows(Episode, "collect"))
+    ctx.write(Sample, samples)
+    ctx.write(Metric, metrics)
+
+
+def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list[Sample], list[Metric]]:
+    """Samples of the round's episodes, those of self-distillation last, and how many these are where it is due."""
+    config = config_of(ctx.method)
+    if not config.trains(ACTOR, ctx.round):
+        return [], []
+    generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
+    samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round)
+    stripped = _self_distilled(ctx, episodes, generations)
+    if stripped is None:
+        return samples, []
+    return [*samples, *stripped], [_metric(ctx, "self_distilled", len(stripped))]
 
 
 def _filled(

@@ -25,6 +25,7 @@ from crl.rollout.readable import Readable
 from crl.run.seeds import number_of, seed_for
 from crl.text.outputs import Prompt, sample_outputs, token_record
 from crl.text.templates import Messages
+from crl.text.unicode import valid_text
 
 WAVE = 16
 """Most demonstrations of a run that are played side by side."""
@@ -118,7 +119,7 @@ def write_script(
     config = config_of(method).distill
     written: list[Distilled] = []
     for item, lesson in zip(items, lessons, strict=True):
-        said = write_operations([ParsedOperation(lesson.kind, lesson.text)], config.format)
+        said = valid_text(write_operations([ParsedOperation(lesson.kind, lesson.text)], config.format))
         written += distill_wave(
             extractor.saying(lambda row, said=said: said),  # type: ignore[misc]
             [item],

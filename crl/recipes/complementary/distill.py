@@ -1,14 +1,21 @@
-"""Stages `distill` and `merge`: what the extractor writes about this round's episodes, and about the bank itself."""
+"""Stages `distill` and `merge`: what the extractor writes about this round's episodes, and about the bank itself.
+
+Both have parts, as `collect` has: of distilling as many whole batches as hold the episodes of a wave, of merging as
+many task families as walk side by side in one batch. So the batches are the same whoever runs the parts. There is one
+part where texts are compared with all that were written before them (`duplicates: near`), or one walk goes through the
+bank.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from crl.bank.consolidate import Consolidation
 from crl.bank.resemblance import Alike
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.extractor.distill import distill_wave, items_of
+from crl.extractor.distill import DistillItem, distill_wave, items_of
 from crl.extractor.merge import run_merge
 from crl.extractor.outputs import Distilled
 from crl.recipes.complementary.bank_access import with_cuts
@@ -21,12 +28,18 @@ from crl.recipes.weights import weights_of
 from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
 
 
-def distill(ctx: StageContext) -> None:
+def count_distill_parts(ctx: StageContext) -> int:
+    """Waves of episodes to distill, in whole batches; one where there is nothing to distill."""
+    return max(1, -(-len(_items(ctx)) // _width(ctx.method)))
+
+
+def distill_part(ctx: StageContext, part: int) -> None:
     """One output per episode, with the extractor that the round reads."""
     config = config_of(ctx.method)
     weights = weights_of(ctx, "extractor")
     policy = ctx.services.policy("extractor", weights)
-    items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config.distill)
+    width = _width(ctx.method)
+    items = _items(ctx)[part * width : (part + 1) * width]
     results: list[Distilled] = []
     batch = config.distill.batch
     ctx.progress(0, len(items))
@@ -50,13 +63,34 @@ def distill(ctx: StageContext) -> None:
         ctx.write(Resemblance, resembling.rows)
 
 
+def _items(ctx: StageContext) -> list[DistillItem]:
+    return items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config_of(ctx.method).distill)
+
+
+def _width(method: Method) -> int:
+    """Episodes of a part."""
+    config = config_of(method)
+    if config.bank.duplicates == "near":
+        return sys.maxsize
+    batch, wave = config.distill.batch, method.rollout.wave_groups * method.rollout.group_size
+    return -(-wave // batch) * batch
+
+
 def merge_due(method: Method, round_number: int) -> bool:
     """After every `merge.every` rounds."""
     every = config_of(method).merge.every
     return every > 0 and round_number % every == 0
 
 
-def merge(ctx: StageContext) -> None:
+def count_merge_parts(ctx: StageContext) -> int:
+    """Batches of task families, each with a walk of its own; one where they do not walk on their own."""
+    config = config_of(ctx.method)
+    if config.merge.scope == "bank" or config.bank.duplicates == "near":
+        return 1
+    return -(-len(ctx.method.families) // config.distill.batch)
+
+
+def merge_part(ctx: StageContext, part: int) -> None:
     """Slide over the bank as it is with this round's distilled operations applied, before eviction.
 
     What each step asks for is applied at once, by the rules that will apply it in the round's consolidation: the next
@@ -71,6 +105,10 @@ def merge(ctx: StageContext) -> None:
     consolidation = Consolidation(bank, rules_of(ctx.method), alike, round=ctx.round)
     consolidation.apply(distilled)
     candidates = merge_candidates(ctx, consolidation.result())
+    groups = candidates.groups
+    if count_merge_parts(ctx) > 1:
+        names, batch = sorted(family.name for family in ctx.method.families), config.distill.batch
+        groups = {name: groups[name] for name in names[part * batch : (part + 1) * batch] if name in groups}
 
     def applied(operations: Sequence[Operation]) -> set[str]:
         if resembling is not None:
@@ -81,7 +119,7 @@ def merge(ctx: StageContext) -> None:
     weights = weights_of(ctx, "extractor")
     results = run_merge(
         ctx.services.policy("extractor", weights),
-        candidates.groups,
+        groups,
         candidates.texts,
         applied=applied,
         role=ctx.method.role("extractor"),

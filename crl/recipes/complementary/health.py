@@ -25,6 +25,7 @@ from crl.learn.health import (
     cut_alarm,
     cut_figures,
     group_figures,
+    mismatch_alarms,
     one_text_share,
     output_shares,
     play_figures,
@@ -73,8 +74,9 @@ def health(ctx: StageContext) -> None:
         [
             *said["observation"].to_pylist(),
             *said["feedback"].to_pylist(),
-            *(text for each in episodes for text in (each.goal, each.last_observation)),
-        ]
+            *(text for each in episodes for text in (each.goal, each.last_observation, each.error)),
+        ],
+        zip(said["output"].to_pylist(), said["action"].to_pylist(), strict=True),
     )
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
@@ -88,7 +90,7 @@ def health(ctx: StageContext) -> None:
         figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
         figures |= clip_figures(role, _recorded(ctx, update_name(role)))
-    alarms |= cut_alarm(figures)
+    alarms |= cut_alarm(figures) | mismatch_alarms(figures)
     ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), trained, round=ctx.round, alarms=alarms))
 
 

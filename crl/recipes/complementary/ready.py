@@ -11,8 +11,7 @@ from pathlib import Path
 from crl.config import Method
 from crl.errors import BadInput, PromptTooLong
 from crl.policies import load_chat, resolve_model
-from crl.policies.chat import ChatFormat
-from crl.protocols import Start
+from crl.protocols import Chat, Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.run.manifest import key_of
 
@@ -67,7 +66,7 @@ def check_room(method: Method) -> None:
         check_extractor_room(_chat(method, EXTRACTOR), method.role(EXTRACTOR), method.prompts)
 
 
-def check_actor_room(chat: ChatFormat, method: Method) -> None:
+def check_actor_room(chat: Chat, method: Method) -> None:
     """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit."""
     from crl.envs import make_environment
     from crl.rollout.prompts import opened
@@ -114,7 +113,7 @@ def _check_actions(method: Method, family: str, start: Start) -> None:
         )
 
 
-def _chat(method: Method, role: str) -> ChatFormat:
+def _chat(method: Method, role: str) -> Chat:
     config = method.role(role)
     chat, longest = load_chat(resolve_model(config.model), multi_turn=method.recipe.roles()[role].multi_turn)
     if longest is not None and config.context > longest:

@@ -1,7 +1,9 @@
 """What a round of Complementary RL is made of, and a round of its ablations: every stage, what it reads and writes.
 
-What a round plays with (bank, actor, extractor) is of `LAG` rounds before it; chains (the bank that is changed, the
-buffer, counters) go from round to round.
+What a stage reads of earlier rounds is of the round before: chains (the bank that is changed, the buffer, counters) and
+weights. Where rounds overlap, the first track (:data:`FIRST_TRACK`) reads what the second makes, bank and extractor, of
+two rounds before. The actor's update is on the first track: the next round plays with its weights. It then has a
+stage of its own for its samples (`advantages`), so that it does not wait for what the round writes into the bank.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ from crl.records import (
     Weights,
 )
 
+FIRST_TRACK = ("plan", judge.JUDGE, "collect", credit.ADVANTAGES)
+"""With the actor's update, where rounds overlap."""
 BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
 """What publishes a bank; the whole of it (`BankEntry`) not in every round."""
 
@@ -72,8 +76,9 @@ T = TypeVar("T")
 def build(method: Method) -> Recipe:
     """The recipe of a method: complementary, or one of its ablations."""
     config = config_of(method)
-    guided, lag = config.has_bank, config.LAG
+    guided, lag = config.has_bank, config.lag(method)
     asks = guided and method.rollout.search_and_ask is not None
+    splits = method.overlap and ACTOR in config.TRAINED
     near, judges = config.bank.duplicates == "near", config.actor_critic is not None
     start = config.warm_start
     warm_actor = start is not None and start.actor_episodes > 0
@@ -88,6 +93,10 @@ def build(method: Method) -> Recipe:
             return due
         return lambda method, number: number <= config.warm_up_rounds and due(method, number)
 
+    def on_its_track(stage: Stage) -> Stage:
+        return dataclasses.replace(stage, second_track=method.overlap and stage.name not in first_track)
+
+    first_track = {*FIRST_TRACK, update_name(method.owner(ACTOR))}
     played_bank, bank_before = Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK)
     proposal = (bank_before, Read("distill"), Read("merge"), Read("credit", -1, SCORES))
     evaluates = Stage(
@@ -104,6 +113,7 @@ def build(method: Method) -> Recipe:
         due=evaluate.due,
         parts=evaluate.count_parts,
         run_part=evaluate.evaluate_part,
+        second_track=method.overlap,
     )
     preparation = [
         Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
@@ -149,7 +159,7 @@ def build(method: Method) -> Recipe:
                 reads=(
                     Read("plan"),
                     played_bank,
-                    weights(ACTOR, lag),
+                    weights(ACTOR, 1),
                     Read(judge.JUDGE, -1, BEFORE),
                     Read("collect", -1, judge.PLAYED_BEFORE),
                 ),
@@ -164,7 +174,7 @@ def build(method: Method) -> Recipe:
             reads=(
                 Read("plan"),
                 played_bank,
-                weights(ACTOR, lag),
+                weights(ACTOR, 1),
                 *when(asks, weights(EXTRACTOR, lag)),
                 *when(judges, Read(judge.JUDGE)),
             ),
@@ -180,19 +190,25 @@ def build(method: Method) -> Recipe:
             run_part=collect.collect_part,
         ),
         *when(
+            splits,
+            Stage(name=credit.ADVANTAGES, run=credit.advantages, reads=(Read("collect"),), writes=(Sample, Metric)),
+        ),
+        *when(
             guided,
             Stage(
                 name="distill",
-                run=distill.distill,
-                reads=(Read("collect"), weights(EXTRACTOR, lag), *when(near, bank_before)),
+                parts=distill.count_distill_parts,
+                run_part=distill.distill_part,
+                reads=(Read("collect"), weights(EXTRACTOR, 1), *when(near, bank_before)),
                 writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
                 role=EXTRACTOR,
                 due=changes_bank(),
             ),
             Stage(
                 name="merge",
-                run=distill.merge,
-                reads=(bank_before, Read("distill"), weights(EXTRACTOR, lag)),
+                parts=distill.count_merge_parts,
+                run_part=distill.merge_part,
+                reads=(bank_before, Read("distill"), weights(EXTRACTOR, 1)),
                 writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
                 role=EXTRACTOR,
                 due=changes_bank(distill.merge_due),
@@ -226,7 +242,10 @@ def build(method: Method) -> Recipe:
                 Credit, EntryScore, BufferItem, Sample, Metric, *when(config.scores_uses, UseReward, EntryUsefulness),
             ),
         ),
-        *(update_stage(owner) for owner in method.trained()),
+        *(
+            update_stage(owner, credit.ADVANTAGES if splits and owner == method.owner(ACTOR) else "credit")
+            for owner in method.trained()
+        ),
         Stage(
             name="health",
             run=health.health,
@@ -247,7 +266,7 @@ def build(method: Method) -> Recipe:
     return Recipe(
         name=config.kind,
         preparation=tuple(preparation),
-        stages=tuple(stages),
+        stages=tuple(on_its_track(stage) for stage in stages),
         initial={
             "consolidate": "initialise",
             **{update_name(owner): "initialise" for owner in method.owners()},

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from crl.config import SamplingConfig
-from crl.protocols import Answers, Chat, Sampled, StopReason
+from crl.protocols import Answers, Chat, Sampled, StopReason, WholeTurns
 
 Script = Callable[[int], str]
 """From the row of a session to what it says now."""
 
 
-class ScriptedSession:
+class ScriptedSession(WholeTurns):
     """A session without a model: answers are encoded, log-probabilities are 0."""
 
     def __init__(self, chat: Chat, prompts: Sequence[Sequence[int]], script: Script) -> None:
@@ -47,5 +47,5 @@ class ScriptedPolicy:
     def __init__(self, chat: Chat, context: int, script: Script) -> None:
         self.chat, self.context, self._script = chat, context, script
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> ScriptedSession:
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ScriptedSession:
         return ScriptedSession(self.chat, prompts, self._script)

@@ -32,7 +32,8 @@ def _changed(rows: Rows, row_type: type[Row], index: int, **changes: Any) -> Row
 
 
 def test_every_record_type_has_a_suite_with_rules() -> None:
-    assert suite_names() == tuple(row_type.table for row_type in ROW_TYPES)
+    # what an outside recipe brought stands behind the project's own: another test in this process may have loaded one
+    assert suite_names()[: len(ROW_TYPES)] == tuple(row_type.table for row_type in ROW_TYPES)
     assert all(len(suite_of(table)["expectations"]) > 3 for table in suite_names())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
 from tests.unit.cli.conftest import Outcome
 
+CONF = Path(__file__).parents[3] / "conf"
 Crl = Callable[..., Outcome]
 
 
@@ -48,3 +50,17 @@ def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_pa
     (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
     outcome = crl("doctor", broken)
     assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err
+
+
+def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of its model is on this machine."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24_000_000_000))
+    monkeypatch.setattr("crl.policies.rates.device_bytes", lambda: None)
+    outcome = crl("doctor", CONF / "scale/qwen-7b.yaml")
+    assert outcome.code == 0, outcome.err
+    lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}
+    assert "weights 15.2 GB, cache 7.5 GB" in lines["sampling, actor"]
+    assert "weights 30.5 GB" in lines["update, actor"]
+    assert lines["memory"].startswith("too big") and "the machine has 24.0 GB" in lines["memory"]
+    assert lines["disk"].startswith("ok") and "a round" in lines["disk"] and "GFLOP/s" in lines["time"]
+    assert "too big for this machine by the estimate of: memory" in " ".join(outcome.out.split())

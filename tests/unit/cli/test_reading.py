@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from crl.cli.status import last_failure, running_stage
+from crl.cli.status import last_failure, running_stages
 from tests.unit.cli.conftest import Outcome
 from tests.unit.report.builder import NEW, OLD
 
@@ -103,7 +103,13 @@ def test_last_failure_is_forgotten_once_the_stage_is_committed() -> None:
     assert last_failure([]) is None
 
 
-def test_running_stage() -> None:
+def test_running_stages() -> None:
     started = {"event": "stage_started", "round": 1, "stage": "collect", "attempt": 2}
-    assert running_stage([started]) == "round 1, collect, attempt 2"
-    assert running_stage([started, {"event": "stage_failed", "round": 1, "stage": "collect"}]) is None
+    assert running_stages([started]) == ["round 1, collect, attempt 2"]
+    assert running_stages([started, {"event": "stage_failed", "round": 1, "stage": "collect"}]) == []
+    beside = {"event": "stage_started", "round": 2, "stage": "plan", "attempt": 1}
+    assert len(running_stages([started, beside])) == 2, "where rounds overlap"
+    assert running_stages([started, beside, {"event": "stage_committed", "round": 2, "stage": "plan"}]) == [
+        "round 1, collect, attempt 2"
+    ]
+    assert running_stages([started, {"event": "attempt_started"}]) == [], "it was killed"

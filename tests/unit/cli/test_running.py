@@ -85,6 +85,8 @@ def test_a_run_is_held_against_a_head_that_was_kept_and_what_is_lost_is_made_aga
         shutil.rmtree(run / "rounds" / gone)
         found = crl("verify", "tiny", "--head", told[1])
         assert found.code == 4 and f"{named} (lost)" in found.out and "does not fit" in found.out
+        for said in (found.out, crl("status", "tiny").out):  # there is none to tell in the middle of a round
+            assert re.findall(r"^head: .*(\(after round .\))$", said, re.MULTILINE) == ["(after round 1)"]
         mend = next(line for line in found.out.splitlines() if "mend" in line)
         assert mend.split(None, 1)[1] == f"crl resume {run}"
         assert crl("resume", run).code == 0

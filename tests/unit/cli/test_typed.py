@@ -14,7 +14,8 @@ Crl = Callable[..., Outcome]
 LONG, DEEP_PATH = "x" * 5000, "a/" * 3000
 ODD_NAMES = {
     "a long name": LONG, "a long path": DEEP_PATH, "NUL": "a\0b", "a file of /proc": "/proc/self/mem",
-    "below a file": "/proc/self/environ/x", "a directory": "/", "nothing": "", "escape": "\x1b[2J",
+    "below a file": "/proc/self/environ/x", "no end": "/dev/zero",
+    "a directory": "/", "nothing": "", "escape": "\x1b[2J",
     "no UTF-8": "\udcff", "nobody's home": "~nobody-has-this-name/x", "a star": "*",
 }  # fmt: skip
 
@@ -148,3 +149,5 @@ def test_odd_ids_texts_and_targets_of_a_run(refuse: Callable[..., str], room: Pa
         refuse("report", "room", "--out", odd)
         refuse("bank", "export", "room", "--to", odd)
         refuse("evaluate", "room", "--out", odd)
+    for folder in ("", "/etc"):
+        assert "is a directory" in refuse("evaluate", "room", "--out", folder)

@@ -172,3 +172,11 @@ def test_runs_lie_where_the_experiment_or_the_environment_says(monkeypatch, tmp_
     assert runs_root() == tmp_path
     chosen = load_experiment(CONF / "tiny.yaml", {"runtime.runs": "elsewhere"})
     assert runs_root(chosen) == Path("elsewhere")
+
+
+@pytest.mark.parametrize("name", ["tiny", "quickstart", "realms"])
+def test_a_run_that_was_begun_before_a_key_was_added_goes_on(name: str):
+    """A key that nobody sets is in no digest: a changed method is another experiment, and its run is refused."""
+    dumped = load_experiment(CONF / f"{name}.yaml").method.model_dump(mode="json")
+    assert {"overlap", "correction"}.isdisjoint(dumped | dumped["recipe"] | dumped["recipe"].get("actor_objective", {}))
+    assert {"batch", "environment_lag"}.isdisjoint(dumped["rollout"])

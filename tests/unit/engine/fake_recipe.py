@@ -24,6 +24,7 @@ from crl.errors import BadInput, DataCheckFailed
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE, Read, Recipe, Stage
 from crl.records import Metric
+from crl.run.files import write_atomically
 from crl.run.lease import LeaseFile
 
 PARTS = 4
@@ -43,21 +44,24 @@ class FakeConfig(RecipeConfig):
 
     kind: str = KIND
     BUILDER: ClassVar[str] = f"{__name__}:build"
+    OVERLAPS: ClassVar[bool] = True
 
     def roles(self) -> Mapping[str, RoleUse]:
         return {"actor": RoleUse()}
 
 
 def build(method: Method) -> Recipe:
-    """Round 0: `prepare`. Later: `draw`, `spread` (in parts), `learn` (an update), `total`."""
+    """Round 0: `prepare`. Later: `draw`, `spread` (in parts), `learn` (an update), `total`, which may overlap."""
     return Recipe(
         name="fake",
         preparation=(Stage("prepare", run=prepare, writes=(Metric,)),),
         stages=(
-            Stage("draw", run=draw, reads=(Read("total", -1, BEFORE),), writes=(Metric,)),
+            Stage("draw", run=draw, reads=(Read("total", -2 if method.overlap else -1, BEFORE),), writes=(Metric,)),
             Stage("spread", parts=count_parts, run_part=spread, reads=(Read("draw"),), writes=(Metric,)),
             Stage("learn", run=learn, role="actor", update=True, reads=(Read("spread"),), writes=(Metric,)),
-            Stage("total", run=total, reads=(Read("spread"), Read("draw")), writes=(Metric,)),
+            Stage(
+                "total", run=total, reads=(Read("spread"), Read("draw")), writes=(Metric,), second_track=method.overlap
+            ),
         ),
         initial={"total": "prepare"},
     )
@@ -171,4 +175,4 @@ def rob(ctx: StageContext) -> None:
     lease = LeaseFile.load(run)
     assert lease is not None
     taken = lease.model_copy(update={"token": lease.token + 1})
-    (run / "lease.json").write_bytes(taken.sealed().render())
+    write_atomically(run / "lease.json", taken.sealed().render())  # its owner looks meanwhile

@@ -18,7 +18,7 @@ RECIPE = "tests.unit.engine.fake_recipe:FakeConfig"
 
 
 def make_experiment(
-    *, seed: int = 0, ranks: int = 1, recipe: dict[str, Any] | None = None, **runtime: Any
+    *, seed: int = 0, ranks: int = 1, recipe: dict[str, Any] | None = None, overlap: bool = False, **runtime: Any
 ) -> Experiment:
     """An experiment on the tiny model, of the fake recipe unless another is given."""
     prompts = yaml.safe_load(_PROMPTS.read_text(encoding="utf-8"))
@@ -30,6 +30,7 @@ def make_experiment(
         recipe=recipe or {"kind": RECIPE},
         prompts=prompts,
         threads=1,
+        overlap=overlap,
     )
     return Experiment(name="fake", method=method, runtime=Runtime(**{"retry_delay_seconds": 0.01, **runtime}))
 

@@ -127,10 +127,10 @@ def test_a_permanent_failure_is_raised_at_once_and_the_engine_lives_on(tmp_path,
     with make_driver(tmp_path, {"draw": mishap}) as driver:
         driver.subscribe(seen.append)
         driver.run_round(0)
-        before = driver._engines.shard(0).pids
+        before = driver._tracks[0].engines.shard(0).pids
         with pytest.raises(expected) as raised:
             driver.run_round(1)
-        assert driver._engines.shard(0).pids == before
+        assert driver._tracks[0].engines.shard(0).pids == before
         assert not of(RetryScheduled, seen) and not leftovers(driver.run)
     if mishap[0] == "raise":
         assert raised.value.found == "ValueError: the fake broke"
@@ -161,9 +161,9 @@ def test_exhausted_memory_and_a_full_disk_are_transient(tmp_path, undisturbed, s
     with make_driver(tmp_path, {"draw": [f"{mishap}_once", str(tmp_path / "marker")]}) as driver:
         driver.subscribe(seen.append)
         driver.run_round(0)
-        before = driver._engines.shard(0).pids
+        before = driver._tracks[0].engines.shard(0).pids
         driver.run_rounds(2)
-        assert (driver._engines.shard(0).pids != before) == restarted
+        assert (driver._tracks[0].engines.shard(0).pids != before) == restarted
         assert [event.error["type"] for event in of(StageErrored, seen)] == [name]
         assert digests(driver.run) == undisturbed
     assert DiskFull.transient
@@ -189,7 +189,7 @@ def test_cancelling_ends_the_engine_and_the_next_call_starts_a_new_one(tmp_path,
     marker = tmp_path / "marker"
     with make_driver(tmp_path, {"draw": ["sleep_once", str(marker)]}) as driver:
         driver.run_round(0)
-        engine = driver._engines.shard(0)
+        engine = driver._tracks[0].engines.shard(0)
         threading.Thread(target=lambda: (wait_until(marker.exists, "it sleeps"), engine.cancel())).start()
         with pytest.raises(Cancelled):
             driver.run_round(1)
@@ -205,7 +205,7 @@ def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed,
         driver.subscribe(seen.append)
         driver.run_rounds(2)
         assert digests(driver.run) == undisturbed
-        assert len({pid for engine in driver._engines.started() for pid in engine.pids}) == 3
+        assert len({pid for engine in driver._tracks[0].engines.started() for pid in engine.pids}) == 3
         assert not leftovers(driver.run)
     last = [event for event in of(Progress, seen) if event.stage == "spread" and event.round == 2][-1]
     assert (last.done, last.total, last.figures["made"]) == (40, 40, 40)

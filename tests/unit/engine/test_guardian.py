@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, kill, wait_until
+from tests.processes import PATIENCE_SECONDS, command_line, kill, wait_until
 
 ROOT = Path(__file__).parents[3]
 _PARENT = """
@@ -27,6 +27,21 @@ print(sleeper.pid, flush=True)
 if sys.argv[1] != "leaves":
     time.sleep(3600)
 """
+_UNGUARDED = """
+import os, subprocess, sys, time
+from crl.engine.guardian import PARENT
+for parent in (os.getpid(), os.getpid() + 1):
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, PARENT: str(parent)})
+    print(child.pid, flush=True)
+time.sleep(3600)
+"""
+_WATCHING = """
+import os, time
+from crl.engine.guardian import PARENT, end_with_parent
+end_with_parent()
+assert PARENT not in os.environ, "what this process starts has another parent"
+time.sleep(3600)
+"""
 
 
 @pytest.mark.parametrize("ending", ["is killed", "ends by itself"])
@@ -39,8 +54,7 @@ def test_what_a_guarded_process_started_ends_with_it(ending: str) -> None:
     sleeper = psutil.Process(int(guarded.stdout.readline()))
     try:
         if word == "stays":
-            guardians = [each for each in psutil.Process(guarded.pid).children() if "guardian" in str(each.cmdline())]
-            assert len(guardians) == 1, "asked twice, there is one guardian"
+            assert len(guardians_of(guarded)) == 1, "asked twice, there is one guardian"
             assert sleeper.is_running()
             guarded.kill()
         assert guarded.wait(PATIENCE_SECONDS) in (0, -9)
@@ -63,6 +77,47 @@ def test_a_process_may_end_with_a_parent_that_guards_nothing() -> None:
     finally:
         parent.stdout.close()
         kill(started)
+
+
+def test_a_guardian_that_is_killed_is_replaced() -> None:
+    guarded = subprocess.Popen([sys.executable, "-c", _GUARDED, "stays"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert guarded.stdout is not None
+    sleeper = psutil.Process(int(guarded.stdout.readline()))
+    try:
+        first = guardians_of(guarded)
+        kill(first)
+        wait_until(lambda: set(guardians_of(guarded)) - set(first), "there is another guardian")
+        assert sleeper.is_running()
+        guarded.kill()
+        guarded.wait(PATIENCE_SECONDS)
+        wait_until(lambda: ended(sleeper), "the process that was left behind has ended", 30)
+    finally:
+        guarded.kill()
+        guarded.wait()
+        guarded.stdout.close()
+        kill([sleeper])
+
+
+def test_an_engine_ends_with_its_parent_without_a_guardian() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _UNGUARDED, _WATCHING], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    # One looks in time; the other one's parent had ended before it looked.
+    children = [psutil.Process(int(parent.stdout.readline())) for _ in range(2)]
+    try:
+        wait_until(lambda: ended(children[1]), "the one without a parent has ended", 30)
+        assert not ended(children[0])
+        parent.kill()
+        parent.wait(PATIENCE_SECONDS)
+        wait_until(lambda: ended(children[0]), "the other one has ended, too", 30)
+    finally:
+        parent.stdout.close()
+        kill(children)
+
+
+def guardians_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [each for each in psutil.Process(process.pid).children() if "guardian" in str(command_line(each))]
 
 
 def ended(process: psutil.Process) -> bool:

@@ -22,7 +22,7 @@ def test_an_update_runs_on_every_rank_and_commits_after_the_last(tmp_path, seen)
     with make_driver(tmp_path / "a", {"learn": ["kill_once", str(tmp_path / "marker")]}, ranks=2) as driver:
         driver.subscribe(seen.append)
         driver.run_rounds(2)
-        engine = driver._engines.ranks(2)
+        engine = driver._tracks[0].engines.ranks(2)
         assert len(set(engine.pids)) == 2
         pids = engine.pids
         files = driver.run.manifest(2, "learn").digested.files
@@ -49,7 +49,7 @@ with make_driver(Path({str(tmp_path)!r}), {{"learn": ["sleep", {str(marker)!r}]}
     threading.Thread(target=driver.run_rounds, args=(1,), daemon=True).start()
     import time
     while not Path({str(marker)!r}).exists(): time.sleep(0.05)
-    engine = driver._engines.ranks(2)
+    engine = driver._tracks[0].engines.ranks(2)
     Path({str(tmp_path / "pids")!r}).write_text(" ".join(map(str, [engine._process.pid, *engine.pids])))
     time.sleep(3600)
 """

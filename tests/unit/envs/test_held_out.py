@@ -31,13 +31,15 @@ CASES = [
     (RealmsConfig(realm=3, world=7, practice=True), 3000),
     (ShrinesConfig(shrine=2, world=7, things=24, shown=6), 3000),
     (ShrinesConfig(practice=True, things=24, shown=5), 3000),
-    (MiniHackConfig(id=ROOM), 150),
-    (MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0"), 40),
-    (MiniHackConfig(id="MiniHack-MazeWalk-9x9-v0"), 40),
-    (MiniHackConfig(id="MiniHack-River-Narrow-v0"), 40),
+    (MiniHackConfig(id=ROOM), 60),
+]
+MORE = [  # the same code over other levels
+    pytest.param(MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0"), 40, marks=pytest.mark.slow),
+    pytest.param(MiniHackConfig(id="MiniHack-MazeWalk-9x9-v0"), 40, marks=pytest.mark.slow),
+    pytest.param(MiniHackConfig(id="MiniHack-River-Narrow-v0"), 40, marks=pytest.mark.slow),
 ]
 EVERY = pytest.mark.parametrize(
-    ("config", "levels"), CASES, ids=lambda each: getattr(each, "id", getattr(each, "kind", each))
+    ("config", "levels"), [*CASES, *MORE], ids=lambda each: getattr(each, "id", getattr(each, "kind", each))
 )
 
 

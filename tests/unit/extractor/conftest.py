@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crl.config import Method
-from crl.protocols import Sampled, StopReason
+from crl.protocols import Sampled, StopReason, WholeTurns
 from crl.records import BankEntry, Episode, Turn
 
 
@@ -28,7 +28,7 @@ class ScriptedChat:
         return "".join(self.answers[number] for number in token_ids)
 
 
-class ScriptedSession:
+class ScriptedSession(WholeTurns):
     def __init__(self, policy, prompts, seeds):
         self.streams = [np.random.default_rng(seed) for seed in seeds]
         self.policy, self.prompts, self.dropped = policy, prompts, []
@@ -56,9 +56,10 @@ class ScriptedPolicy:
         given = self._answer(prompt, generator)
         return given if isinstance(given, tuple) else (given, StopReason.end_of_turn)
 
-    def open(self, prompts, groups, seeds):
-        assert len(prompts) == len(groups) == len(seeds)
+    def open(self, prompts, seeds, limit=None):
+        assert len(prompts) == len(seeds)
         self.sessions.append(ScriptedSession(self, prompts, seeds))
+        self.sessions[-1].limit = limit
         return self.sessions[-1]
 
 

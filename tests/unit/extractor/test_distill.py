@@ -66,8 +66,8 @@ def test_batches_are_bounded_in_order_and_freed(kit):
     policy = kit.policy(lambda prompt, generator: f"ADD: {generator.integers(10**9)}")
     items = [item(kit, n) for n in range(37)]
     results = wave(kit, policy, items, kit.method())
-    assert [len(session.prompts) for session in policy.sessions] == [16, 16, 5]
-    assert all(session.dropped == list(range(len(session.prompts))) for session in policy.sessions)
+    assert [(len(session.prompts), session.limit) for session in policy.sessions] == [(37, 16)]
+    assert policy.sessions[0].dropped == list(range(37))
     assert [result.distillation.episode_id for result in results] == [one.episode.episode_id for one in items]
     # A random stream belongs to its episode, not to its place in a batch.
     alone = wave(kit, kit.policy(policy._answer), items[20:21], kit.method())

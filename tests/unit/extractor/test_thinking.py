@@ -18,7 +18,7 @@ from crl.extractor.distill import DistillItem, distill_wave
 from crl.policies import load_chat, resolve_model
 from crl.policies.language_model import load_policy
 from crl.preflight import check_ready
-from crl.protocols import Sampled, StopReason
+from crl.protocols import Sampled, StopReason, WholeTurns
 from crl.rollout.actions import parse_action
 
 ROOT = Path(__file__).parents[3]
@@ -58,13 +58,13 @@ def policy(thinking: Path) -> Any:
     return load_policy(RoleConfig(model=str(thinking), context=2048), thinking, None, threads=1, multi_turn=False)
 
 
-class Writes:
+class Writes(WholeTurns):
     """The real chat format and a script of answers, in the ids of the model's own tokenizer."""
 
     def __init__(self, policy: Any, *answers: tuple[str, StopReason]) -> None:
         self.chat, self.context, self._tokenizer, self._left = policy.chat, policy.context, policy.tokenizer, [*answers]
 
-    def open(self, prompts: Any, groups: Any, seeds: Any) -> Any:
+    def open(self, prompts: Any, seeds: Any, limit: Any = None) -> Any:
         return self
 
     def sample(self, rows: Any, sampling: Any, answers: Any = None) -> dict[int, Sampled]:

@@ -1,9 +1,9 @@
-"""Micro-batches: the cut does not depend on row order, every rank has as many steps, damage is refused."""
+"""Micro-batches: whatever the order of rows one cut, as many steps on every rank, what is shared computed once."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crl.errors import RecordDamaged
-from crl.learn.batches import check_sample, collate, cut, has_gradient
+from crl.learn.batches import check_sample, collate, has_gradient
+from crl.learn.packing import cut, tree_of
 from crl.records import Sample
 
 MakeSamples = Callable[..., list[Sample]]
@@ -32,23 +33,69 @@ def test_every_sample_is_on_one_rank_once_whatever_the_order(
     assert len({len(steps) for steps in expected}) == 1
     ids = [sample.sample_id for steps in expected for batch in steps for sample in batch]
     assert sorted(ids) == sorted(sample.sample_id for sample in samples)
-    for steps in expected:
-        for batch in steps:
-            assert len(batch) <= micro_batch
-            assert len({sample.objective for sample in batch}) <= 1
+    longest: dict[str, int] = {}
+    for sample in samples:
+        longest[sample.objective] = max(longest.get(sample.objective, 0), len(sample.token_ids) - 1)
+    for batch in (batch for steps in expected for batch in steps if batch):
+        assert len({sample.objective for sample in batch}) == 1
+        assert len(tree_of(batch).token_ids) <= micro_batch * longest[batch[0].objective]
+    alone = cut(samples, micro_batch, ranks, packed=False)
+    assert {len(batch) for steps in alone for batch in steps} <= {0, 1}
+
+
+def group(samples: Sequence[Sample], prompt: Sequence[int]) -> list[Sample]:
+    """The samples behind a prompt that all have."""
+    gap = [0] * len(prompt)
+    return [
+        dataclasses.replace(
+            sample,
+            token_ids=[*prompt, *sample.token_ids],
+            loss_mask=[*gap, *sample.loss_mask],
+            logprobs=[*gap, *sample.logprobs],
+        )
+        for sample in samples
+    ]
+
+
+def test_a_prompt_that_a_group_shares_is_computed_once(random_samples: MakeSamples) -> None:
+    own = sorted(random_samples(6), key=lambda sample: sample.token_ids)
+    samples = group(own, [7, 8] * 40)
+    [[together]] = cut(samples, 6, 1)
+    assert together == samples
+    assert len(tree_of(together).token_ids) == 80 + len(tree_of(own).token_ids)
+    assert len(cut(samples, 1, 1)[0]) > 1, "one sample of the largest size is all that fits then"
+
+
+def test_every_sample_reads_its_own_tokens_in_segments(random_samples: MakeSamples) -> None:
+    samples = sorted(group(random_samples(5), [1, 2, 3]), key=lambda sample: sample.token_ids)
+    longer = dataclasses.replace(samples[-1], sample_id="longer", token_ids=[*samples[-1].token_ids, 4])
+    for batch in (samples, [*samples, longer], samples[::-1], [longer, samples[-1]]):
+        tree = tree_of(batch)
+        assert sum(tree.segments) == len(tree.token_ids) == len(tree.depths)
+        first = 0
+        for sample, path, own in zip(batch, tree.paths, tree.segments, strict=True):
+            assert [tree.token_ids[position] for position in path] == sample.token_ids[:-1]
+            assert [tree.depths[position] for position in path] == list(range(len(path)))
+            assert path[len(path) - own :] == list(range(first, first + own))
+            first += own
+    assert tree.segments[1] == 0, "one that continues no further adds nothing"
 
 
 def test_targets_are_the_tokens_after_the_inputs(random_samples: MakeSamples) -> None:
-    samples = random_samples(3)
-    batch = collate(samples)
-    for row, sample in enumerate(samples):
-        length = len(sample.token_ids) - 1
-        assert batch.input_ids_BT[row, :length].tolist() == sample.token_ids[:-1]
-        assert batch.targets_BT[row, :length].tolist() == sample.token_ids[1:]
-        assert batch.mask_BT[row, :length].tolist() == sample.loss_mask[1:]
-        assert batch.behavior_BT[row, :length].tolist() == pytest.approx(sample.logprobs[1:])
-        assert batch.mask_BT[row, length:].sum() == 0
-        assert batch.attention_mask_BT[row].sum() == length
+    for samples in (random_samples(3), group(random_samples(3), [9, 9])):
+        batch = collate(samples)
+        places = batch.places_N.tolist()
+        for row, sample in enumerate(samples):
+            length = len(sample.token_ids) - 1
+            assert batch.targets_BT[row, :length].tolist() == sample.token_ids[1:]
+            assert batch.mask_BT[row, :length].tolist() == sample.loss_mask[1:]
+            assert batch.behavior_BT[row, :length].tolist() == pytest.approx(sample.logprobs[1:])
+            assert batch.mask_BT[row, length:].sum() == 0
+            trained = [index for index, value in enumerate(sample.loss_mask) if value]
+            before, places = places[: len(trained)], places[len(trained) :]
+            assert batch.input_ids_P[before].tolist() == [sample.token_ids[index - 1] for index in trained]
+            assert batch.depths_P[before].tolist() == [index - 1 for index in trained]
+        assert not places
 
 
 @pytest.mark.parametrize(

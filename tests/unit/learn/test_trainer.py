@@ -161,7 +161,7 @@ def test_plain_sgd_moves_by_the_learning_rate_times_the_clipped_gradient(
         assert clipped["update_norm"] == pytest.approx(0.5 * clip, rel=1e-3)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2)), 3])
 def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_on_from_there(
     base_model: Path, random_samples: MakeSamples, tmp_path: Path, stage: int
 ) -> None:
@@ -234,6 +234,49 @@ def test_a_round_that_says_nothing_takes_no_step(base_model: Path, random_sample
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_what_samples_share_is_computed_once_and_gives_the_gradients_of_samples_alone(
+    base_model: Path, random_samples: MakeSamples, lora: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gap, samples = [0] * 12, random_samples(6)
+    grouped = [
+        dataclasses.replace(
+            each,
+            token_ids=[*range(3, 15), *each.token_ids],
+            loss_mask=[*gap, *each.loss_mask],
+            logprobs=[*gap, *each.logprobs],
+        )
+        for each in samples
+    ]
+    # One turn in, two go on alike; and one is as another begins.
+    twin = dataclasses.replace(grouped[0], sample_id="twin", token_ids=[*grouped[0].token_ids[:-1], 1], advantage=-0.7)
+    cut = len(grouped[1].token_ids) - 1
+    short = {name: getattr(grouped[1], name)[:cut] for name in ("token_ids", "loss_mask", "logprobs")}
+    grouped += [twin, dataclasses.replace(grouped[1], sample_id="short", **short)]
+    config = role(lora=lora, micro_batch=8)
+    computed: list[int] = []
+
+    def count(module: Any, args: Any, _: Any) -> None:
+        computed.append(args[0].numel())
+
+    def gradients() -> torch.Tensor:
+        computed.clear()
+        one = trainer(config, base_model)
+        one._engine.module.model.get_input_embeddings().register_forward_hook(count)
+        caught: list[Gradients] = []
+        one.update(grouped, objectives(ActorObjective()), inspect=caught.append)
+        one.dispose()
+        return torch.cat([caught[0][name].flatten().double() for name in sorted(caught[0])])
+
+    shared, positions = gradients(), sum(computed)
+    monkeypatch.setattr("crl.learn.scoring.use_tree_attention", lambda model: False)
+    alone = gradients()
+    assert sum(computed) == sum(len(each.token_ids) - 1 for each in grouped) and len(computed) == len(grouped)
+    assert positions <= sum(computed) - 12 * (len(grouped) - 1)
+    assert float(shared @ alone / shared.norm() / alone.norm()) > 1 - 1e-9
+    assert float(shared.norm() / alone.norm()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_checkpointing_and_autocast_give_nearly_the_same_step(
     base_model: Path, random_samples: MakeSamples, lora: bool
 ) -> None:
@@ -252,6 +295,7 @@ def test_checkpointing_and_autocast_give_nearly_the_same_step(
     assert cosine({"autocast": "bfloat16"}) > 0.98
 
 
+@pytest.mark.slow
 def test_two_trainers_live_side_by_side_and_dispose_frees(base_model: Path, random_samples: MakeSamples) -> None:
     samples = random_samples(3)
     alone = trainer(role(stage=2), base_model)

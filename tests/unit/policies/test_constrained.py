@@ -43,7 +43,7 @@ def test_a_turn_is_one_of_its_answers_with_the_log_probabilities_of_teacher_forc
     """Rows with different answers share a pass; prefixes, single answers and long ones are among them."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(20, 500, int(rng.integers(3, 20))).tolist() for _ in answers]
-    session = policy.open(prompts, [0, 0, 1], [seed, seed + 1, seed + 2])
+    session = policy.open(prompts, [seed, seed + 1, seed + 2])
     ids = [list(prompt) for prompt in prompts]
     stored, positions = [{} for _ in prompts], [{} for _ in prompts]
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_answers_come_as_often_as_the_renormalised_distribution_says(policy):
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-5), "a distribution over the answers"
     counts = dict.fromkeys(answers, 0)
     for start in range(0, rows, 500):
-        session = policy.open([prompt] * 500, [0] * 500, range(start, start + 500))
+        session = policy.open([prompt] * 500, range(start, start + 500))
         found = session.sample(range(500), sampling, dict.fromkeys(range(500), tree))
         for turn in found.values():
             counts[tuple(turn.token_ids)] += 1
@@ -103,7 +103,7 @@ def test_ids_without_a_choice_cost_no_pass(policy):
         lambda module, args, kwargs: passes.append(kwargs["input_ids"].shape), with_kwargs=True
     )
     try:
-        session = policy.open([[21, 22], [23, 24]], [0, 1], [0, 1])
+        session = policy.open([[21, 22], [23, 24]], [0, 1])
         passes.clear()
         trees = {0: tree_of([(10, 11, 12, END)]), 1: tree_of([(10, 11, END), (12, 13, END)])}
         found = session.sample([0, 1], SamplingConfig(max_new_tokens=4), trees)
@@ -119,7 +119,7 @@ def test_top_k_and_top_p_see_the_choices_alone(policy):
     answers = [(10, END), (11, END), (12, END)]
     trees = dict.fromkeys(range(64), tree_of(answers))
     greedy = SamplingConfig(max_new_tokens=2, top_k=1)
-    found = policy.open([[21, 22, 23]] * 64, [0] * 64, range(64)).sample(range(64), greedy, trees)
+    found = policy.open([[21, 22, 23]] * 64, range(64)).sample(range(64), greedy, trees)
     assert len({tuple(turn.token_ids) for turn in found.values()}) == 1, "top-k 1 is the best of the answers"
     assert all(turn.logprobs[0] < 0 for turn in found.values()), "stored before top-k: not certain"
 

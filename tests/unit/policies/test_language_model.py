@@ -73,7 +73,7 @@ def test_missing_or_misshapen_weights_are_an_error_not_random_numbers(tiny, tmp_
 def test_bfloat16_samples_near_its_teacher_forcing(tiny):
     policy = load_policy(RoleConfig(model="tiny", dtype="bfloat16"), tiny.path, None, threads=1)
     assert policy.model.dtype == torch.bfloat16
-    session = policy.open(IDS[:2], [0, 1], [0, 1])
+    session = policy.open(IDS[:2], [0, 1])
     out = session.sample([0, 1], SamplingConfig(max_new_tokens=20))
     whole = [IDS[row] + out[row].token_ids for row in (0, 1)]
     for row, scored in enumerate(sequence_logprobs(policy.model, whole, 1.0, batch=2)):

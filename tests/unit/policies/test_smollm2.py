@@ -29,7 +29,7 @@ def _differences(dtype):
         for group in range(2)
         for extra in ("", "Advice: the stairs are south. ")
     ]
-    session = policy.open(prompts, [0, 0, 1, 1], range(4))
+    session = policy.open(prompts, range(4))
     ids, logprobs = [list(prompt) for prompt in prompts], [[np.nan] * len(prompt) for prompt in prompts]
     for turn in range(3):
         for row, sampled in session.sample(range(4), SamplingConfig(max_new_tokens=12)).items():

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crl.cli.doctor import experiment_findings
 from crl.config.load import load_experiment
@@ -35,7 +36,8 @@ def checkpoint(tmp_path):
 
 
 def checked(changes, found):
-    for _, check in found(load_experiment(CONF / "tiny.yaml", changes)):
+    made = load_experiment(CONF / "tiny.yaml", changes)
+    for _, check in found(made):
         check()
 
 
@@ -119,3 +121,15 @@ def test_a_warm_start_with_too_many_threads_is_refused_before_anything_is_writte
         make(path)
     assert caught.value.where == "threads" and not (tmp_path / "models").exists()
     check_threads(1)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("prompts", "needs a prompt 'distill'"), ("model", "no such directory")])
+def test_a_warm_start_that_cannot_practice_is_refused_before_anything_is_written(kind, said, monkeypatch, tmp_path):
+    monkeypatch.setenv("CRL_MODELS", str(tmp_path / "models"))
+    made = yaml.safe_load((CONF / "warm/realms.yaml").read_text()) | {"threads": 1}
+    prompts = yaml.safe_load((CONF / f"prompts/{made['prompts']}.yaml").read_text())
+    made["prompts"] = {"actor": prompts["actor"]} if kind == "prompts" else prompts
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump(made | ({"model": "./nowhere"} if kind == "model" else {})))
+    with pytest.raises(BadInput, match=said):
+        make(tmp_path / "odd.yaml")
+    assert not (tmp_path / "models").exists()

@@ -7,19 +7,20 @@ experiences; as critic the actor accepts, rejects or rewrites them by their word
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crl.config import Experiment, SamplingConfig
+from crl.config import Experiment, Method, SamplingConfig
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
-from crl.protocols import Sampled, StopReason
+from crl.protocols import Sampled, StopReason, WholeTurns
 from crl.recipes import recipe_of
+from crl.recipes.stage import Recipe
 from crl.records import Weights, rows_of
 from crl.records.base import R
 from crl.run.directory import RunDirectory
@@ -59,7 +60,7 @@ def experiment(**changes: Any) -> Experiment:
     return load_experiment(ROOT / "conf/tiny.yaml", {**SETTINGS, **changed})
 
 
-class Session:
+class Session(WholeTurns):
     """Answers to what each row has read so far."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], answer: Answer, seeds: Sequence[int]) -> None:
@@ -98,7 +99,7 @@ class Policy:
     def __init__(self, answer: Answer) -> None:
         self.chat, self.context, self._answer = CharacterChat(), 100_000, answer
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Session:
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> Session:
         return Session(prompts, self._answer, seeds)
 
 
@@ -170,21 +171,27 @@ class Services:
         return sha(role)
 
 
+def one_by_one(recipe: Recipe, method: Method, rounds: int) -> list[tuple[int, str]]:
+    """Every stage of a run, one round after the other."""
+    return [(number, stage.name) for number in range(rounds + 1) for stage in recipe.stages_of(method, number)]
+
+
 class Played:
     """A run of so many rounds."""
 
-    def __init__(self, root: Path, made: Experiment, rounds: int, services: Services | None = None) -> None:
+    def __init__(
+        self, root: Path, made: Experiment, rounds: int, services: Services | None = None,
+        order: Callable[[Recipe, Method, int], Iterable[tuple[int, str]]] | None = None,
+    ) -> None:  # fmt: skip
         self.run = RunDirectory.create_or_open(made, root)
         self.method, self.rounds = self.run.method, rounds
         self.recipe = recipe_of(self.method)
         self.services: Any = services or Services(made)
         with Lease.acquire(self.run.path, seconds=600) as lease:
-            for number in range(rounds + 1):
-                for stage in self.recipe.stages_of(self.method, number):
-                    execute_stage(
-                        self.run, self.recipe, number, stage.name, attempt=Attempt(token=lease.token),
-                        services=self.services,
-                    )  # fmt: skip
+            for number, stage in (order or one_by_one)(self.recipe, self.method, rounds):
+                execute_stage(
+                    self.run, self.recipe, number, stage, attempt=Attempt(token=lease.token), services=self.services
+                )
 
     def rows(self, row_type: type[R], stage: str, number: int) -> list[R]:
         """Rows of a stage of a round."""

@@ -19,7 +19,7 @@ from crl.config import Experiment, SamplingConfig
 from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_part, execute_stage
 from crl.engine.services import EngineServices
-from crl.protocols import Chat, Policy, Sampled, StopReason
+from crl.protocols import Chat, Policy, Sampled, StopReason, WholeTurns
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
 from crl.recipes.reading import recorded_bank
@@ -90,11 +90,11 @@ class Script:
         self.chat: Chat = real.chat
         self.context, self._say = real.context, say
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> _Session:
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> _Session:
         return _Session(self, prompts, self._say, seeds)
 
 
-class _Session:
+class _Session(WholeTurns):
     def __init__(
         self,
         policy: Script,

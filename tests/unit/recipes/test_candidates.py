@@ -47,11 +47,12 @@ def merged(run, operations):
     services, number = Extractor(), run.newest + 1
     writer = MemoryWriter()
     stage = run.recipe.stage(run.method, number, "merge")
-    stage.run(
+    stage.run_part(
         StageContext(
             method=run.method, recipe=run.recipe, stage=stage, round_number=number,
             reader=NextRound(run, operations), writer=writer, services=services, progress=lambda figures: None,
-        )
+        ),
+        0,
     )  # fmt: skip
     assert not writer.shared, "the merge stage writes no texts"
     return {row_type: writer.rows(row_type) for row_type in writer.tables}

@@ -66,7 +66,7 @@ class Chooser(Policy):
         super().__init__(act)
         self.chat = Chat()
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> Choosing:
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> Choosing:
         return Choosing(prompts, self._answer, seeds)
 
 

@@ -141,7 +141,7 @@ def test_a_round_is_consolidated_from_its_rows_alone(run):
     # The lake holds HOLE, ICE and `keep calm`; of what is merged, the first resembles HOLE, which is not replaced.
     services = Extractor("MERGE 2,3: " + HOLE + " now", "MERGE 1,2: swim and keep calm")
     ctx = context(run, reader, "merge", services)
-    ctx.stage.run(ctx)
+    ctx.stage.run_part(ctx, 0)
     merges = rows_of(Operation, reader.tables["merge", Operation])
     shown = [row.prompt for row in rows_of(Generation, reader.tables["merge", Generation])]
     assert len(rows_of(Distillation, reader.tables["merge", Distillation])) == 2 and f"1. {HOLE}\n2. {ICE}" in shown[0]

@@ -63,6 +63,7 @@ def test_two_supervised_starts_of_one_set_are_refused() -> None:
     assert RoleConfig(weights="actor").model == RoleConfig().model, "defaults are no settings of its own"
 
 
+@pytest.mark.slow  # tests/outside trains a third role on the actor's weights
 def test_a_run_on_one_set_of_weights_trains_both_roles_in_one_update(tmp_path: Path) -> None:
     crl(tmp_path, *train(2, **CHANGES))
     run = RunDirectory.open(tmp_path / NAME)

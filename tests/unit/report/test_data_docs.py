@@ -77,6 +77,25 @@ def test_a_refused_stage_keeps_its_rows_and_the_docs_show_them(run: RunDirectory
     assert "is broken in 1 row: row 0 (r0001-room-g0000-m0000)" in broken
 
 
+def test_values_of_rows_are_text_in_the_docs(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "\x1b[2J\u202e<img src=x onerror='y'></script><script>z</script>$column"
+
+    def spoiled() -> dict[type[r.Row], list[r.Row]]:
+        rows = sound()
+        rows[r.Episode] = [dataclasses.replace(row, goal=hostile) for row in rows[r.Episode]]  # type: ignore[type-var]
+        return rows
+
+    sound = examples.collect
+    monkeypatch.setattr(examples, "collect", spoiled)
+    attempt(run, 2)
+    goals = {"type": "expect_column_distinct_values_to_be_in_set", "kwargs": {"column": "goal", "value_set": ["a"]}}
+    write_data_docs(run.path, [2], {"episodes": {"expectations": [goals]}})
+    page = (run.path / INDEX).parent / "validations/rounds/0002/collect/episodes.html"
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;img src=x" in text and "<img" not in text and "<script" not in text
+    assert "\x1b" not in text and "\u202e" not in text and r"\x1b[2J\u202e" in text
+
+
 def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

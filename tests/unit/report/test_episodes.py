@@ -18,6 +18,7 @@ from crl.report import episodes as module
 from crl.report.episodes import EARLIER_ROUNDS, EPISODES, Replays, as_json, choose, replays
 from crl.report.page import render
 from crl.report.views import query
+from crl.text.unicode import escaped
 from tests.unit.report.builder import credit, episode, retrieval, write_stage
 from tests.unit.report.test_page import OWN_SCRIPTS, Page
 
@@ -172,8 +173,9 @@ def test_hostile_episodes_are_data(tmp_path: Path) -> None:
     assert page.tags.count("script") == OWN_SCRIPTS == text.count("</script") and "img" not in page.tags
     assert "<!--" not in text
     data = json.loads(page.data)
-    assert [data["texts"][each["turns"][0][0]] for each in data["episodes"]] == HOSTILE
-    assert [each["guide"]["entry"] for each in data["episodes"]] == HOSTILE
+    shown = [escaped(each) for each in HOSTILE]
+    assert [data["texts"][each["turns"][0][0]] for each in data["episodes"]] == shown
+    assert [each["guide"]["entry"] for each in data["episodes"]] == shown
 
 
 def test_numbers_that_json_does_not_know_are_none(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_the_round_table_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
     text = rounds_markdown("room", summarize(build_run(tmp_path / "run"))).replace("\u00a0", " ")
     assert "| 2 | 1/2 50 % | 0/2 0 % | 2/2 100 % [34–100] | 0/2 0 % [0–66] |" in text
     assert "| 2 | – | – | 1 | update 1 | 0/1 | 1 | –/1 | 10.5 | 1 |" in text
+    assert "Head" not in text and "`crl verify room --head 1f`" in rounds_markdown("room", [], "1f")
     assert "| 0 base |" in text and "Alarms of round 2" in text and "share\\_malformed" in text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from crl.config import Exchange, FamilyConfig, Method, PromptConfig, RoleConfig, RolloutConfig, SamplingConfig
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.protocols import Sampled, Start, Step, StopReason
+from crl.protocols import Sampled, Start, Step, StopReason, WholeTurns
 from crl.records import Task
 
 END, USER, ASSISTANT = 2, 3, 4
@@ -34,7 +34,7 @@ class CharacterChat:
         return "".join(chr(token) for token in token_ids if token >= 32)
 
 
-class ScriptedSession:
+class ScriptedSession(WholeTurns):
     """Keeps its own copy of every row's ids, against which the token record is compared."""
 
     def __init__(
@@ -87,10 +87,9 @@ class ScriptedPolicy:
         self.context = context
         self.script = script
         self.session: ScriptedSession | None = None
-        self.groups: list[int] = []
 
-    def open(self, prompts: Sequence[Sequence[int]], groups: Sequence[int], seeds: Sequence[int]) -> ScriptedSession:
-        self.groups = list(groups)
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ScriptedSession:
+        self.limit = limit
         self.session = ScriptedSession(prompts, self.script, seeds)
         return self.session
 

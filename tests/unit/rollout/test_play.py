@@ -16,7 +16,14 @@ from crl.rollout.environments import MixedEnvironment
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, waves_of
 from crl.rollout.prompts import actor_messages, following_text
-from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, actor_prompt, method, task
+from tests.unit.rollout.fakes import (
+    CharacterChat,
+    Corridor,
+    ScriptedPolicy,
+    actor_prompt,
+    method,
+    task,
+)
 
 SAMPLING = SamplingConfig(max_new_tokens=12)
 
@@ -136,7 +143,6 @@ def test_rows_finish_at_different_times_with_their_reason():
         ("success", True, 1.0, 1), ("success", True, 1.0, 3), ("failure", False, 0.0, 2),
         ("turn_limit", False, 0.0, 6),
     ]  # fmt: skip
-    assert policy.groups == [0, 0, 1, 1]
     assert played[3].episode.invalid_actions == 6
     assert [each.episode.last_observation for each in played] == [f"{left} to go {{x}}" for left in (0, 0, 2, 2)]
     assert played[3].turns[0].feedback == "Say right or left."
@@ -212,8 +218,8 @@ def test_session_that_loses_tokens_is_noticed():
     policy = ScriptedPolicy(lambda row, turn: ("right", True))
     opened = policy.open
 
-    def lossy(prompts, groups, seeds):
-        session = opened(prompts, groups, seeds)
+    def lossy(prompts, seeds, limit=None):
+        session = opened(prompts, seeds)
         session.extend = lambda pieces: None
         return session
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from crl.envs import make_environment
+from crl.learn.form import unreadable_figures
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
-from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
+from crl.recipes import recipe_of
+from crl.recipes.complementary.plan import task_of
+from crl.recipes.context import StageContext
+from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn, rows_of
 from crl.rollout.actions import parse_action
 from crl.rollout.readable import Readable
 from crl.text.outputs import Prompt, sample_outputs
@@ -111,6 +117,43 @@ def test_free_text_and_tools_are_made_valid() -> None:
     assert parse_action('{"name": "f", "arguments": {"x": "\\ud800"}}', second.actions, "tag") == (
         '{"arguments": {"x": "\ufffd"}, "name": "f"}'
     )
+
+
+def test_what_is_no_text_is_left_to_who_reads_it() -> None:
+    class Silent(Broken):
+        def step_many(self, actions: Any) -> dict[int, Step]:
+            steps = super().step_many(actions)
+            return {slot: dataclasses.replace(step, feedback=None) for slot, step in steps.items()}  # type: ignore[arg-type]
+
+    wave = Readable(Silent())
+    wave.reset_many([1])
+    assert cast(Any, wave.step_many({0: "wait"})[0].feedback) is None
+
+
+def test_rows_of_any_recipe_are_made_valid() -> None:
+    """A recipe of another package may ask its environment itself."""
+    written: list[pa.Table] = []
+
+    class Writer:
+        def write(self, row_type: Any, table: pa.Table) -> None:
+            written.append(table)
+
+    made = experiment()
+    recipe = recipe_of(made.method)
+    context = StageContext(
+        method=made.method, recipe=recipe, stage=recipe.stages[0], round_number=1, reader=cast(Any, None),
+        writer=cast(Any, Writer()), services=cast(Any, None), progress=lambda figures: None,
+    )  # fmt: skip
+    start = Broken().reset_many([7])[0]
+    context.write(Task, [task_of(context, start, episode_id="a", family="f", group=0, environment_seed=7)])
+    [task] = rows_of(Task, written[0])
+    assert (task.goal, task.first_observation) == ("reach \ufffd it", "seed 7 \ufffd\0")
+
+
+def test_characters_of_tool_calls_are_counted_and_those_of_a_byte_level_model_are_not() -> None:
+    turns = [('{"x": "\\ud800"}', '{"x": "\ufffd"}'), ("go \ufffd", "go \ufffd"), ("\ufffd", None)]
+    assert unreadable_figures([], turns) == {"unreadable_characters": 1.0}
+    assert unreadable_figures([None, "a"], turns[1:]) == {}
 
 
 def test_outputs_are_made_valid() -> None:

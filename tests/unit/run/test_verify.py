@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def _whole_run(root: Path) -> RunDirectory:
         prune(run.path, {"actor": "update_actor"}, 2, 0, token=lease.token)
     cache.cached(run.path, "a" * 64, lambda place: (place / "anything").write_bytes(b"index" * 100) and None)
     (run.path / "catalog.duckdb").write_bytes(b"\0" * 8 + b"DUCK" + b"views" * 50)
-    cache.seal(run.path, "catalog.duckdb")
+    cache.seal(run.path, "catalog.duckdb", run.path / "catalog.duckdb")
     return run
 
 
@@ -181,10 +182,24 @@ def test_without_depth_only_presence_and_size_are_compared(run: RunDirectory) ->
     assert [problem.file for problem in verify(run.path, deep=False)] == [path.relative_to(run.path).as_posix()]
 
 
-def test_stages_of_another_method_are_named(run: RunDirectory) -> None:
+def test_an_experiment_file_that_no_stage_was_made_with_is_named_and_not_the_stages(run: RunDirectory) -> None:
     other = RunDirectory.create_or_open(experiment("other", seed=5), run.path.parent)
     shutil.copy(other.path / "experiment.yaml", run.path / "experiment.yaml")
-    assert len(_damaged(run)) == 9
+    (problem,) = _damaged(run)
+    assert (problem.file, problem.found) == ("experiment.yaml", f"method {other.method_digest}")
+    assert problem.expected == f"method {run.method_digest}"
+    subprocess.run(problem.mend, shell=True, check=True)
+    assert [each.found for each in _damaged(run)] == ["no such file"]
+    RunDirectory.create_or_open(experiment("small"), run.path.parent)
+    assert verify(run.path) == []
+
+
+def test_one_stage_of_another_method_is_named(run: RunDirectory) -> None:
+    directory = run.stage_path(3, "update_actor")
+    manifest = Manifest.load(directory)
+    other = manifest.digested.model_copy(update={"method": "1" * 64})
+    (directory / "manifest.json").write_bytes(Manifest.seal(other, manifest.provenance).render())
+    assert [problem.file for problem in _damaged(run)] == ["rounds/0003/update_actor/manifest.json"]
 
 
 def test_the_next_attempt_mends_housekeeping(run: RunDirectory) -> None:

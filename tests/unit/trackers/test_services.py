@@ -50,7 +50,7 @@ def run(path: Path, earlier: str | None = None) -> TrackedRun:
 
 
 def figures(number: int = 3) -> RoundFigures:
-    return RoundFigures(number, {"held_out/with_bank": 0.5, "bank/entries": 7.0}, ROWS, "| 3 |", "e" * 64)
+    return RoundFigures(number, {"held_out/with_bank": 0.5, "bank/entries": 7.0}, ROWS, "| 3 |", "e" * 64, "f" * 64)
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ def test_mlflow_gets_metrics_with_the_round_as_step_tables_and_the_record(client
     ]
     assert client.made("log_text")[0][1] == ("run-7", "| 3 |", "rounds.md")
     assert client.made("log_dict")[0][1][1] == {"rows": ROWS}
-    assert client.made("set_tag")[0][1] == ("run-7", "round_0003", "e" * 64)
+    tags = {name: value for _, (_, name, value), _ in client.made("set_tag")}
+    assert (tags["round_0003"], tags["head"]) == ("e" * 64, "f" * 64)
     assert len(client.made("set_terminated")) == 1
 
 
@@ -100,7 +101,8 @@ def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.Monke
     (_, (logged,), named) = session.made("log")[0]
     assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table" and named == {"step": 3}
     assert library.made("Table")[0][2] == {"columns": list(ROWS[0]), "data": [list(ROWS[0].values())]}
-    assert session.summary["record_digest"] == "e" * 64 and len(session.made("finish")) == 1
+    assert (session.summary["record_digest"], session.summary["head"]) == ("e" * 64, "f" * 64)
+    assert len(session.made("finish")) == 1
     WandB(run(tmp_path, "xyz"), mode="offline")
     assert library.made("init")[1][2]["id"] == "xyz"
 
@@ -116,6 +118,7 @@ def test_wandb_never_asks_for_a_key_in_the_middle_of_a_run(monkeypatch: pytest.M
 
 def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = Spy(Table="table")
+    heads = {"columns": ["round", "head"], "data": [[3, "f" * 64]]}
     module(monkeypatch, "trackio", init=library.init, log=library.log, finish=library.finish, Table=library.Table)
     tracker = Trackio(run(tmp_path), project="lakes")
     tracker.write(figures())
@@ -124,6 +127,7 @@ def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.M
     assert (options["project"], options["name"], options["resume"]) == ("lakes", "tiny-dddddddd", "allow")
     (_, (logged,), named) = library.made("log")[0]
     assert logged["bank/entries"] == 7.0 and logged["success_by_arm"] == "table" and named == {"step": 3}
+    assert logged["head"] == "table" and library.made("Table")[-1][2] == heads
     assert len(library.made("finish")) == 1
     Trackio(run(tmp_path, tracker.id))
     assert library.made("init")[1][2]["name"] == tracker.id

@@ -16,7 +16,8 @@ from crl.config import Runtime
 from crl.config.load import load_experiment
 from crl.engine.events import Event, LogLine, RoundDone, RoundStarted
 from crl.errors import BadInput
-from crl.run.directory import RunDirectory
+from crl.run.directory import RunDirectory, manifests
+from crl.run.head import heads
 from crl.run.verify import verify
 from crl.trackers import subscriber
 from crl.trackers.base import RoundFigures, TrackedRun
@@ -111,6 +112,7 @@ def test_figures_come_from_the_record(run: RunDirectory) -> None:
     assert {row["round"] for row in last.success} <= {0, 1, 2} and "| 2 |" in last.tables
     assert "| 2 |" not in Recorder.written[1].tables and max(row["round"] for row in Recorder.written[1].success) < 2
     assert len({each.digest for each in Recorder.written}) == 3
+    assert {each.round: each.head for each in Recorder.written} == heads(manifests(run.path))
     told = Recorder.opened[0]
     assert told.path == run.path and told.experiment == "tiny" and told.method["seed"] == run.method.seed
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from crl.config import Runtime
 from crl.config.load import load_experiment
 from crl.engine.events import RoundDone
-from crl.run.directory import RunDirectory
+from crl.run.directory import RunDirectory, manifests
+from crl.run.head import heads
 from crl.trackers.subscriber import LEDGER, Trackers
 from tests.unit.report.builder import build_run
 
@@ -33,6 +33,8 @@ def write(run: RunDirectory) -> None:
 
 
 def read(run: RunDirectory) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found = EventAccumulator(str(run.path / "tensorboard"))
     found.Reload()
     return found
@@ -48,7 +50,9 @@ def test_figures_have_the_round_as_their_step(run: RunDirectory) -> None:
 def test_it_has_the_tables_the_method_and_the_link_to_the_record(run: RunDirectory) -> None:
     found = read(run)
     texts = [event.tensor_proto.string_val[0].decode() for event in found.Tensors("rounds")]
-    assert len(texts) == 3 and f"crl verify {run.path}" in texts[-1] and "| 2 |" in texts[-1]
+    assert len(texts) == 3 and "| 2 |" in texts[-1]
+    kept = heads(manifests(run.path)).values()
+    assert all(f"`crl verify {run.path} --head {head}`" in text for text, head in zip(texts, kept, strict=True))
     assert b"seed" in found.Tensors("method")[0].tensor_proto.string_val[0]
     layout = found.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     assert b"held-out success by arm" in layout

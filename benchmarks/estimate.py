@@ -1,0 +1,176 @@
+"""The estimate of `crl doctor` against one real round of a random model of any shape, on this machine.
+
+    python benchmarks/estimate.py [--hidden 2048] [--layers 20] [--intermediate 5632] [--folder DIRECTORY] [--threads 1]
+    python benchmarks/estimate.py --model DIRECTORY
+
+The default has 1.0 billion parameters (bfloat16, adapters, one set of weights for actor and extractor) and needs about
+12 GB of memory and 3 GB of disk. The model is made in DIRECTORY (default: one that is removed afterward) with the
+tokenizer of SmolLM2; `--model` takes one that is there. Memory is the largest
+resident size of any process of the round; disk is what the round left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from crl.config import Experiment
+from crl.config.load import load_experiment
+from crl.engine.driver import Driver
+from crl.engine.events import Event, StageDone
+from crl.policies.rates import measured
+from crl.preflight.estimate import Estimate, estimate, gigabytes
+from crl.preflight.work import seconds_of
+from crl.run.directory import RunDirectory
+
+_TINY = Path(__file__).parents[1] / "conf/tiny.yaml"
+_HEAD = 64
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure: what was estimated, what was found."""
+
+    name: str
+    estimated: float
+    found: float
+
+    @property
+    def ratio(self) -> float:
+        """Found over estimated."""
+        return self.found / self.estimated
+
+
+def make_model(directory: Path, *, hidden: int, layers: int, intermediate: int) -> None:
+    """A Llama with random bfloat16 weights and the tokenizer of SmolLM2."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from crl.policies.sources import resolve_model
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m-instruct").path, local_files_only=True)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // _HEAD,
+        num_key_value_heads=max(1, hidden // _HEAD // 4),
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def experiment_on(model: Path, runs: Path, threads: int) -> Experiment:
+    """One group of eight games on a small lake; constrained to legal moves, a random model wins some of them."""
+    return load_experiment(
+        _TINY,
+        {
+            "name": "estimated",
+            "method.threads": threads,
+            "method.families.0.groups": 1,
+            "method.families.0.environment.size_max": 3,
+            "method.families.0.environment.frozen_probability": 0.95,
+            "method.families.0.evaluation_seeds.count": 1,
+            "method.roles.actor": {
+                "model": str(model),
+                "dtype": "bfloat16",
+                "context": 384,
+                "sampling": {"max_new_tokens": 4, "constrain": "actions"},
+                "lora": {"rank": 16},
+                "deepspeed": {"zero_stage": 1, "micro_batch": 2, "autocast": "bfloat16"},
+            },
+            "method.roles.extractor": {"weights": "actor", "context": 384, "sampling": {"max_new_tokens": 8}},
+            "method.rollout.group_size": 8,
+            "method.recipe.warm_start": None,
+            "runtime.runs": str(runs),
+            "runtime.stage_time_limit_seconds": 6 * 3600,
+        },
+    )
+
+
+def one_round(experiment: Experiment, runs: Path) -> tuple[int, int, int, float]:
+    """Peak resident bytes of the largest process; bytes of checkpoints and of rows of round 1; its seconds."""
+    run = RunDirectory.create_or_open(experiment, runs / experiment.name)
+    peaks = [0]
+
+    def look(event: Event) -> None:
+        if isinstance(event, StageDone):
+            peaks.extend(_peaks())
+            print(f"  {event.stage}: {event.seconds:.0f} s, so far {gigabytes(max(peaks))}", flush=True)
+
+    with Driver(run, experiment.runtime) as driver:
+        driver.subscribe(look)
+        driver.run_round(0)
+        began = time.monotonic()
+        driver.run_round(1)
+        seconds = time.monotonic() - began
+    files = [path for path in (run.path / "rounds/0001").rglob("*") if path.is_file()]
+    checkpoints = sum(path.stat().st_size for path in files if "checkpoint" in path.parts)
+    return max(peaks), checkpoints, sum(path.stat().st_size for path in files) - checkpoints, seconds
+
+
+def compare(needed: Estimate, found: tuple[int, int, int, float], seconds: float) -> list[Compared]:
+    """Memory, disk of checkpoints, time."""
+    memory, checkpoints, _, took = found
+    return [
+        Compared("memory", needed.memory_bytes or 0, memory),
+        Compared("checkpoints of the round", needed.written_bytes, checkpoints),
+        Compared("seconds", seconds, took),
+    ]
+
+
+def measure(folder: Path, model: Path, threads: int) -> list[Compared]:
+    """Estimate, run a round, compare."""
+    experiment = experiment_on(model, folder / "runs", threads)
+    needed = estimate(experiment)
+    seconds = seconds_of(needed.work.values(), measured(threads))
+    return compare(needed, one_round(experiment, folder / "runs"), seconds)
+
+
+def _peaks() -> Iterator[int]:
+    """The largest resident size that each process below this one ever had."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError, psutil.Error):
+            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    yield int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    """See the module docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=20)
+    parser.add_argument("--intermediate", type=int, default=5632)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    shape = {name: getattr(arguments, name) for name in ("hidden", "layers", "intermediate")}
+    with tempfile.TemporaryDirectory() as made:
+        folder = arguments.folder or Path(made)
+        model = arguments.model or folder / "-".join(["model", *map(str, shape.values())])
+        if not (model / "config.json").is_file():
+            model.mkdir(parents=True)
+            make_model(model, **shape)
+        for each in measure(folder, model.resolve(), arguments.threads):
+            print(f"{each.name}: estimated {each.estimated:,.0f}, found {each.found:,.0f}, ratio {each.ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A process under measurement: it makes an update when it is told to, and tells what that took."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from update_systems.recorded import MODEL
+
+CLIP, RATE = 0.2, 1e-6
+
+
+class Commands:
+    """What the parent asks for, line by line, and the answers."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # libraries print to stdout
+
+    def next(self) -> str:
+        """`step`, or an empty string at the end."""
+        return sys.stdin.readline().strip()
+
+    def answer(self, **figures: Any) -> None:
+        self._answers.write(json.dumps(figures) + "\n")
+        self._answers.flush()
+
+
+def count_positions(model: Any) -> Callable[[], int]:
+    """Counts the positions that go through the model; the function returned tells and resets the count."""
+    counted = 0
+
+    def hook(_module: Any, args: tuple[Any, ...], _output: Any) -> None:
+        nonlocal counted
+        counted += args[0].numel()
+
+    def told() -> int:
+        nonlocal counted
+        found, counted = counted, 0
+        return found
+
+    model.get_input_embeddings().register_forward_hook(hook)
+    return told
+
+
+def cpu_seconds() -> float:
+    """What this process has computed so far, on all cores."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_gigabytes() -> float:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def products_alone(update: Callable[[], Any]) -> dict[str, float]:
+    """The matrix products of an update, each made again by itself at its shapes: their CPU seconds and floating-point
+    operations, those of the whole update in between, and the bytes per second of a plain copy."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    made: Counter[tuple[Any, ...]] = Counter()
+
+    class Products(TorchDispatchMode):
+        """Counts products by shape and precision."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mm.default:
+                made[tuple(args[0].shape), tuple(args[1].shape), args[0].dtype] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        update()
+    started = cpu_seconds()
+    update()
+    found = {"update": cpu_seconds() - started, "products": 0.0, "operations": 0.0}
+    for (first, second, dtype), count in made.items():
+        one, other = torch.randn(first, dtype=dtype), torch.randn(second, dtype=dtype)
+        one @ other
+        started = cpu_seconds()
+        for _ in range(3):
+            one @ other
+        found["products"] += count * (cpu_seconds() - started) / 3
+        found["operations"] += count * 2 * first[0] * first[1] * second[1]
+    source, target = torch.ones(2**26), torch.ones(2**26)
+    started = time.perf_counter()
+    for _ in range(5):
+        target.copy_(source)
+    return {**found, "copy": 5 * 2 * 4 * 2**26 / (time.perf_counter() - started)}
+
+
+def lora_of(weights: str) -> Any:
+    from crl.config import LoraConfig
+
+    return LoraConfig(rank=16, alpha=32) if weights == "lora" else None
+
+
+def write_gradients(path: str, gradients: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: value.contiguous() for name, value in gradients.items()}, path)
+
+
+def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
+    """Updates by `crl.learn` of whichever worktree PYTHONPATH names."""
+    from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
+    from crl.learn.terms import objectives
+    from crl.learn.trainer import Trainer
+    from crl.policies import resolve_model
+
+    role = RoleConfig(
+        model=MODEL,
+        lora=lora_of(options.weights[0]),
+        optimizer=OptimizerConfig(learning_rate=RATE),
+        deepspeed=DeepSpeedConfig(micro_batch=options.micro_batch, autocast=options.autocast),
+    )
+    commands = Commands()
+    trainer = Trainer(role, model_path=resolve_model(MODEL).path, checkpoint=None, threads=options.threads)
+    terms = objectives(ActorObjective(clip=CLIP))
+    positions = count_positions(trainer._engine.module.model)
+    inspect = (lambda found: write_gradients(options.gradients, found)) if options.gradients else None
+    while command := commands.next():
+        if command == "products":
+            commands.answer(**products_alone(lambda: trainer.update(samples, terms)))
+            continue
+        started = time.perf_counter(), cpu_seconds()
+        trainer.update(samples, terms, inspect=inspect)
+        seconds, computed = time.perf_counter() - started[0], cpu_seconds() - started[1]
+        commands.answer(seconds=seconds, computed=computed, positions=positions(), peak=peak_gigabytes())

@@ -1,0 +1,109 @@
+"""What an experiment would need on this machine, in the words of `crl doctor`: memory, disk, time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crl.config import Experiment
+    from crl.preflight.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One line: what is needed, how much, whether this machine has it, what helps where it has not."""
+
+    name: str
+    said: str
+    fits: bool = True
+    mend: str = ""
+
+
+def needs(experiment: Experiment, needed: Estimate, rounds: int, run_path: Path) -> Iterator[Need]:
+    """Every need of an experiment whose models are known."""
+    yield from _parts(experiment, needed)
+    yield from _memory(experiment, needed)
+    yield _disk(needed, rounds, run_path)
+    yield _time(experiment, needed)
+
+
+def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
+    from crl.preflight.memory import parts_of
+
+    method = experiment.method
+    for name, sampling in needed.sampling.items():
+        yield Need(f"sampling, {name}", _sum(parts_of(sampling)))
+    for owner, update in needed.updates.items():
+        ranks = method.role(owner).deepspeed.ranks
+        each = "" if ranks == 1 else f" on each of {ranks} ranks"
+        yield Need(f"update, {owner}", _sum(parts_of(update)) + each)
+
+
+def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
+    import psutil
+
+    from crl.policies.rates import device_bytes
+    from crl.preflight.estimate import gigabytes
+
+    mend = (
+        "lower the roles' deepspeed.micro_batch or context, or method.rollout.wave_groups; set gradient_checkpointing, "
+        "lora or dtype bfloat16; or use a larger machine"
+    )
+    largest, all_of_them = needed.memory_bytes or 0, needed.machine_bytes
+    device, machine = device_bytes(), psutil.virtual_memory().total
+    if device is not None:
+        said = f"about {gigabytes(needed.device_bytes)} for the largest process; the GPU has {gigabytes(device)}"
+        yield Need("memory of the GPU", said, needed.device_bytes <= device, mend)
+        return
+    said = f"about {gigabytes(all_of_them)}"
+    if all_of_them > largest:
+        said += f" for all processes, {gigabytes(largest)} for the largest"
+    yield Need("memory", f"{said}; the machine has {gigabytes(machine)}", all_of_them <= machine, mend)
+
+
+def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
+    from crl.preflight.estimate import gigabytes
+
+    written, rows = gigabytes(needed.written_bytes), gigabytes(needed.round_bytes)
+    kept = gigabytes(needed.disk_bytes(rounds) or 0)
+    counted = f"{rounds} round{'' if rounds == 1 else 's'}"
+    return Need(
+        "disk",
+        f"about {gigabytes(needed.written_bytes + needed.round_bytes)} a round (checkpoints {written}, rows {rows}); "
+        f"{kept} for {counted} under {run_path}, where older checkpoints go",
+    )
+
+
+def _time(experiment: Experiment, needed: Estimate) -> Need:
+    from crl.policies.rates import measured
+    from crl.preflight.work import seconds_of
+
+    rates = measured(experiment.method.threads)
+    seconds = seconds_of(needed.work.values(), rates)
+    tokens = sum(work.tokens for work in needed.work.values())
+    flops = sum(work.sampling_flops + work.update_flops for work in needed.work.values())
+    longest = max(work.seconds(rates) for work in needed.work.values())
+    limit = experiment.runtime.stage_time_limit_seconds
+    return Need(
+        "time",
+        f"about {_duration(seconds)} a round of full contexts ({tokens:,} tokens, {flops:.1e} FLOP) on {rates.device}: "
+        f"{rates.float32 / 1e9:,.0f} GFLOP/s in float32, {rates.bfloat16 / 1e9:,.0f} in bfloat16",
+        longest <= limit,
+        f"a stage is ended after runtime.stage_time_limit_seconds ({limit:g}): raise it, or lower context or groups",
+    )
+
+
+def _sum(parts: Mapping[str, int]) -> str:
+    from crl.preflight.estimate import gigabytes
+
+    return ", ".join(f"{name} {gigabytes(count)}" for name, count in parts.items() if count)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} seconds"

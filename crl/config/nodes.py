@@ -1,0 +1,86 @@
+"""Several machines for the ranks of an update: their names and slots, and how a command is started on each."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from crl.config.base import Model
+from crl.errors import BadInput
+
+_LINE = re.compile(r"([A-Za-z0-9][\w.-]*)\s+slots=([1-9][0-9]{0,3})")
+_WHERE = "runtime.nodes.hostfile"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine."""
+
+    name: str
+    slots: int
+    """Ranks it has room for: its GPUs."""
+
+
+class NodesConfig(Model):
+    """Machines that see the same files at the same paths, this environment among them."""
+
+    hostfile: Path = Field(description="DeepSpeed's hostfile: a line `name slots=4` per machine, filled in its order.")
+    endpoint: str = Field(
+        pattern=r"^[\w.-]+:[0-9]{1,5}$", description="address:port on the first machine, where the ranks meet."
+    )
+    shell: str = Field(
+        "ssh -o BatchMode=yes -o ServerAliveInterval=10 {host}",
+        pattern=r"\{host\}",
+        description="What starts a command on a machine; {host} is its name in the hostfile.",
+    )
+    interface: str | None = Field(
+        None, max_length=15, description="Network interface of the ranks (gloo, NCCL); none: they choose."
+    )
+
+    def hosts(self) -> list[Host]:
+        """The machines of the hostfile. Raises BadInput where it cannot be read or has another form."""
+        try:
+            text = self.hostfile.expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(
+                f"the hostfile cannot be read: {error}",
+                expected="a line `name slots=4` per machine",
+                where=_WHERE,
+                next_step="correct the path",
+            ) from error
+        lines = [line for raw in text.splitlines() if (line := raw.partition("#")[0].strip())]
+        found = [_LINE.fullmatch(line) for line in lines]
+        for line, match in zip(lines, found, strict=True):
+            if match is None:
+                raise BadInput(
+                    f"the hostfile has a line {line!r}",
+                    expected="`name slots=4`: a name and how many ranks fit",
+                    where=_WHERE,
+                    next_step=f"correct {self.hostfile}",
+                )
+        return [Host(match[1], int(match[2])) for match in found if match is not None]
+
+    def placed(self, ranks: int) -> list[Host]:
+        """How many ranks run on which machine. Raises BadInput where there is no room for all of them."""
+        left, placed = ranks, []
+        hosts = self.hosts()
+        for host in hosts:
+            if count := min(host.slots, left):
+                placed.append(Host(host.name, count))
+                left -= count
+        if left:
+            raise BadInput(
+                f"the machines of the hostfile have {sum(host.slots for host in hosts)} slots",
+                expected=f"at least {ranks}, the role's deepspeed.ranks",
+                where=_WHERE,
+                next_step=f"add machines to {self.hostfile}",
+            )
+        return placed
+
+    def shell_for(self, host: Host) -> list[str]:
+        """The words before a command that is to run there."""
+        return [word.replace("{host}", host.name) for word in shlex.split(self.shell)]

@@ -1,0 +1,230 @@
+"""A role's model on a vLLM server: its weights are handed over through a directory, and proven to have arrived.
+
+After every hand-over a fixed probe (the canary) is scored by the server and by transformers. On a CPU a server that
+takes tied weights in place keeps its old output head without a word, so weights are exported untied; whatever else goes
+wrong shows in the probe. A server of our own is then started anew once. A dead one is started with the next session.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from crl.config import RoleConfig
+from crl.config.servers import ServerConfig
+from crl.engine.vllm_server import VllmServer, own_folder
+from crl.errors import EngineDied, WrongWeights
+from crl.policies.chat import ChatFormat
+from crl.policies.language_model import end_ids, generation_config, load_model
+from crl.policies.scoring import sequence_logprobs
+from crl.policies.served import GENERATE, ServedSession
+from crl.policies.serving import Client
+
+_PROBE_SEQUENCES, _PROBE_TOKENS = 4, 24
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
+"""Largest mean difference of the canary's log-probabilities, in nats. In float32 it is 1e-6 on a CPU, and more between
+two kernels of a GPU. In bfloat16 two passes of SmolLM2 differ by 0.07. An old output head is 0.5 off or more."""
+
+
+class VllmPolicy:
+    """The model of a role behind a server (protocol `LoadedPolicy`); nothing is started before the first session."""
+
+    def __init__(
+        self,
+        role: RoleConfig,
+        model_path: Path,
+        checkpoint: Path | None,
+        *,
+        threads: int,
+        multi_turn: bool,
+        server: ServerConfig,
+        weights: str,
+    ) -> None:
+        from transformers import AutoConfig, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn)
+        self.context = role.context
+        self._probe = _probe(config.get_text_config().vocab_size)
+        self._end_ids = end_ids(generation_config(model_path, config), tokenizer, self.chat)
+        self._role, self._model_path, self._threads, self._config = role, model_path, threads, server
+        self._checkpoint, self._weights = checkpoint, weights
+        self._name = f"the vLLM server of {role.model}"
+        self._server: VllmServer | None = None
+        self._remote: Client | None = None
+        if server.folder is not None:
+            server.folder.mkdir(parents=True, exist_ok=True)
+        self._folder = own_folder(server.folder)
+        self._exported: tuple[str, Path, list[NDArray[np.float32]]] | None = None
+        """Digest of the weights that are ready to be handed over, where they are, and the canary's answer."""
+        self._serving = ""
+        """Digest of the weights that the server is known to have; empty where none is."""
+
+    @property
+    def server_pid(self) -> int | None:
+        """Process id of the server that this policy started."""
+        return None if self._server is None else self._server.pid
+
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ServedSession:
+        """Start one row per prompt; the server is started, and given the weights, where it has to be.
+
+        Raises PromptTooLong, EngineDied where there is no server, WrongWeights where it keeps others.
+        """
+        client = self._ready()
+        return ServedSession(client, self._weights, self._end_ids, self.context, prompts, seeds, self._failed)
+
+    def hand_over(self, checkpoint: Path | None, weights: str) -> None:
+        """From now on other weights, of a checkpoint or (None) of the base model; they go to the server when it is
+        next sampled from."""
+        self._checkpoint, self._weights = checkpoint, weights
+
+    def take_weights(self, directory: Path) -> bool:
+        """Weights come with their digest: see :meth:`hand_over`."""
+        return False
+
+    def close(self) -> None:
+        """End the server, unless it was running before, and remove what was exported."""
+        self._serving, self._exported = "", None
+        if self._remote is not None:
+            self._remote.close()
+            self._remote = None
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> Client:
+        """The connection to a server that has the weights."""
+        if self._config.address is not None:
+            if self._remote is None:
+                self._remote = Client(self._name, self._config, self._config.address)
+            client = self._remote
+            if self._serving != self._weights:
+                directory = self._export()
+                self._reload(client, directory)
+                self._require(client, "it was told to take them")
+            return client
+        if self._server is None:
+            self._server = VllmServer(self._name, self._config, self._role, self._threads)
+        if self._server.client is None or not self._server.running:
+            return self._start(self._server)
+        if self._serving == self._weights:
+            return self._server.client
+        directory = self._export()
+        try:
+            self._reload(self._server.client, directory)
+            self._require(self._server.client, "it was told to take them")
+        except (WrongWeights, EngineDied):
+            return self._start(self._server)
+        return self._server.client
+
+    def _start(self, server: VllmServer) -> Client:
+        """A new server process on the weights."""
+        self._serving = ""
+        client = server.start(self._export())
+        try:
+            self._label(client)
+            self._require(client, "it was started with them")
+        except EngineDied as error:
+            raise self._failed(error) from None
+        except WrongWeights:
+            server.kill()
+            raise
+        return client
+
+    def _reload(self, client: Client, directory: Path) -> None:
+        """Have a running server take the weights in place; nothing that it read before is used again."""
+        self._serving = ""
+        limit = {"timeout": self._config.start_seconds}
+        client.post("/pause?mode=wait", None, **limit)
+        try:
+            request = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+            client.post("/collective_rpc", request, **limit)
+            client.post("/reset_prefix_cache", None, **limit)
+            self._label(client)
+        finally:
+            client.post("/resume", None, **limit)
+
+    def _label(self, client: Client) -> None:
+        client.post("/update_weight_version", {"new_version": self._weights})
+
+    def _require(self, client: Client, told: str) -> None:
+        """The canary: raise WrongWeights where the server scores the probe as other weights would."""
+        assert self._exported is not None
+        expected = self._exported[2]
+        found = client.all(lambda ids: _scored(client, ids), self._probe)
+        gaps = np.concatenate([np.abs(a[1:] - b[1:]) for a, b in zip(expected, found, strict=True)])
+        gap = float(gaps.mean())
+        if not gap <= TOLERANCE[self._role.dtype]:  # also where it is no number
+            raise WrongWeights(
+                f"{self._name} has other weights than those of {self._weights[:12]}, although {told}: its "
+                f"log-probabilities of a fixed probe are {gap:.2g} nats off on average",
+                expected=f"at most {TOLERANCE[self._role.dtype]} between vLLM and transformers in {self._role.dtype}",
+                where=self._config.address or "a server that was started here, and started again",
+                next_step="nothing was sampled; use the engine transformers for this model, or another version of vLLM",
+            )
+        self._serving = self._weights
+
+    def _export(self) -> Path:
+        """The directory with the weights as a server takes them; the canary's answer is computed beside it."""
+        if self._exported is not None and self._exported[0] == self._weights:
+            return self._exported[1]
+        self._folder.mkdir(exist_ok=True)
+        before = self._exported
+        directory = self._folder / self._weights[:16]
+        model = load_model(self._model_path, self._checkpoint, dtype=getattr(torch, self._role.dtype)).eval()
+        expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
+        save_untied(model, directory)
+        self._exported = (self._weights, directory, expected)
+        if before is not None:
+            shutil.rmtree(before[1], ignore_errors=True)
+        return directory
+
+    def _failed(self, error: EngineDied) -> EngineDied:
+        """An answer did not come, or cannot be: the server is ended, and the next session starts another one."""
+        self._serving = ""
+        if self._server is None:
+            return error
+        died = self._server.died(f"{error.found.partition(self._name)[2].strip()}; it")
+        return EngineDied(died.found, expected=error.expected, where=died.where, next_step=died.next_step)
+
+
+def save_untied(model: Any, directory: Path) -> None:
+    """Write a model whose output head is a tensor of its own: a server on a CPU keeps a tied one when it reloads."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embeddings.weight:
+        head.weight = torch.nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
+    model.save_pretrained(directory)
+
+
+def _probe(vocabulary: int) -> list[list[int]]:
+    """Fixed ids from all over a vocabulary."""
+    random = np.random.default_rng(0)
+    return [random.integers(vocabulary, size=_PROBE_TOKENS).tolist() for _ in range(_PROBE_SEQUENCES)]
+
+
+def _scored(client: Client, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Log-probability of every id given those before it, by the server; the first has none and is 0."""
+    request = {
+        "token_ids": list(ids),
+        "sampling_params": {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
+    }
+    try:
+        told = client.post(GENERATE, request)["prompt_logprobs"]
+        found = [0.0, *(float(each[str(index)]["logprob"]) for index, each in zip(ids[1:], told[1:], strict=True))]
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineDied(
+            f"{client.name} gave a score that is none ({type(error).__name__}: {error})",
+            where=client.address,
+        ) from None
+    return np.array(found, dtype=np.float32)

@@ -1,0 +1,217 @@
+"""The process of a vLLM server: started in an environment of its own, on a Unix socket, and ended with its engine.
+
+The socket is in a folder that this user alone may enter: the endpoints that change weights ask for no key. What kills
+the engine ends the server too (:mod:`crl.engine.guardian`). Of its output the errors and the last lines are kept for
+messages; nothing is logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from crl.config import RoleConfig
+from crl.config.servers import ServerConfig, interpreter
+from crl.engine.process import ProcessGroup, describe_exit
+from crl.errors import BadInput, EngineDied
+from crl.policies.determinism import gpu_count
+from crl.policies.serving import Client
+
+_TICK_SECONDS = 0.1
+_STOP_SECONDS = 2.0
+_LINES = 5
+_ERROR = re.compile(r"\b\w*(Error|Exception): .+")
+_PROBE_SECONDS = 60.0
+
+
+def check_server(role: str, server: ServerConfig) -> None:
+    """Raise BadInput where vLLM can neither be reached nor started for a role."""
+    if server.address is not None:
+        client = Client(f"the server of role {role}", server, server.address)
+        try:
+            client.get("/weight_info", timeout=_PROBE_SECONDS)
+        except (BadInput, EngineDied) as error:
+            raise BadInput(
+                f"no vLLM server that takes weights answers at {server.address}: {error.found}",
+                expected="a server in development mode (VLLM_SERVER_DEV_MODE=1); GET /weight_info is answered",
+                where=f"runtime.servers.{role}.address",
+                next_step="start it (docs/engines.md has the command), or leave the address out",
+            ) from None
+        finally:
+            client.close()
+        return
+    python = interpreter(server)
+    where = f"runtime.servers.{role}.python"
+    if not python.is_file():
+        raise BadInput(
+            f"there is no environment with vLLM: {python} does not exist",
+            expected="an interpreter that can import vllm",
+            where=where,
+            next_step="run `make vllm`, or name one: runtime.servers, or the variable CRL_VLLM_PYTHON",
+        )
+    command = [str(python), "-c", "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"]
+    try:
+        done = subprocess.run(command, env=_clean(), capture_output=True, timeout=_PROBE_SECONDS, check=False)
+        found = "has no package vllm" if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found = f"does not start: {error}"
+    if found:
+        raise BadInput(
+            f"{python} {found}",
+            expected="an interpreter that can import vllm",
+            where=where,
+            next_step="run `make vllm`, or name another one",
+        )
+
+
+class VllmServer:
+    """One server process on one directory of weights at a time."""
+
+    def __init__(self, name: str, server: ServerConfig, role: RoleConfig, threads: int) -> None:
+        self.name, self._server, self._role, self._threads = name, server, role, threads
+        self._folder = own_folder()
+        self._process: ProcessGroup | None = None
+        self._errors: list[str] = []
+        self.client: Client | None = None
+        """The connection, while it runs."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.running
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return None if self._process is None else self._process.pid
+
+    def start(self, weights: Path) -> Client:
+        """Start it on a directory of weights and wait until it is ready. Raises EngineDied where it is not."""
+        self.kill()
+        socket = self._folder / "socket"
+        socket.unlink(missing_ok=True)
+        self._process = ProcessGroup(
+            command_line(interpreter(self._server), weights, socket, self._role, self._server),
+            name=self.name,
+            environment=environment(self._server, self._threads),
+            folder=self._folder,
+            on_line=self._hear,
+        )
+        self._errors = []
+        self._process.start()
+        self.client = Client(self.name, self._server, "http://localhost", socket=str(socket))
+        while not self.client.healthy():
+            if not self._process.running:
+                raise self.died("did not start: it")
+            if self._process.age_seconds > self._server.start_seconds:
+                raise self.died(f"did not start within {self._server.start_seconds:.0f} s; it")
+            time.sleep(_TICK_SECONDS)
+        return self.client
+
+    def died(self, what: str) -> EngineDied:
+        """The error that says what became of it, with its last lines. What is left of it is ended."""
+        assert self._process is not None
+        code = self._process.wait(0.0)
+        state = "was ended" if self._process.running else describe_exit(code)
+        # Errors first: what broke is told once, and then a hundred lines of what followed from it.
+        lines = "\n  ".join(self._errors or self._process.last_lines(_LINES))
+        self.kill()
+        return EngineDied(
+            f"{self.name} {what} {state}",
+            where=f"what it wrote:\n  {lines}" if lines else "it wrote nothing",
+            next_step="it is started again; if it fails again, read its lines; `crl doctor EXPERIMENT` checks it",
+        )
+
+    def _hear(self, text: str) -> None:
+        # Every server without a tokenizer warns of an exception of its chat template.
+        found = None if " WARNING " in text else _ERROR.search(text)
+        if found is not None and len(self._errors) < _LINES and found[0] not in self._errors:
+            self._errors.append(found[0])
+
+    def kill(self) -> None:
+        """End it now, with what it started."""
+        if self.client is not None:
+            self.client.close()
+            self.client = None
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        """End it for good."""
+        if self._process is not None:
+            self._process.stop(_STOP_SECONDS)
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def own_folder(parent: Path | None = None) -> Path:
+    """A new folder that only this user may enter. Those of processes of this machine that were killed are removed:
+    exported weights are as large as the model."""
+    machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    root = parent or Path(tempfile.gettempdir())
+    for left in root.glob(f"crl-vllm-{machine}-*-*"):
+        pid = left.name.split("-")[3]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"crl-vllm-{machine}-{os.getpid()}-", dir=root))
+
+
+def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, server: ServerConfig) -> list[str]:
+    """How a server is started. `vllm serve` is not used: the CPU build of 0.32 has no metadata under that name."""
+    words = [
+        str(python), "-m", "vllm.entrypoints.openai.api_server",
+        "--model", str(weights),
+        "--served-model-name", "model",
+        "--uds", str(socket),
+        "--dtype", role.dtype,
+        "--max-model-len", str(role.context),
+        "--tokens-only",
+        "--logprobs-mode", "processed_logprobs",
+        # The checkpoint's generation_config would else change what is sampled.
+        "--generation-config", "vllm",
+        "--seed", "0",
+        "--uvicorn-log-level", "warning",
+    ]  # fmt: skip
+    if gpu_count():
+        words += ["--tensor-parallel-size", str(server.gpus), "--gpu-memory-utilization", str(server.memory_share)]
+    else:
+        words.append("--enforce-eager")  # compiling for the CPU takes minutes and gains little
+    return words
+
+
+def environment(server: ServerConfig, threads: int) -> dict[str, str]:
+    """What is added to the environment of a server."""
+    return {
+        **_overrides(),
+        "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that take weights; the socket's folder keeps others out
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CPU_KVCACHE_SPACE": str(server.cache_gigabytes),
+        # vLLM would bind its threads to cores of its choice, beside whatever else runs there.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        # Its processes set titles, which by default are written over the environment that the guardian finds them by.
+        "SPT_NOENV": "1",
+        # Without a GPU the first request would wait a minute for a compiler, for a count that nobody asks for.
+        **({} if gpu_count() else {"TORCH_COMPILE_DISABLE": "1"}),
+    }
+
+
+def _overrides() -> dict[str, str]:
+    # The import path of this process is of another environment.
+    return {"PYTHONPATH": "", "PYTHONHOME": ""} if "PYTHONHOME" in os.environ else {"PYTHONPATH": ""}
+
+
+def _clean() -> Mapping[str, str]:
+    return {**os.environ, **_overrides()}

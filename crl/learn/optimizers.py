@@ -1,0 +1,69 @@
+"""The optimizer of a role, its learning rate, and how far a step of it moves the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from crl.config import OptimizerConfig
+
+_CHUNK = 1 << 24
+"""Numbers of which the step is worked out at once: 64 MB each of a few temporary tensors."""
+
+
+def make_optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's own optimizers: DeepSpeed's compile on first use, and these have the same state on every device."""
+    if config.kind == "sgd":
+        return torch.optim.SGD(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay)
+
+
+def learning_rate(config: OptimizerConfig, update: int) -> float:
+    """The rate of an update (the first is 1): it rises in a line from 0, which no update has, and then stays."""
+    return (
+        config.learning_rate * min(1.0, update / config.warmup_steps) if config.warmup_steps else config.learning_rate
+    )
+
+
+class Moved:
+    """How far the steps of an optimizer move what it steps on this rank, without a copy of the weights.
+
+    A step is worked out from what makes it: that of SGD from the gradient before it, that of AdamW from the moments
+    after it (Loshchilov and Hutter 2019, algorithm 2). What rounding the new weights adds to it is left out.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.squared = 0.0
+        """Sum of squares since it was last set to 0."""
+        if isinstance(optimizer, torch.optim.AdamW):
+            optimizer.register_step_post_hook(self._after_adamw)
+        else:
+            optimizer.register_step_pre_hook(self._before_sgd)
+
+    def _before_sgd(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for part in group["params"]:
+                if part.grad is not None:
+                    for weights, gradient in _chunks(part, part.grad):
+                        self._add(group["lr"] * (gradient + group["weight_decay"] * weights))
+
+    def _after_adamw(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            decay = group["lr"] * group["weight_decay"]
+            for part in group["params"]:
+                if part.grad is None:
+                    continue
+                state = optimizer.state[part]
+                first, second = (1 - beta ** float(state["step"]) for beta in group["betas"])
+                for after, mean, square in _chunks(part, state["exp_avg"], state["exp_avg_sq"]):
+                    step = group["lr"] / first * mean / ((square / second).sqrt() + group["eps"])
+                    self._add(step + decay * (after + step) / (1 - decay))  # the decay is of the weights before
+
+    def _add(self, step: torch.Tensor) -> None:
+        self.squared += float(step.square().sum(dtype=torch.float64))
+
+
+def _chunks(*tensors: torch.Tensor) -> Any:
+    """The same pieces of several tensors, flat."""
+    return zip(*(torch.split(tensor.detach().reshape(-1), _CHUNK) for tensor in tensors), strict=True)

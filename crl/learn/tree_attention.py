@@ -1,0 +1,79 @@
+"""Attention over a tree of samples (`packing`): each segment sees the way from the root to itself, and nothing else.
+
+It is an attention implementation of transformers under a name of its own: a model that follows the interface
+hands it the keywords that its forward pass was given. The fused kernels compute it, segment by segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from crl.learn.packing import Tree
+
+NAME = "crl_tree"
+KEYWORD = "crl_paths"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What every segment of a tree sees, S segments in all."""
+
+    seen: torch.Tensor
+    """The paths of the segments, one behind another: indices into the P positions."""
+    lengths_S: list[int]
+    """Positions that each segment sees, itself included."""
+    segments_S: list[int]
+    """Positions of each segment; together P."""
+
+    @classmethod
+    def of(cls, tree: Tree, device: torch.device) -> Paths:
+        """Those of a tree; a sample that adds no position needs no segment."""
+        pairs = [(path, own) for path, own in zip(tree.paths, tree.segments, strict=True) if own]
+        seen = torch.tensor([position for path, _ in pairs for position in path], device=device)
+        return cls(seen, [len(path) for path, _ in pairs], [own for _, own in pairs])
+
+
+def use_tree_attention(model: Any) -> bool:
+    """Have a transformers model (wrapped by peft or not) take paths in place of a mask; False where it cannot."""
+    from transformers import AttentionInterface
+
+    if not getattr(model, "_supports_attention_backend", False) or not getattr(model, "_supports_sdpa", False):
+        return False
+    AttentionInterface.register(NAME, tree_attention)
+    model.set_attn_implementation(NAME)
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    crl_paths: Paths | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Outputs [1, P, heads, width] for one row of queries, keys and values [1, heads, P, width]."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if crl_paths is None or len(crl_paths.segments_S) == 1:
+        output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
+        return output, None
+    queries = torch.split(query, crl_paths.segments_S, dim=2)
+    keys = torch.split(key.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
+    values = torch.split(value.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
+    outputs = []
+    for own, seen, values_seen in zip(queries, keys, values, strict=True):
+        mask = _causal(own.shape[2], seen.shape[2], own.device)
+        outputs.append(sdpa_attention_forward(module, own, seen, values_seen, mask, **more)[0])
+    return torch.cat(outputs, dim=1), None
+
+
+def _causal(own: int, seen: int, device: torch.device) -> torch.Tensor | None:
+    """Which of the positions seen come before each of the last `own` of them; None where these are all."""
+    if own == seen:
+        return None
+    return torch.ones(own, seen, dtype=torch.bool, device=device).tril(seen - own)[None, None]

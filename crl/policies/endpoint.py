@@ -1,0 +1,132 @@
+"""A model behind an OpenAI-compatible endpoint (protocol `LoadedPolicy`): `POST /chat/completions`, one per turn.
+
+For roles that are not trained: log-probabilities are 0 throughout, and nothing divides by them. A row is kept as code
+points (`endpoint_chat.py`). A seed is sent along; whether the same one gives the same answer is the endpoint's affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crl.config import RoleConfig, SamplingConfig
+from crl.config.roles import ENDPOINT
+from crl.config.servers import ServerConfig
+from crl.errors import BadInput, EngineDied, PromptTooLong
+from crl.policies.endpoint_chat import EndpointChat, messages_of
+from crl.policies.served import SentWhole
+from crl.policies.serving import Client
+from crl.protocols import Answers, Sampled, StopReason
+from crl.text.unicode import valid_text
+
+_TRIES = 5
+"""Requests before a busy endpoint counts as gone; the pauses between them are 15 seconds."""
+
+
+def check_endpoint(role: str, server: ServerConfig) -> None:
+    """Raise BadInput where the endpoint has no address, or its key is not set. Nothing is sent."""
+    where = f"runtime.servers.{role}"
+    if server.address is None:
+        raise BadInput(
+            f"role {role} has the engine openai and no address",
+            expected="the endpoint's URL, such as https://host/v1",
+            where=f"{where}.address",
+            next_step=f"set it: --set {where}.address=URL",
+        )
+    if server.key_variable is not None and not os.environ.get(server.key_variable):
+        raise BadInput(
+            f"the variable {server.key_variable} is not set",
+            expected="the endpoint's key",
+            where=f"{where}.key_variable",
+            next_step=f"export {server.key_variable}=…",
+        )
+
+
+class EndpointPolicy:
+    """The model of a role at its endpoint."""
+
+    def __init__(self, role: RoleConfig, server: ServerConfig, limit: str) -> None:
+        check_endpoint(role.model, server)
+        assert server.address is not None
+        self.chat, self.context = EndpointChat(), role.context
+        self._model, self._limit = role.model.removeprefix(ENDPOINT), limit
+        self._client = Client(f"the endpoint of {role.model}", server, server.address, tries=_TRIES)
+
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> EndpointSession:
+        """Start one row per prompt. Nothing is sent yet."""
+        return EndpointSession(self._client, self._model, self._limit, self.context, prompts, seeds)
+
+    def take_weights(self, directory: Path) -> bool:
+        """There are none to take."""
+        return False
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+
+class EndpointSession(SentWhole):
+    """Rows of messages (protocol `Session`)."""
+
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        limit: str,
+        context: int,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+    ) -> None:
+        self._client, self._model, self._limit = client, model, limit
+        self._context = context
+        super().__init__(prompts)
+        self._seeds = [np.random.SeedSequence(seed) for seed in seeds]
+        self._turns = [0] * len(seeds)
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> dict[int, Sampled]:
+        """One answer in each row given. Raises EngineDied where the endpoint does not answer, BadInput where it
+        refuses, PromptTooLong where a row is as long as the context."""
+        assert answers is None, "refused in the config"
+        for row in rows:
+            if self.length(row) >= self._context:
+                raise PromptTooLong(
+                    f"row {row} has {self.length(row)} characters",
+                    expected=f"fewer than {self._context}, the context of the role",
+                    where="a running session",
+                    next_step="raise the role's context: behind an endpoint it counts characters",
+                )
+        found = dict(zip(rows, self._client.all(lambda row: self._answer(row, sampling), rows), strict=True))
+        for row, sampled in found.items():
+            self._ids[row] += sampled.token_ids
+        return found
+
+    def _answer(self, row: int, sampling: SamplingConfig) -> Sampled:
+        seed = np.random.SeedSequence(self._seeds[row].entropy, spawn_key=(self._turns[row],))
+        self._turns[row] += 1
+        request: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{**each, "content": valid_text(each["content"])} for each in messages_of(self._ids[row])],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": int(seed.generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
+            self._limit: sampling.max_new_tokens,
+        }
+        found = self._client.post("/chat/completions", request)
+        try:
+            [choice] = found["choices"]
+            text = str(choice["message"]["content"] or "")
+            cut = choice["finish_reason"] == "length"
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineDied(
+                f"{self._client.name} gave an answer that is none ({type(error).__name__}: {error})",
+                expected="one choice with a message",
+                where=self._client.address,
+            ) from None
+        ids = [ord(character) for character in text] if cut else EndpointChat().answer(text)
+        return Sampled(ids, [0.0] * len(ids), StopReason.length if cut else StopReason.end_of_turn)

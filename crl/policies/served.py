@@ -1,0 +1,182 @@
+"""Rows of one batch that a vLLM server samples (protocol `Session`): token ids in, token ids out.
+
+A row is sent whole with every turn; the server's prefix cache, salted with the digest of the weights, keeps what it has
+read. Each request has a seed of its own, from the row's seed and the number of draws before it, so what is drawn does
+not depend on other rows. Log-probabilities are those of the temperature-scaled distribution: without top-k and top-p
+(refused in the config) vLLM's processed log-probabilities are that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from crl.config import SamplingConfig
+from crl.errors import EngineDied, PromptTooLong
+from crl.policies.serving import Client
+from crl.policies.turn import Turn
+from crl.protocols import Answers, Sampled, StopReason, WholeTurns
+
+GENERATE = "/inference/v1/generate"
+
+
+class SentWhole(WholeTurns):
+    """Rows that are kept here and sent whole with every turn. Rows are named by their index at opening."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._ids = {row: list(prompt) for row, prompt in enumerate(prompts)}
+
+    def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        """Append ids that the model did not sample to the rows given."""
+        for row, piece in pieces.items():
+            self._ids[row] += piece
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Forget rows that are finished; they may not be used again."""
+        for row in rows:
+            del self._ids[row]
+
+    def length(self, row: int) -> int:
+        """Tokens of a row so far (behind an endpoint: characters)."""
+        return len(self._ids[row])
+
+
+class ServedSession(SentWhole):
+    """One batch of rows. Rows are named by their index at opening."""
+
+    def __init__(
+        self,
+        client: Client,
+        weights: str,
+        end_ids: frozenset[int],
+        context: int,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        failed: Callable[[EngineDied], EngineDied] = lambda error: error,
+    ) -> None:
+        """
+        Args:
+            client: the connection to the server.
+            weights: digest of the weights that must answer.
+            end_ids: ids that end a turn.
+            context: longest row in tokens.
+            prompts: ids of each row's prompt, at least one.
+            seeds: seed of each row, from which those of its requests follow.
+            failed: told of an answer that did not come or cannot be; the error that is raised in its place.
+
+        Raises:
+            PromptTooLong: a prompt leaves no room for a token.
+        """
+        self._client, self._weights, self._end_ids, self._context = client, weights, end_ids, context
+        super().__init__(prompts)
+        self._streams = [np.random.SeedSequence(seed) for seed in seeds]
+        self._draws = [0] * len(seeds)
+        self._failed = failed
+        for row in self._ids:
+            self._room(row, "the batch")
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> dict[int, Sampled]:
+        """Sample one turn in each row given, all rows at once; with `answers` one of the row's own.
+
+        Raises EngineDied where the server is gone, hangs, or answers with other weights; PromptTooLong where a row has
+        no room for a token.
+        """
+        rooms = {row: min(sampling.max_new_tokens, self._room(row, "a running session")) for row in rows}
+
+        def turn(row: int) -> Sampled:
+            if answers is None:
+                return self._free(row, rooms[row], sampling.temperature)
+            return self._among(row, Turn(rooms[row], answers[row]), sampling.temperature)
+
+        try:
+            sampled = dict(zip(rows, self._client.all(turn, rows), strict=True))
+        except EngineDied as error:
+            raise self._failed(error) from None
+        for row, found in sampled.items():
+            self._ids[row] += found.token_ids
+        return sampled
+
+    def _room(self, row: int, where: str) -> int:
+        room = self._context - len(self._ids[row])
+        if room < 1:
+            raise PromptTooLong(
+                f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
+                expected=f"fewer than {self._context}, the context of the role",
+                where=where,
+                next_step="Shorten the prompt, or raise the role's context.",
+            )
+        return room
+
+    def _free(self, row: int, room: int, temperature: float) -> Sampled:
+        ids, logprobs = self._request(row, self._ids[row], temperature, max_tokens=room)
+        ended = ids[-1] in self._end_ids
+        if not ended and len(ids) != room:
+            raise EngineDied(
+                f"{self._client.name} ended a turn after {len(ids)} of {room} tokens for no reason",
+                where=self._client.address,
+            )
+        return Sampled(ids, logprobs, StopReason.end_of_turn if ended else StopReason.length)
+
+    def _among(self, row: int, turn: Turn, temperature: float) -> Sampled:
+        """One request per id that leaves a choice, restricted to its choices."""
+        read = [*self._ids[row], *turn.follow()]
+        while turn.stop_reason is None:
+            allowed = {"allowed_token_ids": turn.options}
+            [index], [logprob] = self._request(row, read, temperature, max_tokens=1, **allowed)
+            read += turn.draw(index, logprob, self._end_ids)
+        return turn.sampled()
+
+    def _request(self, row: int, read: Sequence[int], temperature: float, **more: Any) -> tuple[list[int], list[float]]:
+        """Ids and their log-probabilities, from one request."""
+        # spawn_key as SeedSequence.spawn sets it, without the state that spawn keeps: a retry draws the same again.
+        stream = np.random.SeedSequence(self._streams[row].entropy, spawn_key=(self._draws[row],))
+        self._draws[row] += 1
+        found = self._client.post(
+            GENERATE,
+            {
+                "token_ids": list(read),
+                "cache_salt": self._weights,
+                "sampling_params": {
+                    "temperature": temperature,
+                    "seed": int(stream.generate_state(1, np.uint64)[0] >> 1),  # the server takes 63 bits
+                    "logprobs": 0,
+                    "stop_token_ids": sorted(self._end_ids),
+                    # Ids that end a turn are those above, whatever the checkpoint's files name.
+                    "ignore_eos": True,
+                    "detokenize": False,
+                    **more,
+                },
+            },
+        )
+        return self._answer(found)
+
+    def _answer(self, found: Any) -> tuple[list[int], list[float]]:
+        """The ids and log-probabilities of an answer, if it is one and of these weights."""
+        try:
+            [choice] = found["choices"]
+            ids = [int(index) for index in choice["token_ids"]]
+            content = choice["logprobs"]["content"]
+            logprobs = [float(each["logprob"]) for each in content]
+            versions = {str(span["version"]) for span in choice["weight_versions"] or []}
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineDied(
+                f"{self._client.name} gave an answer that is none ({type(error).__name__}: {error})",
+                expected="token ids, and a log-probability for each",
+                where=self._client.address,
+            ) from None
+        if not ids or ids != [each["token_id"] for each in content]:
+            raise EngineDied(
+                f"{self._client.name} answered with {len(ids)} ids and log-probabilities of others",
+                where=self._client.address,
+            )
+        if versions != {self._weights}:
+            raise EngineDied(
+                f"{self._client.name} answered with the weights {', '.join(sorted(versions)) or 'of no version'}",
+                expected=self._weights,
+                where=self._client.address,
+            )
+        return ids, logprobs

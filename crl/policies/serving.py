@@ -1,0 +1,125 @@
+"""Requests to a server that samples, many at a time, and what is said where it does not answer.
+
+A key is sent in a header and named nowhere else. A redirect is not followed: it would take the key to another host.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import httpx
+
+from crl.config.servers import ServerConfig
+from crl.errors import BadInput, EngineDied
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""Answers after which the same request may succeed."""
+_SHOWN = 500
+"""Characters of an answer that a message shows."""
+
+
+class Client:
+    """The connection to one server.
+
+    Args:
+        name: what people call the server, for messages.
+        server: its limits, and the name of the variable that holds the key.
+        address: its URL.
+        socket: path of a Unix socket that is connected to in place of the address's host.
+        tries: how often a request is sent to a server that is busy, or does not answer.
+    """
+
+    def __init__(
+        self, name: str, server: ServerConfig, address: str, *, socket: str | None = None, tries: int = 1
+    ) -> None:
+        self.name, self.address = name, address.rstrip("/")
+        self._server, self._tries = server, tries
+        self._key = os.environ.get(server.key_variable) if server.key_variable is not None else None
+        limits = httpx.Limits(max_connections=server.requests)
+        self._http = httpx.Client(
+            transport=None if socket is None else httpx.HTTPTransport(uds=socket, limits=limits),
+            limits=limits,
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(server.answer_seconds, connect=min(server.answer_seconds, 30.0)),
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def get(self, path: str, **options: Any) -> Any:
+        """The JSON that a path answers. Raises as :meth:`post`."""
+        return self._send("GET", path, options)
+
+    def post(self, path: str, body: Any, **options: Any) -> Any:
+        """The JSON that a path answers to a body.
+
+        Raises EngineDied where the server is gone, hangs or stays busy; BadInput where it refuses the request.
+        """
+        return self._send("POST", path, {"json": body, **options})
+
+    def healthy(self) -> bool:
+        """Whether the server says that it is ready."""
+        try:
+            return self._http.get(f"{self.address}/health", timeout=5.0).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def all(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`work` of every item, as many at a time as the server takes; results in their order.
+
+        Raises what the first item raised that failed; what has not begun by then is not begun.
+        """
+        with ThreadPoolExecutor(self._server.requests, thread_name_prefix="requests") as pool:
+            waiting = [pool.submit(work, item) for item in items]
+            try:
+                return [each.result() for each in waiting]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _send(self, method: str, path: str, options: dict[str, Any]) -> Any:
+        for left in reversed(range(self._tries)):
+            try:
+                response = self._http.request(method, f"{self.address}{path}", **options)
+            except httpx.TimeoutException as error:
+                problem = f"did not answer {path} in time ({type(error).__name__})"
+            except httpx.HTTPError as error:
+                problem = f"cannot be reached ({type(error).__name__}: {error})"
+            else:
+                if response.is_success:
+                    return self._content(response)
+                problem = f"answered {path} with {response.status_code}: {self._shown(response)}"
+                if response.status_code not in _BUSY:
+                    raise BadInput(
+                        f"{self.name} {problem}",
+                        expected="an answer to the request",
+                        where=self.address,
+                        next_step="check its address, the model's name and the key (runtime.servers)",
+                    )
+            if left:
+                time.sleep(2.0 ** (self._tries - left - 1))
+        raise EngineDied(
+            f"{self.name} {problem}",
+            where=self.address,
+            next_step="it is tried again; runtime.servers has its time limits",
+        )
+
+    def _content(self, response: httpx.Response) -> Any:
+        try:
+            return response.json() if response.content else None
+        except ValueError:
+            raise EngineDied(
+                f"{self.name} answered with no JSON: {self._shown(response)}", where=self.address
+            ) from None
+
+    def _shown(self, response: httpx.Response) -> str:
+        text = response.text.replace(self._key, "(the key)") if self._key else response.text
+        return text[:_SHOWN]

@@ -1,0 +1,155 @@
+"""What sampling and updates hold in memory, part by part, as formulas of a model's shape and a role's settings.
+
+Bytes of one process, at the longest sequences that the config allows: figures are meant to be reached, not passed. The
+update follows `crl/learn/trainer.py` (float32 weights, torch's AdamW, DeepSpeed's ZeRO), sampling
+`crl/policies/session.py`. What an allocator, a GPU driver or a file cache adds is left out. No tensor is made here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from crl.config import RoleConfig
+from crl.preflight.shapes import ModelShape
+
+FLOAT32, FLOAT16 = 4, 2
+MOMENTS = {"adamw": 2, "sgd": 0}
+"""Values that the optimizer keeps per trained parameter."""
+PROCESS = 800 * 2**20
+"""A process with torch, transformers, DeepSpeed and a small embedder, before any model."""
+_BUCKETS = 2 * 50_000_000 * FLOAT32
+"""Flat buffers that ZeRO reduces gradients through (`crl/learn/trainer.py` sets their size)."""
+_GATHERED = 1_000_000_000
+"""Parameters that ZeRO-3 keeps gathered at most: DeepSpeed's stage3_max_live_parameters."""
+_CHUNK_TOKENS, _CHUNK_WIDTH = 16_384, 512
+"""Most tokens of one sampling pass, and of one row in it (`crl/policies/session.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMemory:
+    """A role's sampling model at work."""
+
+    weights: int
+    """In the role's dtype."""
+    cache: int
+    """Keys and values of every row of a wave at the full context."""
+    working: int
+    """One pass: its widest layer, the keys that grouped-query attention repeats, the logits of every row."""
+    loading: int
+    """Above the weights while a LoRA checkpoint is merged, which is done in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMemory:
+    """One rank of an update."""
+
+    weights: int
+    """Float32; a share of them under ZeRO-3, and what it gathers."""
+    gradients: int
+    optimizer: int
+    """Moments, and ZeRO's float32 partition of the weights."""
+    buffers: int
+    """What ZeRO reduces through."""
+    activations: int
+    """What a backward pass needs of a micro-batch, with the bfloat16 copies of weights under autocast."""
+    head: int
+    """Logits of the trained positions and their gradients."""
+    copies: int
+    """Of the trained weights: to measure the step, then to write them."""
+
+    @property
+    def kept(self) -> int:
+        """Held between updates."""
+        return self.weights + self.optimizer + self.buffers
+
+    @property
+    def peak(self) -> int:
+        """The larger of the backward pass and of the step with writing, which comes after it."""
+        return self.kept + self.gradients + max(self.activations + self.head, self.copies)
+
+
+def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int) -> SamplingMemory:
+    """What a role's model takes that samples `rows` rows at once.
+
+    The cache of a layer is rows × context × 2 (keys, values) × key-value width (Pope et al. 2022, arXiv 2211.05102,
+    section 3.3: grouped-query attention divides it by heads per key-value head).
+    """
+    size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
+    layer = rows * role.context * 2 * shape.key_value * size
+    tokens = min(rows * min(role.context, _CHUNK_WIDTH), _CHUNK_TOKENS)
+    widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
+    repeated = layer * shape.attention // shape.key_value if shape.attention > shape.key_value else 0
+    return SamplingMemory(
+        weights=shape.parameters * size,
+        cache=layer * shape.layers,
+        working=max(widest, repeated) + 3 * FLOAT32 * rows * shape.vocabulary,
+        loading=0 if role.lora is None else shape.parameters * (FLOAT32 - size),
+    )
+
+
+def update_memory(shape: ModelShape, role: RoleConfig, trained_positions: int) -> UpdateMemory:
+    """What one rank holds that trains a role; `trained_positions` of a sequence's tokens are trained.
+
+    With P parameters, T of them trained, N ranks: weights 4 P, gradients 4 T, moments 8 T, ZeRO's partition of the
+    weights 4 T / N. Stage 1 divides the moments by N, stage 2 also the gradients, stage 3 also the weights
+    (Rajbhandari et al. 2020, arXiv 1910.02054, section 5; here everything is float32, so the constants are 4, 4, 8).
+    """
+    settings, parameters, trained = role.deepspeed, shape.parameters, trained_parameters(shape, role)
+    stage, ranks = settings.zero_stage, settings.ranks
+    share = trained // (ranks if stage else 1)
+    weights = FLOAT32 * parameters
+    if stage == 3:
+        weights = weights // ranks + FLOAT32 * min(parameters, _GATHERED)
+    return UpdateMemory(
+        weights=weights,
+        gradients=FLOAT32 * (share if stage >= 2 else trained),
+        optimizer=FLOAT32 * share * (MOMENTS[role.optimizer.kind] + (1 if stage else 0)),
+        buffers=min(_BUCKETS, 2 * FLOAT32 * trained) if stage else 0,
+        activations=activations(shape, role),
+        head=head_memory(shape, role, trained_positions),
+        copies=FLOAT32 * trained,
+    )
+
+
+def trained_parameters(shape: ModelShape, role: RoleConfig) -> int:
+    """Parameters that an update changes."""
+    return shape.parameters if role.lora is None else shape.adapter_parameters(role.lora)
+
+
+def checkpoint_bytes(shape: ModelShape, role: RoleConfig) -> int:
+    """A checkpoint on disk: float32 weights that are trained, and their moments, over all ranks."""
+    return FLOAT32 * trained_parameters(shape, role) * (1 + MOMENTS[role.optimizer.kind])
+
+
+def activations(shape: ModelShape, role: RoleConfig) -> int:
+    """What the forward pass of a micro-batch keeps for the backward pass, without the head.
+
+    Counted per token and layer over the operations of a Llama layer (norm, attention, norm, gated feed-forward), as
+    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) do for GPT, with an attention that keeps no square matrix.
+    In float32 the two norms keep input, normalized input and output (6 widths); attention its queries, keys, values and
+    output, and the output projection its input; the feed-forward gate, activation, up and their product. Under autocast
+    each linear layer keeps a bfloat16 copy of its input instead. Frozen norms keep one width less each. With
+    checkpointing every layer keeps its float32 input, and one layer at a time all of it.
+    """
+    tokens = role.deepspeed.micro_batch * role.context
+    half, frozen = role.deepspeed.autocast == "bfloat16", role.lora is not None
+    norms = {(False, False): 24, (False, True): 16, (True, False): 26, (True, True): 18}[half, frozen] * shape.hidden
+    size = FLOAT16 if half else FLOAT32
+    layer = tokens * (norms + size * (3 * shape.attention + 2 * shape.key_value + 4 * shape.intermediate))
+    # Autocast makes bfloat16 copies of the matrices, which the graph (or, of trained weights, its cache) holds.
+    copies = FLOAT16 * shape.matrix_parameters if half else 0
+    if not role.deepspeed.gradient_checkpointing:
+        return shape.layers * layer + copies
+    if half and frozen:
+        copies = FLOAT16 * (shape.layer_parameters + shape.vocabulary * shape.hidden)
+    return shape.layers * tokens * shape.hidden * FLOAT32 + layer + copies
+
+
+def head_memory(shape: ModelShape, role: RoleConfig, trained_positions: int) -> int:
+    """Float32 logits of the trained positions in the backward pass: scaled logits and three gradients of that size."""
+    return 4 * FLOAT32 * role.deepspeed.micro_batch * trained_positions * shape.vocabulary
+
+
+def parts_of(memory: SamplingMemory | UpdateMemory) -> dict[str, int]:
+    """The parts by name, in order."""
+    return dict(zip(memory.__dataclass_fields__, astuple(memory), strict=True))

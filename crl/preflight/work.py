@@ -1,0 +1,77 @@
+"""How much there is to compute in a round, and how long that takes at rates that were measured: formulas only.
+
+Tokens are counted at the full context of every role: figures are meant to be reached by the longest episodes, and a
+round of short ones takes less. Environments, the bank and the checks of the data are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from crl.config import RoleConfig
+from crl.policies.rates import Rates
+from crl.preflight.memory import FLOAT16, FLOAT32
+from crl.preflight.shapes import ModelShape
+
+SHARE = 0.25
+"""Of the rate of plain matrix products, what updates reach (measured on two cores with SmolLM2-135M)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a role has to do in a round."""
+
+    tokens: int
+    """Tokens read and sampled."""
+    sampling_flops: int
+    weight_bytes: int
+    """Read by the passes that add one token to each row: all weights, every time."""
+    update_flops: int
+    half_sampling: bool
+    half_update: bool
+    ranks: int
+
+    def seconds(self, rates: Rates) -> float:
+        """Reading tokens and the update are bound by arithmetic, the passes of one token by reading the weights."""
+        sampling = self.sampling_flops / (rates.of(self.half_sampling) * SHARE) + self.weight_bytes / rates.copy
+        side_by_side = min(self.ranks, rates.devices)
+        update = self.update_flops / (rates.of(self.half_update) * SHARE * side_by_side)
+        return sampling + update
+
+
+def work_of(shape: ModelShape, role: RoleConfig, *, outputs: int, turns: int, rows: int, trained: bool) -> Work:
+    """The work of a role that makes so many outputs of so many turns, `rows` side by side.
+
+    A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
+    the context is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
+    twice that; with adapters half of it, since frozen weights get no gradient, and checkpointing repeats the forward
+    pass. The vocabulary head runs where a token is sampled or trained.
+    """
+    new = sampled_positions(role, turns)
+    tokens = outputs * role.context
+    body = 2 * shape.layers * (shape.layer_parameters + shape.attention * role.context)
+    head = 2 * shape.vocabulary * shape.hidden
+    forward = tokens * body + outputs * new * head
+    passes = -(-outputs // rows) * new
+    times = (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
+    size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
+    return Work(
+        tokens=tokens,
+        sampling_flops=forward,
+        weight_bytes=passes * shape.matrix_parameters * size,
+        update_flops=times * forward if trained else 0,
+        half_sampling=role.dtype == "bfloat16",
+        half_update=role.deepspeed.autocast == "bfloat16",
+        ranks=role.deepspeed.ranks,
+    )
+
+
+def sampled_positions(role: RoleConfig, turns: int) -> int:
+    """Most tokens of one output that the model writes itself."""
+    return min(role.context, turns * role.sampling.max_new_tokens)
+
+
+def seconds_of(work: Iterable[Work], rates: Rates) -> float:
+    """Seconds of a round: what its roles do is done one after the other."""
+    return sum(each.seconds(rates) for each in work)

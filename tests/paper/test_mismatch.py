@@ -1,0 +1,106 @@
+"""Sampler and trainer: the weights that correct what they differ by, and the divergence in the metrics, by arithmetic.
+
+With a correction the ratio of an objective is 1 in the one step of a batch, so a token's derivative is its share, times
+its advantage, times the weight of its own: proximal / sampler, cut off or masked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crl.config import ActorObjective, CorrectionConfig, ExtractorObjective
+from crl.learn.health import MOST_MISMATCH_KL, clip_figures, mismatch_alarms
+from crl.learn.objectives import cispo_objective, grpo_objective
+from tests.paper.reference import Batch, Floats, random_batch, relative_error
+from tests.paper.test_equations_3_and_5 import TOLERANCE, ours
+from tests.paper.test_stored_behaviour import demonstrations, model, moved, update
+
+__all__ = ["model"]
+LOW, HIGH = 0.8, 1.3
+
+
+def weight(ratio: float, kind: str) -> float:
+    """Of one token."""
+    if kind == "truncate":
+        return HIGH if ratio > HIGH else ratio
+    return ratio if LOW <= ratio <= HIGH else 0.0
+
+
+def corrected(batch: Batch, kind: str, *, shares: list[float]) -> tuple[Floats, Floats]:
+    """Of every token its derivative, and the ratio of trainer and sampler; `shares` are the samples'."""
+    derivative = np.zeros_like(batch.mask_BT)
+    ratios = np.exp(batch.logprobs() - batch.behavior_BT)
+    for b, t in np.argwhere(batch.mask_BT > 0):
+        derivative[b, t] = -shares[b] * batch.advantages_B[b] * weight(ratios[b, t], kind)
+    return derivative, ratios
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_token_of_eq_5_has_the_weight_of_its_own(seed: int, kind: Any) -> None:
+    batch = random_batch(seed)
+    lengths = batch.mask_BT.sum(1)
+    config = ActorObjective(clip=0.01, correction=CorrectionConfig(kind=kind, low=LOW, high=HIGH))
+    loss, gradient, statistics = ours(batch, grpo_objective, config)
+    shares = [float(w / n) if n else 0.0 for w, n in zip(batch.weights_B, lengths, strict=True)]
+    derivative, ratios = corrected(batch, kind, shares=shares)
+    assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE, "and no clip acts"
+    assert loss == pytest.approx(float(derivative.sum()), rel=TOLERANCE)
+    _check(batch, kind, ratios, statistics)
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_token_of_eq_3_has_the_weight_of_its_own(seed: int, kind: Any) -> None:
+    batch = random_batch(seed)
+    trained = float(batch.mask_BT.sum())
+    correction = CorrectionConfig(kind=kind, low=LOW, high=HIGH)
+    config = ExtractorObjective(clip_low=0.01, clip_high=0.01, correction=correction)
+    _, gradient, statistics = ours(batch, cispo_objective, config, normalizer=trained)
+    derivative, ratios = corrected(batch, kind, shares=[float(each / trained) for each in batch.weights_B])
+    assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
+    _check(batch, kind, ratios, statistics)
+
+
+def _check(batch: Batch, kind: str, ratios: Floats, statistics: Any) -> None:
+    """Ratios stay those against the sampler, and what was bounded is counted: the batch has both cases."""
+    own = ratios[batch.mask_BT > 0]
+    above, below = int((own > HIGH).sum()), int((own < LOW).sum())
+    assert above > 0 and below > 0
+    assert (statistics.clipped_high, statistics.clipped_low) == (above, below if kind == "mask" else 0)
+    assert statistics.ratio_sum == pytest.approx(own.sum(), rel=1e-5)
+
+
+def test_the_divergence_is_that_of_fresh_tokens_alone(model: Path) -> None:
+    samples = demonstrations(model, "grpo")
+    assert update(model, samples, ActorObjective())["mismatch_kl"] == pytest.approx(0.0, abs=1e-7)
+    for shift in (-0.3, 0.2):
+        expected = np.exp(-shift) - 1 + shift
+        assert update(model, moved(samples, shift), ActorObjective())["mismatch_kl"] == pytest.approx(
+            expected, rel=1e-4
+        )
+    shifted = moved(samples, 0.2)
+    older = [dataclasses.replace(each, source="0000/collect") for each in moved(samples[:2], 2.0)]
+    later = [dataclasses.replace(each, step=1) for each in moved(samples[2:3], 2.0)]
+    figures = update(model, [*older, *later, *shifted[3:]], ActorObjective())
+    assert figures["mismatch_kl"] == pytest.approx(np.exp(-0.2) - 1 + 0.2, rel=1e-4)
+    assert "mismatch_kl" not in update(model, older, ActorObjective())
+
+
+def test_a_divergence_above_the_bound_is_an_alarm() -> None:
+    update_figures = {"ratio_mean": 1.0, "mismatch_kl": MOST_MISMATCH_KL * 1.01}
+    assert list(mismatch_alarms(clip_figures("actor", update_figures))) == ["actor_mismatch_kl"]
+    assert mismatch_alarms(clip_figures("actor", {**update_figures, "mismatch_kl": MOST_MISMATCH_KL})) == {}
+
+
+def test_without_a_correction_a_method_is_the_one_it_was() -> None:
+    """Its digest is over all that is dumped: a key that is not set must not be there."""
+    for objective in (ActorObjective, ExtractorObjective):
+        assert "correction" not in objective().model_dump(mode="json")
+        kept = objective(correction=CorrectionConfig(kind="mask"))
+        assert objective.model_validate(kept.model_dump(mode="json")) == kept

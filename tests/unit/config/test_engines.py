@@ -1,0 +1,112 @@
+"""Engines that sample by a server: what of an experiment they refuse, at its place, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.config import Experiment
+from crl.config.load import load_experiment
+from crl.errors import BadInput
+from crl.preflight import checks
+
+TINY = Path(__file__).parents[3] / "conf" / "tiny.yaml"
+FROZEN = {
+    "method.recipe.kind": "static_online",
+    "method.recipe.warm_start.extractor_episodes": 0,
+    "method.roles.extractor.engine": "openai",
+    "method.roles.extractor.model": "endpoint:some/model",
+    "method.roles.extractor.optimizer": {},
+    "runtime.servers": {"extractor": {"address": "https://host/v1", "key_variable": "A_KEY"}},
+}
+VLLM = {"method.roles.actor.engine": "vllm"}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return load_experiment(TINY, changes)
+
+
+def test_what_samples_is_a_matter_of_the_method_and_where_it_is_not() -> None:
+    served = experiment(**VLLM)
+    elsewhere = experiment(**VLLM, **{"runtime.servers": {"actor": {"address": "http://gpu:8000"}}})
+    assert served.method.digest() == elsewhere.method.digest() != experiment().method.digest()
+    assert served.method.role("actor").engine.model_dump() == {"kind": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "said"),
+    [
+        ({"method.roles.actor.sampling.top_p": 0.99}, "method.roles.actor.sampling.top_p", "before it"),
+        ({"method.roles.actor.sampling.top_k": 100}, "method.roles.actor.sampling.top_k", "before it"),
+        ({"method.roles.actor.sampling.temperature": 0.005}, "method.roles.actor.sampling.temperature", "0.01"),
+        ({"method.evaluation.temperature": 0.001}, "method.evaluation.temperature", "0.01"),
+        ({"method.roles.actor.model": "endpoint:x"}, "method.roles.actor.model", "with the engine openai"),
+    ],
+)
+def test_vllm_refuses_what_it_cannot_do_exactly(changes: dict[str, Any], where: str, said: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        experiment(**VLLM, **changes)
+    assert raised.value.where == where and said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "said"),
+    [
+        ({"method.recipe.kind": "complementary"}, "method.roles.extractor.engine", "the weights are not here"),
+        ({"method.roles.extractor.model": "tiny"}, "method.roles.extractor.model", "endpoint:<name>"),
+        ({"method.roles.extractor.sampling.top_k": 9}, "method.roles.extractor.sampling.top_k", "top_k 0"),
+        (
+            {"method.recipe.warm_start.extractor_episodes": 24},
+            "method.recipe.warm_start.extractor_episodes",
+            "behind an endpoint",
+        ),
+    ],
+)
+def test_a_role_behind_an_endpoint_cannot_be_trained(changes: dict[str, Any], where: str, said: str) -> None:
+    assert experiment(**FROZEN).method.role("extractor").model == "endpoint:some/model"
+    with pytest.raises(BadInput) as raised:
+        experiment(**{**FROZEN, **changes})
+    assert raised.value.where == where and said in str(raised.value)
+
+
+def test_an_actor_behind_an_endpoint_is_not_restricted_to_actions() -> None:
+    changes = {
+        "method.recipe.kind": "experience_only",
+        "method.recipe.warm_start.actor_episodes": 0,
+        "method.roles.actor": {"model": "endpoint:m", "engine": "openai", "sampling": {"constrain": "none"}},
+    }
+    assert experiment(**changes).method.trained() == ("extractor",)
+    with pytest.raises(BadInput, match="constrain is actions, and the engine is openai"):
+        experiment(**changes, **{"method.roles.actor.sampling.constrain": "actions"})
+
+
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        ({"actor": {}}, "runtime.servers.actor serves no role; expected one of extractor"),
+        ({"extractor": {"address": "https://me:secret@host/v1"}}, "address"),
+        ({"extractor": {"address": "host:8000"}}, "address"),
+        ({"extractor": {"key": "sk-1"}}, "unknown key"),
+    ],
+)
+def test_a_server_is_of_a_role_and_its_key_is_not_in_the_config(servers: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        experiment(**{**FROZEN, "runtime.servers": servers})
+
+
+def test_what_is_missing_on_this_machine_is_found_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    found = dict(checks(experiment(**FROZEN)))
+    with pytest.raises(BadInput, match="the variable A_KEY is not set"):
+        found["runtime.servers.extractor"]()
+    monkeypatch.setenv("A_KEY", "sk-1")
+    found["runtime.servers.extractor"]()
+    found["method.roles.extractor.model"]()
+    monkeypatch.setenv("CRL_VLLM_PYTHON", str(tmp_path / "none"))
+    with pytest.raises(BadInput, match="make vllm"):
+        dict(checks(experiment(**VLLM)))["runtime.servers.actor"]()
+    assert not any(name.startswith("runtime.servers") for name, _ in checks(experiment()))

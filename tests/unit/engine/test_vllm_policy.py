@@ -1,0 +1,238 @@
+"""Weights on their way to a server: exported untied, proven by the canary; what happens if they do not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from crl.config import LoraConfig, RoleConfig, SamplingConfig  # noqa: E402
+from crl.config.engines import VllmEngine  # noqa: E402
+from crl.config.servers import ServerConfig  # noqa: E402
+from crl.engine import vllm_policy  # noqa: E402
+from crl.engine.vllm_policy import VllmPolicy  # noqa: E402
+from crl.errors import EngineDied, WrongWeights  # noqa: E402
+from crl.policies import load_policy, resolve_model  # noqa: E402
+from crl.policies.language_model import load_model  # noqa: E402
+from crl.policies.scoring import sequence_logprobs  # noqa: E402
+from crl.policies.served import GENERATE  # noqa: E402
+from crl.policies.serving import Client  # noqa: E402
+from tests.fake_vllm import FakeVllm, serving  # noqa: E402
+
+SAMPLING = SamplingConfig(max_new_tokens=3)
+
+
+class Honest(FakeVllm):
+    """Scores with the weights that it was told to load, by transformers; with `stale_head` the head never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stale_head = False
+        self._head: Any = None
+        self.scores = self._scores
+        self._models: dict[str, Any] = {}
+        self._loading = threading.Lock()  # transformers loads one model at a time
+
+    def _scores(self, ids: list[int]) -> list[float]:
+        assert self.weights is not None
+        with self._loading:
+            if self.weights not in self._models:
+                model = load_model(Path(self.weights), None, dtype=torch.float32)
+                head = model.get_output_embeddings()
+                self._head = self._head if self.stale_head else head.weight
+                head.weight = self._head
+                self._models[self.weights] = model
+            found = sequence_logprobs(self._models[self.weights], [ids], 1.0, batch=1)[0]
+        return [float(each) for each in found]
+
+
+class Process:
+    """In place of a server process: a fake that is served in a thread, anew with every start."""
+
+    started: list[Process]
+
+    def __init__(self, name: str, server: ServerConfig, role: RoleConfig, threads: int) -> None:
+        self.name, self.client, self.running, self.pid, self._open = name, None, False, None, None
+        self.fake: Any = None
+
+    def start(self, weights: Path) -> Any:
+        self.kill()
+        # A server that is started reads all weights; what it never does again is take a new head.
+        self.fake = Honest()
+        self.fake.weights = str(weights)
+        self._open = serving(self.fake)
+        self._open.__enter__()
+        self.client, self.running = Client(self.name, ServerConfig(), self.fake.address), True
+        self.started.append(self)
+        if type(self).broken:
+            score = type(self).score
+            self.fake.scores = lambda ids: [score] * len(ids)
+        return self.client
+
+    def died(self, what: str) -> EngineDied:
+        self.kill()
+        return EngineDied(f"{self.name} {what} was killed")
+
+    def kill(self) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+        self._open, self.client, self.running = None, None, False
+
+    stop = kill
+    broken = False
+    score: float | None = -1.0
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Process]]:
+    class Fresh(Process):
+        started: list[Process] = []  # noqa: RUF012
+
+    monkeypatch.setattr(vllm_policy, "VllmServer", Fresh)
+    yield Fresh
+    for each in Fresh.started:
+        each.kill()
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with other weights in every tensor, the embeddings (and so the head) too."""
+    directory = tmp_path_factory.mktemp("other")
+    model = load_model(resolve_model("tiny").path, None, dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(directory)
+    return directory
+
+
+def policy(checkpoint: Path | None = None, weights: str = "a" * 64, **server: Any) -> VllmPolicy:
+    role = RoleConfig(model="tiny", engine=VllmEngine())
+    loaded = load_policy(
+        role, resolve_model("tiny").path, checkpoint, threads=1, server=ServerConfig(**server), weights=weights
+    )
+    assert isinstance(loaded, VllmPolicy)
+    return loaded
+
+
+def sample(loaded: VllmPolicy) -> Any:
+    return loaded.open([[5, 6, 7]], [1]).sample([0], SAMPLING)[0]
+
+
+def test_a_server_is_started_once_and_takes_new_weights_while_it_runs(process: type[Process], other: Path) -> None:
+    loaded = policy()
+    assert not process.started, "nothing is started before something is sampled"
+    sample(loaded)
+    loaded.hand_over(other, "b" * 64)
+    sample(loaded)
+    sample(loaded)
+    [server] = process.started
+    paths = [path.partition("?")[0] for path, _, _ in server.fake.requests]
+    assert paths.index("/pause") < paths.index("/collective_rpc") < paths.index("/reset_prefix_cache")
+    assert paths.count("/collective_rpc") == 1 and paths.count("/resume") == 1
+    generated = [body for body in server.fake.asked(GENERATE) if "cache_salt" in body]
+    assert [body["cache_salt"][0] for body in generated] == ["a", "b", "b"]
+    folder = Path(server.fake.weights).parent
+    assert [each.name for each in folder.iterdir()] == ["b" * 16], "what was replaced is gone"
+    loaded.close()
+    assert not folder.exists() and not server.running
+
+
+def test_the_head_is_exported_as_a_tensor_of_its_own(process: type[Process], other: Path) -> None:
+    from safetensors.torch import load_file
+
+    loaded = policy(other)
+    sample(loaded)
+    exported = load_file(Path(process.started[0].fake.weights) / "model.safetensors")
+    assert torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
+    # Tied again, it is the model that was handed over: nothing else changed on the way.
+    before = load_file(other / "model.safetensors")
+    assert before.keys() == exported.keys() - {"lm_head.weight"}
+    assert all(torch.equal(before[name], exported[name]) for name in before)
+    loaded.close()
+
+
+def test_an_old_head_is_caught_and_the_server_started_again_once(process: type[Process], other: Path) -> None:
+    loaded = policy()
+    sample(loaded)
+    process.started[0].fake.stale_head = True
+    loaded.hand_over(other, "b" * 64)
+    sample(loaded)
+    assert len(process.started) == 2 and process.started[1].fake.weights.endswith("b" * 16)
+    assert process.started[1].fake.version == "b" * 64
+    loaded.close()
+
+
+def test_weights_that_never_arrive_end_in_a_message(process: type[Process], other: Path) -> None:
+    loaded = policy()
+    sample(loaded)
+    process.started[0].fake.stale_head = process.broken = True
+    loaded.hand_over(other, "b" * 64)
+    with pytest.raises(WrongWeights, match=r"other weights than those of bbbbbbbbbbbb.*started.*nats off") as raised:
+        sample(loaded)
+    assert not raised.value.transient and len(process.started) == 2
+    assert not any(each.running for each in process.started)
+    loaded.close()
+
+
+def test_a_server_that_died_is_named_and_the_next_session_starts_another(process: type[Process]) -> None:
+    loaded = policy()
+    rows = loaded.open([[5, 6, 7]], [1])
+    process.started[0].fake.faults[GENERATE] = lambda body: (500, {"error": "out of memory"})
+    with pytest.raises(EngineDied, match=r"the vLLM server of tiny answered .* 500: .*out of memory.*; it was killed"):
+        rows.sample([0], SAMPLING)
+    assert not process.started[0].running
+    sample(loaded)
+    assert len(process.started) == 2
+    process.started[1].fake.scores = lambda ids: [None] * len(ids)
+    process.broken, process.score = True, None  # nor does the third one give a score
+    loaded.hand_over(None, "b" * 64)
+    with pytest.raises(EngineDied, match=r"gave a score that is none .*; it was killed"):
+        sample(loaded)
+    loaded.close()
+
+
+def test_a_running_server_is_used_as_it_is_and_outlives_the_policy(process: type[Process], other: Path) -> None:
+    with serving(Honest()) as fake:
+        loaded = policy(address=fake.address)
+        sample(loaded)
+        loaded.hand_over(other, "b" * 64)
+        sample(loaded)
+        assert fake.version == "b" * 64 and len(fake.asked("/collective_rpc")) == 2
+        fake.stale_head = True
+        loaded.hand_over(None, "c" * 64)
+        with pytest.raises(WrongWeights, match="although it was told to take them"):
+            sample(loaded)
+        loaded.close()
+        assert fake.asked("/health") == [] and not process.started
+
+
+def test_adapters_are_merged_before_they_are_handed_over(process: type[Process], tmp_path: Path) -> None:
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+    from safetensors.torch import load_file
+
+    model = load_model(resolve_model("tiny").path, None, dtype=torch.float32)
+    settings = LoraConfig(rank=2, alpha=8)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        adapted = get_peft_model(
+            model, PeftConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules="all-linear")
+        )
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_()
+    adapted.save_pretrained(tmp_path)
+    loaded = policy(tmp_path)
+    sample(loaded)
+    exported = load_file(Path(process.started[0].fake.weights) / "model.safetensors")
+    merged = adapted.merge_and_unload().state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.allclose(exported[name], merged[name]) and not any("lora" in each for each in exported)
+    loaded.close()

@@ -1,0 +1,152 @@
+"""The process of a vLLM server: how it is started, known to be ready, and ended. A script stands in for vLLM."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from crl.config import RoleConfig
+from crl.config.servers import INTERPRETER, ServerConfig, interpreter
+from crl.engine.vllm_server import VllmServer, check_server, own_folder
+from crl.errors import BadInput, EngineDied
+from tests.fake_vllm import serving
+from tests.processes import wait_until
+
+STAND_IN = """
+import json, os, socketserver, subprocess, sys
+from http.server import BaseHTTPRequestHandler
+
+words = sys.argv[1:]
+if words[0] == "-c":
+    sys.exit(0)
+option = dict(zip(words[2::2], words[3::2]))
+mood = open(os.path.join(option["--model"], "mood")).read()
+if mood == "broken":
+    print("(APIServer) WARNING 11-22 ValueError: no tokenizer for the warm-up")
+    print("(Worker) ERROR RuntimeError: no such head size", flush=True)
+    print("and what follows from it", flush=True)
+    sys.exit(7)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+if mood == "hanging":
+    child.wait()
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        seen = {"words": words, "child": child.pid, "environment": dict(os.environ)}
+        content = json.dumps(seen).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    def address_string(self):
+        return ""
+    def log_message(self, *arguments):
+        pass
+
+socketserver.ThreadingUnixStreamServer(option["--uds"], Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter that has no vLLM and runs the script in its place."""
+    script, path = tmp_path / "vllm.py", tmp_path / "python"
+    script.write_text(STAND_IN)
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(script))} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def weights(tmp_path: Path, mood: str) -> Path:
+    (tmp_path / "mood").write_text(mood)
+    return tmp_path
+
+
+def server(python: Path, **settings: float) -> VllmServer:
+    role = RoleConfig(model="tiny", dtype="bfloat16", context=77)
+    return VllmServer("the server", ServerConfig(python=python, **settings), role, threads=3)
+
+
+def test_it_is_started_on_a_socket_of_this_user_and_leaves_nothing_behind(tmp_path: Path, python: Path) -> None:
+    started = server(python, cache_gigabytes=2)
+    client = started.start(weights(tmp_path, "fine"))
+    seen = client.get("/seen")
+    words, child, environment = seen["words"], psutil.Process(seen["child"]), seen["environment"]
+    assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
+    options = dict(zip(words[2::2], words[3::2], strict=False))
+    assert options["--dtype"] == "bfloat16" and options["--max-model-len"] == "77"
+    assert {"--tokens-only", "processed_logprobs"} <= set(words)
+    folder = Path(options["--uds"]).parent
+    assert folder.stat().st_mode & 0o077 == 0, "nobody else may enter"
+    assert environment["PYTHONPATH"] == "" and environment["OMP_NUM_THREADS"] == "3"
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "2" and environment["SPT_NOENV"] == "1"
+    # vLLM's processes outlive the first one; the group does not.
+    os.kill(started.pid or 0, signal.SIGKILL)
+    wait_until(lambda: not started.running, "the killed server still runs")
+    assert child.is_running()
+    again = started.start(tmp_path)
+    gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    wait_until(lambda: not child.is_running() or child.status() in gone, "what it started lives on")
+    assert again.get("/seen")["child"] != child.pid and started.running
+    started.stop()
+    assert not started.running and not folder.exists()
+
+
+def test_one_that_does_not_start_is_named_with_the_error_that_it_wrote(tmp_path: Path, python: Path) -> None:
+    with pytest.raises(EngineDied, match="did not start: it ended with exit code 7") as raised:
+        server(python).start(weights(tmp_path, "broken"))
+    assert raised.value.transient
+    assert str(raised.value.where).endswith("RuntimeError: no such head size"), "and not what followed from it"
+
+
+def test_one_that_hangs_while_it_starts_is_ended(tmp_path: Path, python: Path) -> None:
+    started = server(python, start_seconds=1)
+    with pytest.raises(EngineDied, match="did not start within 1 s; it was ended"):
+        started.start(weights(tmp_path, "hanging"))
+    assert not started.running
+    started.stop()
+
+
+def test_what_is_missing_is_said_before_anything_is_started(
+    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_server("actor", ServerConfig(python=python))
+    with pytest.raises(BadInput, match="there is no environment with vLLM") as raised:
+        check_server("actor", ServerConfig(python=tmp_path / "none"))
+    assert "make vllm" in str(raised.value) and raised.value.where == "runtime.servers.actor.python"
+    with pytest.raises(BadInput, match="has no package vllm"):
+        check_server("actor", ServerConfig(python=Path(sys.executable)))
+    monkeypatch.setenv(INTERPRETER, str(tmp_path / "named"))
+    assert interpreter(ServerConfig()) == tmp_path / "named"
+    assert interpreter(ServerConfig(python=python)) == python
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    own = own_folder(tmp_path)
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    left = tmp_path / own.name.replace(str(os.getpid()), str(ended.pid))
+    elsewhere = tmp_path / f"crl-vllm-00000000-{ended.pid}-a"
+    for each in (left, elsewhere, tmp_path / "crl-vllm-mine"):
+        each.mkdir()
+    again = own_folder(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {own.name, again.name, elsewhere.name, "crl-vllm-mine"}
+    assert again.stat().st_mode & 0o077 == 0
+
+
+def test_a_running_server_must_take_weights() -> None:
+    with serving() as fake:
+        check_server("actor", ServerConfig(address=fake.address))
+        fake.faults["/weight_info"] = lambda body: (404, {})
+        with pytest.raises(BadInput, match=r"no vLLM server that takes weights .* with 404") as raised:
+            check_server("actor", ServerConfig(address=fake.address))
+        assert "VLLM_SERVER_DEV_MODE=1" in str(raised.value)
+    with pytest.raises(BadInput, match="cannot be reached"):
+        check_server("actor", ServerConfig(address=fake.address))

@@ -1,0 +1,134 @@
+"""A role behind an OpenAI-compatible endpoint: what is sent, what is kept, and where its key goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from crl.config import RoleConfig, SamplingConfig
+from crl.config.engines import OpenAIEngine
+from crl.config.servers import ServerConfig
+from crl.errors import BadInput, EngineDied, PromptTooLong
+from crl.policies import load_chat, load_policy, resolve_model
+from crl.policies.endpoint import EndpointPolicy, check_endpoint
+from crl.policies.endpoint_chat import EndpointChat, messages_of
+from crl.protocols import StopReason
+from tests.fake_vllm import FakeVllm, serving
+
+CHAT = "/v1/chat/completions"
+KEY = "sk-very-secret"
+SAMPLING = SamplingConfig(temperature=0.5, top_p=0.9, max_new_tokens=9)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm]:
+    monkeypatch.setenv("A_KEY", KEY)
+    monkeypatch.setattr("crl.policies.serving.time.sleep", lambda seconds: None)
+    with serving() as found:
+        yield found
+
+
+def policy(fake: FakeVllm, limit: str = "max_tokens", **role: Any) -> EndpointPolicy:
+    engine = OpenAIEngine.model_validate({"limit": limit})
+    config = RoleConfig(model="endpoint:some/model-1", engine=engine, **role)
+    server = ServerConfig(address=f"{fake.address}/v1/", key_variable="A_KEY")
+    source = resolve_model(config.model)
+    loaded = load_policy(config, source.path, None, threads=1, server=server)
+    assert isinstance(loaded, EndpointPolicy)
+    return loaded
+
+
+def opening(*texts: str) -> list[int]:
+    roles = ("system", "user")[-len(texts) :]
+    return EndpointChat().opening([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)])
+
+
+def test_messages_are_sent_as_they_were_written_and_the_answer_joins_the_row(fake: FakeVllm) -> None:
+    asked = policy(fake)
+    rows = asked.open([opening("Say ADD.", "Näh 🙂\n<|im_end|>"), opening("x")], [1, 2])
+    found = rows.sample([0, 1], SAMPLING)
+    said = "some/model-1 heard: Näh 🙂\n<|im_end|>"
+    assert asked.chat.decode(found[0].token_ids) == said
+    assert found[0].stop_reason is StopReason.end_of_turn and set(found[0].logprobs) == {0.0}
+    body = next(each for each in fake.asked(CHAT) if len(each["messages"]) == 2)
+    assert body["messages"] == [
+        {"role": "system", "content": "Say ADD."},
+        {"role": "user", "content": "Näh 🙂\n<|im_end|>"},
+    ]
+    assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("some/model-1", 0.5, 0.9, 9)
+    rows.extend({0: asked.chat.reply("And \udcff now?", ended=True)})
+    rows.sample([0], SAMPLING)
+    later = fake.asked(CHAT)[-1]
+    assert [each["role"] for each in later["messages"]] == ["system", "user", "assistant", "user"]
+    assert later["messages"][2]["content"] == said
+    assert later["messages"][3]["content"] == "And \ufffd now?", "half a character is no text that can be sent"
+    assert len({each["seed"] for each in fake.asked(CHAT)}) == 3, "a seed per row and turn"
+    rows.drop([1])
+
+
+def test_a_seed_follows_from_the_row(fake: FakeVllm) -> None:
+    for _ in range(2):
+        policy(fake).open([opening("x")], [5]).sample([0], SAMPLING)
+    first, second = fake.asked(CHAT)
+    assert first == second
+
+
+def test_an_answer_that_was_cut_is_told_and_the_limit_has_the_name_that_is_set(fake: FakeVllm) -> None:
+    choice = {"message": {"content": None}, "finish_reason": "length"}
+    fake.faults[CHAT] = lambda body: (200, {"choices": [choice]})
+    found = policy(fake, limit="max_completion_tokens").open([opening("x")], [1]).sample([0], SAMPLING)
+    assert found[0].stop_reason is StopReason.length and found[0].token_ids == []
+    assert fake.asked(CHAT)[0]["max_completion_tokens"] == 9 and "max_tokens" not in fake.asked(CHAT)[0]
+
+
+def test_messages_can_be_read_back_whatever_they_hold() -> None:
+    chat = EndpointChat()
+    ids = [*opening("", "a\ud800"), *chat.answer("b"), *chat.reply("c", ended=True)]
+    assert [each["content"] for each in messages_of(ids)] == ["", "a\ud800", "b", "c"]
+    assert ids == [*opening("", "a\ud800"), ord("b"), *chat.reply("c", ended=False)]
+    found, longest = load_chat(resolve_model("endpoint:m"))
+    assert isinstance(found, EndpointChat) and longest is None
+
+
+def test_the_key_is_sent_and_never_told(fake: FakeVllm, capfd: pytest.CaptureFixture[str]) -> None:
+    fake.faults[CHAT] = lambda body: (401, {"error": f"the key {KEY} is wrong"})
+    with pytest.raises(BadInput, match=r"with 401: .*the key \(the key\) is wrong") as raised:
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert fake.requests[0][2]["Authorization"] == f"Bearer {KEY}"
+    assert len(fake.requests) == 1, "a refusal is not tried again"
+    assert KEY not in str(raised.value) + "".join(capfd.readouterr())
+
+
+def test_a_busy_endpoint_is_tried_again_and_a_dead_one_named(fake: FakeVllm) -> None:
+    codes = iter([429, 503])
+    fake.faults[CHAT] = lambda body: (code, {}) if (code := next(codes, None)) else None
+    policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert len(fake.requests) == 3
+    fake.faults[CHAT] = lambda body: (503, {"error": "overloaded"})
+    with pytest.raises(EngineDied, match=r"endpoint:some/model-1 answered .* with 503: .*overloaded"):
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert len(fake.requests) == 8
+
+
+def test_a_redirect_is_not_followed_with_the_key(fake: FakeVllm) -> None:
+    fake.faults[CHAT] = lambda body: (307, {})
+    with pytest.raises(BadInput, match="with 307"):
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+
+
+def test_a_row_as_long_as_the_context_is_named(fake: FakeVllm) -> None:
+    rows = policy(fake, context=40).open([opening("x" * 50)], [1])
+    with pytest.raises(PromptTooLong, match="row 0 has 52 characters"):
+        rows.sample([0], SAMPLING)
+
+
+def test_what_is_missing_is_said_before_work_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="role judge has the engine openai and no address"):
+        check_endpoint("judge", ServerConfig())
+    monkeypatch.delenv("A_KEY", raising=False)
+    server = ServerConfig(address="https://host/v1", key_variable="A_KEY")
+    with pytest.raises(BadInput, match="the variable A_KEY is not set") as raised:
+        check_endpoint("judge", server)
+    assert raised.value.where == "runtime.servers.judge.key_variable"

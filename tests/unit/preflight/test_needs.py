@@ -1,0 +1,170 @@
+"""The figures of `crl doctor` against arithmetic by hand, against what torch keeps, and against the files of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
+from crl.config.load import load_experiment
+from crl.learn.scoring import ScoredModel, load_trainable
+from crl.learn.tree_attention import Paths
+from crl.policies.rates import Rates
+from crl.preflight.estimate import estimate
+from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
+from crl.preflight.shapes import SHAPES, ModelShape, shape_of
+from crl.preflight.work import SHARE, work_of
+from tests import tiny_run
+
+SCALE = tiny_run.ROOT / "conf/scale/qwen-7b.yaml"
+SHAPE = ModelShape(vocabulary=1000, hidden=64, layers=3, key_value=32, intermediate=160, query=128)
+# 64 × (2 × 128 + 2 × 32) + 3 × 64 × 160 a layer; 1000 × 64 for the embeddings, which the head shares.
+LAYER, TABLE = 51_200, 64_000
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("smollm2-135m-instruct", 134_515_008),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen3-4B-Thinking-2507", 4_022_468_096),
+        ("Qwen/Qwen3-Embedding-0.6B", 595_776_512),
+    ],
+)
+def test_parameters_are_those_that_transformers_counts_but_for_norms_and_biases(name: str, published: int) -> None:
+    assert SHAPES[name].parameters == pytest.approx(published, rel=1e-3)
+    assert SHAPES[name].parameters < published
+
+
+def test_parameters_of_layers_and_adapters() -> None:
+    assert SHAPE.layer_parameters == LAYER
+    assert SHAPE.parameters == SHAPE.matrix_parameters == 3 * LAYER + TABLE
+    assert SHAPE.adapter_parameters(LoraConfig(rank=2)) == 3 * 2 * (2 * 192 + 2 * 96 + 3 * 224)
+    assert SHAPE.adapter_parameters(LoraConfig(rank=2, target_modules=["q_proj", "v_proj"])) == 3 * 2 * (192 + 96)
+
+
+def test_sampling_holds_weights_cache_and_one_pass() -> None:
+    role = RoleConfig(dtype="bfloat16", context=100)
+    made = sampling_memory(SHAPE, role, rows=4)
+    assert made.weights == 2 * (3 * LAYER + TABLE) and made.loading == 0
+    assert made.cache == 4 * 100 * 3 * 2 * 32 * 2
+    assert made.working == 4 * 100 * (2 * 64 + 3 * 160) * 2 + 3 * 4 * 4 * 1000
+    # An adapter is merged into float32 weights, which are then cast one by one.
+    assert sampling_memory(SHAPE, role.model_copy(update={"lora": LoraConfig()}), 4).loading > 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "weights", "gradients", "optimizer"),
+    [(0, 1, 4, 4, 8), (0, 2, 4, 4, 8), (1, 1, 4, 4, 12), (1, 4, 4, 4, 3), (2, 4, 4, 1, 3), (3, 4, 5, 1, 3)],
+)
+def test_zero_divides_what_its_stage_says(
+    stage: int, ranks: int, weights: float, gradients: float, optimizer: float
+) -> None:
+    """Bytes a parameter of one rank; ZeRO-3 gathers all of a small model beside its quarter."""
+    role = RoleConfig(context=64, deepspeed=DeepSpeedConfig.model_validate({"zero_stage": stage, "ranks": ranks}))
+    made, count = update_memory(SHAPE, role, 8), 3 * LAYER + TABLE
+    assert (made.weights, made.gradients, made.optimizer) == (weights * count, gradients * count, optimizer * count)
+    plain = role.model_copy(update={"optimizer": OptimizerConfig(kind="sgd")})
+    assert made.optimizer - update_memory(SHAPE, plain, 8).optimizer == 8 * count // (ranks if stage else 1)
+
+
+def saved_bytes(role: RoleConfig, layers: int, directory: Path) -> tuple[int, ModelShape]:
+    """What autograd keeps of a forward pass, parameters left out, each storage once; and the shape of the model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=320, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    checkpointing = role.deepspeed.gradient_checkpointing
+    model = load_trainable(directory, None, lora=role.lora, source="made", seed=0, gradient_checkpointing=checkpointing)
+    scored = ScoredModel(model, autocast=role.deepspeed.autocast)
+    known = {parameter.untyped_storage().data_ptr() for parameter in scored.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage  # held, so that no other storage gets its address
+        return tensor
+
+    ids_P, last_N = torch.randint(0, 256, (role.context,)), torch.tensor([role.context - 1])
+    paths = Paths(torch.arange(role.context), [role.context], [role.context])
+    mask_BT = torch.zeros(1, role.context)
+    mask_BT[0, -1] = 1  # one position: the head counts on its own
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        scored(ids_P, torch.arange(role.context), paths, last_N, ids_P[None], mask_BT, torch.ones(1))
+    shape = shape_of(str(directory))
+    assert shape is not None
+    return sum(storage.nbytes() for storage in kept.values()), shape
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_activations_are_what_autograd_keeps_of_a_layer(
+    lora: LoraConfig | None, autocast: str, checkpointing: bool, tmp_path: Path
+) -> None:
+    settings = {"micro_batch": 1, "autocast": autocast, "gradient_checkpointing": checkpointing}
+    role = RoleConfig(context=512, lora=lora, deepspeed=DeepSpeedConfig.model_validate(settings))
+    (few, small), (many, large) = (saved_bytes(role, layers, tmp_path / str(layers)) for layers in (2, 6))
+    expected = activations(large, role) - activations(small, role)
+    if checkpointing:  # what is recomputed, and the copies of its weights, come in the backward pass
+        assert expected >= 4 * 512 * 128 * 4
+        expected = 4 * 512 * 128 * 4  # layers, tokens, width, bytes
+    assert many - few == pytest.approx(expected, rel=0.1)
+
+
+def test_the_head_is_counted_where_tokens_are_trained() -> None:
+    role = RoleConfig(deepspeed=DeepSpeedConfig(micro_batch=3))
+    assert head_memory(SHAPE, role, 7) == 4 * 4 * 3 * 7 * 1000
+
+
+def test_work_follows_from_tokens_and_parameters() -> None:
+    role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5), dtype="bfloat16")
+    work = work_of(SHAPE, role, outputs=6, turns=4, rows=4, trained=True)
+    body = 600 * (2 * 3 * LAYER + 2 * 3 * 128 * 100)
+    forward = body + 6 * 20 * 2 * TABLE
+    assert (work.tokens, work.sampling_flops, work.update_flops) == (600, forward, 3 * forward)
+    assert work.weight_bytes == 2 * 20 * (3 * LAYER + TABLE) * 2, "two waves of twenty tokens"
+    adapted = role.model_copy(update={"lora": LoraConfig()})
+    assert work_of(SHAPE, adapted, outputs=6, turns=4, rows=4, trained=True).update_flops == 2 * forward
+    rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e6)
+    by_hand = forward / (4e9 * SHARE) + work.weight_bytes / 1e6 + 3 * forward / (1e9 * SHARE)
+    assert work.seconds(rates) == pytest.approx(by_hand)
+
+
+def test_a_7b_experiment_by_hand() -> None:
+    """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
+    needed = estimate(load_experiment(SCALE))
+    parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    actor, update = needed.sampling["actor"], needed.updates["actor"]
+    assert actor.weights == 2 * parameters and update.weights == 4 * parameters
+    assert actor.cache == 32 * 4096 * 28 * 2 * 512 * 2  # rows, tokens, layers, keys and values, width, bytes
+    assert needed.written_bytes == 12 * adapters == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], ROLE_7B)
+    assert needed.disk_bytes(5) == 3 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
+    work = needed.work["actor"]
+    assert work.tokens == 64 * 4096
+    assert work.sampling_flops == pytest.approx(2 * (parameters - 152_064 * 3584) * work.tokens, rel=0.15)
+    # Both roles play with copies of their own, beside the trainer that the last round left.
+    held = 2 * actor.weights + update.kept
+    assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30
+    assert needed.device_bytes < 80e9, "it is meant for one GPU of 80 GB"
+
+
+ROLE_7B = load_experiment(SCALE).method.role("actor")
+
+
+@pytest.mark.slow
+def test_the_disk_is_that_of_a_real_run(finished: Path) -> None:
+    """Checkpoints of the last round to the percent; rows are fewer than those of full contexts."""
+    needed = estimate(load_experiment(tiny_run.ROOT / "conf/tiny.yaml"))
+    places = [finished / f"rounds/{tiny_run.ROUNDS:04d}/update_{role}/checkpoint" for role in ("actor", "extractor")]
+    tensors = [path for place in places for path in place.rglob("*.safetensors")]
+    assert sum(path.stat().st_size for path in tensors) == pytest.approx(needed.written_bytes, rel=0.03)
+    rows = (finished / f"rounds/{tiny_run.ROUNDS:04d}").rglob("*.parquet")
+    assert 0 < sum(path.stat().st_size for path in rows) < needed.round_bytes
