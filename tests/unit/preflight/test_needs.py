@@ -115,8 +115,13 @@ def test_activations_are_what_autograd_keeps_of_a_layer(
     expected = activations(large, role) - activations(small, role)
     if checkpointing:  # what is recomputed, and the copies of its weights, come in the backward pass
         assert expected >= 4 * 512 * 128 * 4
-        expected = 4 * 512 * 128 * 4  # layers, tokens, width, bytes
-    assert many - few == pytest.approx(expected, rel=0.1)
+        assert many - few == pytest.approx(4 * 512 * 128 * 4, rel=0.1)  # layers, tokens, width, bytes
+        return
+    # Which bfloat16 copies of weights are kept, and how often, depends on the CPU: its linear kernels differ.
+    assert many - few == pytest.approx(expected, rel=0.1 if autocast == "none" else 0.25)
+    short = role.model_copy(update={"context": 256})
+    fewer_tokens, _ = saved_bytes(short, 6, tmp_path / "short")
+    assert many - fewer_tokens == pytest.approx(activations(large, role) - activations(large, short), rel=0.1)
 
 
 def test_the_head_is_counted_where_tokens_are_trained() -> None:
