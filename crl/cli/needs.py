@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crl.errors import CrlError
+
 if TYPE_CHECKING:
     from crl.config import Experiment
     from crl.preflight.estimate import Estimate
+    from crl.preflight.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +82,32 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
 
 def _time(experiment: Experiment, needed: Estimate) -> Need:
     from crl.policies.rates import measured
+    from crl.preflight.estimate import typical_work
     from crl.preflight.work import seconds_of
 
     rates = measured(experiment.method.threads)
-    seconds = seconds_of(needed.work.values(), rates)
-    tokens = sum(work.tokens for work in needed.work.values())
-    flops = sum(work.sampling_flops + work.update_flops for work in needed.work.values())
+    try:
+        typical = typical_work(experiment)
+    except CrlError:
+        typical = {}  # what is missing has a line of its own
     longest = max(work.seconds(rates) for work in needed.work.values())
     limit = experiment.runtime.stage_time_limit_seconds
+    said = f"{_duration(seconds_of(needed.work.values(), rates))} a round of full contexts ({_work(needed.work)})"
+    if typical:
+        seconds = _duration(seconds_of(typical.values(), rates))
+        said = f"{seconds} a round, measured by games of random actions ({_work(typical)}); at most {said}"
+    reached = f"{rates.float32 / 1e9:,.0f} GFLOP/s in float32, {rates.bfloat16 / 1e9:,.0f} in bfloat16"
     return Need(
         "time",
-        f"about {_duration(seconds)} a round of full contexts ({tokens:,} tokens, {flops:.1e} FLOP) on {rates.device}: "
-        f"{rates.float32 / 1e9:,.0f} GFLOP/s in float32, {rates.bfloat16 / 1e9:,.0f} in bfloat16",
+        f"about {said}; {rates.device}: {reached}",
         longest <= limit,
         f"a stage is ended after runtime.stage_time_limit_seconds ({limit:g}): raise it, or lower context or groups",
     )
+
+
+def _work(work: Mapping[str, Work]) -> str:
+    flops = sum(each.sampling_flops + each.update_flops for each in work.values())
+    return f"{sum(each.tokens for each in work.values()):,} tokens, {flops:.1e} FLOP"
 
 
 def _sum(parts: Mapping[str, int]) -> str:

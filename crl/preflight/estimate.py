@@ -22,8 +22,8 @@ from crl.preflight.memory import (
     sampling_memory,
     update_memory,
 )
-from crl.preflight.shapes import ModelShape, shape_of
-from crl.preflight.work import Work, sampled_positions, work_of
+from crl.preflight.shapes import ModelShape, config_file, shape_of
+from crl.preflight.work import Work, longest, sampled_positions, work_of
 from crl.run.disk import require_free
 
 _TOKEN_ROW = 18
@@ -57,7 +57,7 @@ class Estimate:
     updates: Mapping[str, UpdateMemory] = field(default_factory=dict)
     """Of one rank, by the role that owns the weights."""
     work: Mapping[str, Work] = field(default_factory=dict)
-    """By role."""
+    """Of a round of full contexts, by role."""
 
     def disk_bytes(self, rounds: int) -> int | None:
         """What so many rounds write in all; None where a model is unknown."""
@@ -93,7 +93,7 @@ def estimate(experiment: Experiment) -> Estimate:
         if trained:
             made = update_memory(shape, role, sampled_positions(role, turns))
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(shape, role, outputs=episodes, turns=turns, rows=rows, trained=trained)
+        work[name] = work_of(shape, role, longest(role, turns), outputs=episodes, rows=rows, trained=trained)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     engine = PROCESS + reading + _engine(method, known, sampling, updates)
@@ -116,6 +116,25 @@ def estimate(experiment: Experiment) -> Estimate:
         updates=updates,
         work=work,
     )
+
+
+def typical_work(experiment: Experiment) -> dict[str, Work]:
+    """Work of a round by role, from what the recipe finds in a few games, which takes seconds.
+
+    Empty where the recipe does not look, or where a model is not on this machine. Raises BadInput as `Recipe.typical`.
+    """
+    from crl.recipes import recipe_of
+
+    method, made = experiment.method, dict[str, Work]()
+    if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):
+        return made
+    episodes = sum(family.groups for family in method.families) * method.rollout.group_size
+    for name, lengths in recipe_of(method).typical(method).items():
+        role, shape = method.role(name), shape_of(method.role(name).model)
+        if shape is not None:
+            rows, trained = _rows(method, name), method.owner(name) in method.trained()
+            made[name] = work_of(shape, role, lengths, outputs=episodes, rows=rows, trained=trained)
+    return made
 
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:

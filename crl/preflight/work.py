@@ -1,7 +1,7 @@
 """How much there is to compute in a round, and how long that takes at rates that were measured: formulas only.
 
-Tokens are counted at the full context of every role: figures are meant to be reached by the longest episodes, and a
-round of short ones takes less. Environments, the bank and the checks of the data are left out.
+Lengths are those of full contexts (`longest`), which only the longest episodes reach, or what the recipe found in a few
+games (`crl/recipes/lengths.py`). Environments, the bank and the checks of the data are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from crl.config import RoleConfig
 from crl.policies.rates import Rates
 from crl.preflight.memory import FLOAT16, FLOAT32
 from crl.preflight.shapes import ModelShape
+from crl.recipes.lengths import Lengths
 
 SHARE = 0.25
 """Of the rate of plain matrix products, what updates reach (measured on two cores with SmolLM2-135M)."""
@@ -40,31 +41,32 @@ class Work:
         return sampling + update
 
 
-def work_of(shape: ModelShape, role: RoleConfig, *, outputs: int, turns: int, rows: int, trained: bool) -> Work:
-    """The work of a role that makes so many outputs of so many turns, `rows` side by side.
+def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, *, outputs: int, rows: int, trained: bool) -> Work:
+    """The work of a role that makes so many outputs of such lengths, `rows` side by side.
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
-    the context is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
+    an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
     twice that; with adapters half of it, since frozen weights get no gradient, and checkpointing repeats the forward
     pass. The vocabulary head runs where a token is sampled or trained.
     """
-    new = sampled_positions(role, turns)
-    tokens = outputs * role.context
-    body = 2 * shape.layers * (shape.layer_parameters + shape.attention * role.context)
-    head = 2 * shape.vocabulary * shape.hidden
-    forward = tokens * body + outputs * new * head
-    passes = -(-outputs // rows) * new
+    body = 2 * shape.layers * (shape.layer_parameters + shape.attention * lengths.tokens)
+    head = outputs * lengths.sampled * 2 * shape.vocabulary * shape.hidden
     times = (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
     return Work(
-        tokens=tokens,
-        sampling_flops=forward,
-        weight_bytes=passes * shape.matrix_parameters * size,
-        update_flops=times * forward if trained else 0,
+        tokens=round(outputs * lengths.tokens),
+        sampling_flops=round(outputs * lengths.tokens * body + head),
+        weight_bytes=round(-(-outputs // rows) * lengths.sampled * shape.matrix_parameters * size),
+        update_flops=round(times * (outputs * lengths.computed * body + head)) if trained else 0,
         half_sampling=role.dtype == "bfloat16",
         half_update=role.deepspeed.autocast == "bfloat16",
         ranks=role.deepspeed.ranks,
     )
+
+
+def longest(role: RoleConfig, turns: int) -> Lengths:
+    """Outputs that fill the context, of which an update shares nothing."""
+    return Lengths(role.context, sampled_positions(role, turns), role.context)
 
 
 def sampled_positions(role: RoleConfig, turns: int) -> int:

@@ -24,6 +24,7 @@ from crl.recipes.complementary import (
     health,
     initialise,
     judge,
+    lengths,
     plan,
     ready,
     warm_start,
@@ -276,6 +277,7 @@ def build(method: Method) -> Recipe:
         trains=frozenset(method.trained()),
         objectives=objectives(config.actor_objective, config.extractor_objective),
         check_ready=ready.check_ready,
+        typical=lengths.typical_lengths,
     )
 
 
