@@ -97,10 +97,10 @@ def measure(options: argparse.Namespace, weights: str, samples: Sequence[Any]) -
             steps[system.name].append(system.step())
     if options.roofline:
         found = systems[0].step("products")
-        rates = [found["operations"] / found[key] / 1e9 for key in ("products", "update")]
+        rates = [found["operations"] / found[key] / 1e9 for key in ("products", "whole")]
         print(
             f"\n{weights}: products {rates[0]:.0f} GFLOP per CPU second alone, {rates[1]:.0f} in the update: "
-            f"{found['products'] / found['update']:.0%} of its CPU time; a copy moves {found['copy'] / 1e9:.1f} GB/s"
+            f"{found['products'] / found['whole']:.0%} of its CPU time; a copy moves {found['copy'] / 1e9:.1f} GB/s"
         )
     for system in systems:
         system.close()

@@ -27,8 +27,6 @@ CHROMIUM_ARGUMENTS = [
 
 TOGETHER = ("flows", "study")
 """Folders whose tests share a server, or a study that one command at a time may have."""
-APART = "test_operation_matrix.py"
-"""Its tests take minutes each, which is more than the server that they share."""
 LONG = ("faults", "flows", "outside", "learning", "browser", "study", "record", "paper", "docs")
 
 
@@ -66,13 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ByFile(LoadScopeScheduling):
-    """One worker takes a whole file, so its fixtures are made once; a whole folder of `TOGETHER`, a test of `APART`."""
+    """One worker takes a whole file, so its fixtures are made once, or a whole folder of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if file.endswith(APART):
-            return nodeid
-        return folder(nodeid) if folder(nodeid) in TOGETHER else file
+        return folder(nodeid) if folder(nodeid) in TOGETHER else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)

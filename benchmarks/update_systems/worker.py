@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from products import compared, copy_rate, cpu_seconds
 
 from update_systems.recorded import MODEL
 
@@ -50,51 +52,9 @@ def count_positions(model: Any) -> Callable[[], int]:
     return told
 
 
-def cpu_seconds() -> float:
-    """What this process has computed so far, on all cores."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def peak_gigabytes() -> float:
     """Largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def products_alone(update: Callable[[], Any]) -> dict[str, float]:
-    """The matrix products of an update, each made again by itself at its shapes: their CPU seconds and floating-point
-    operations, those of the whole update in between, and the bytes per second of a plain copy."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    made: Counter[tuple[Any, ...]] = Counter()
-
-    class Products(TorchDispatchMode):
-        """Counts products by shape and precision."""
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.mm.default:
-                made[tuple(args[0].shape), tuple(args[1].shape), args[0].dtype] += 1
-            return func(*args, **(kwargs or {}))
-
-    with Products():
-        update()
-    started = cpu_seconds()
-    update()
-    found = {"update": cpu_seconds() - started, "products": 0.0, "operations": 0.0}
-    for (first, second, dtype), count in made.items():
-        one, other = torch.randn(first, dtype=dtype), torch.randn(second, dtype=dtype)
-        one @ other
-        started = cpu_seconds()
-        for _ in range(3):
-            one @ other
-        found["products"] += count * (cpu_seconds() - started) / 3
-        found["operations"] += count * 2 * first[0] * first[1] * second[1]
-    source, target = torch.ones(2**26), torch.ones(2**26)
-    started = time.perf_counter()
-    for _ in range(5):
-        target.copy_(source)
-    return {**found, "copy": 5 * 2 * 4 * 2**26 / (time.perf_counter() - started)}
 
 
 def lora_of(weights: str) -> Any:
@@ -129,7 +89,7 @@ def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
     inspect = (lambda found: write_gradients(options.gradients, found)) if options.gradients else None
     while command := commands.next():
         if command == "products":
-            commands.answer(**products_alone(lambda: trainer.update(samples, terms)))
+            commands.answer(**dataclasses.asdict(compared(lambda: trainer.update(samples, terms))), copy=copy_rate())
             continue
         started = time.perf_counter(), cpu_seconds()
         trainer.update(samples, terms, inspect=inspect)

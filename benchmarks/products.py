@@ -1,0 +1,96 @@
+"""The matrix products of a piece of work, each made again by itself at its shape: what the machine could reach."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_REPEATS = 3
+Shapes = Counter[tuple[tuple[int, ...], tuple[int, ...], Any]]
+"""Products [a, b] × [b, c] by both shapes and the type of their elements."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A piece of work beside its products alone."""
+
+    whole: float
+    """Seconds of CPU on all cores."""
+    products: float
+    """Seconds of CPU of the products made by themselves."""
+    operations: float
+    """Floating-point operations of the products."""
+    bytes_read: float
+    """Their operands, read once per product."""
+
+
+def cpu_seconds() -> float:
+    """What this process has computed so far, on all cores."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Shapes]:
+    """The products made inside."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    made: Shapes = Counter()
+
+    class Products(TorchDispatchMode):
+        """Counts products by shape and type. Without gradients a linear layer comes here undivided."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mm.default:
+                made[tuple(args[0].shape), tuple(args[1].shape), args[0].dtype] += 1
+            elif func is torch.ops.aten.linear.default:
+                rows = args[0].numel() // args[0].shape[-1]
+                made[(rows, args[0].shape[-1]), tuple(args[1].shape[::-1]), args[0].dtype] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        yield made
+
+
+def alone(made: Shapes, whole: float) -> Compared:
+    """Make products again, each shape a few times; `whole` is what the work that they are from took."""
+    import torch
+
+    seconds = operations = read = 0.0
+    for (first, second, dtype), count in made.items():
+        one, other = torch.randn(first, dtype=dtype), torch.randn(second[::-1], dtype=dtype).T
+        one @ other
+        started = cpu_seconds()
+        for _ in range(_REPEATS):
+            one @ other
+        seconds += count * (cpu_seconds() - started) / _REPEATS
+        operations += count * 2 * first[0] * first[1] * second[1]
+        read += count * (one.nbytes + other.nbytes)
+    return Compared(whole, seconds, operations, read)
+
+
+def compared(work: Callable[[], Any]) -> Compared:
+    """Do the work twice: once to count its products, once to time it; then the products alone."""
+    with counted() as made:
+        work()
+    started = cpu_seconds()
+    work()
+    return alone(made, cpu_seconds() - started)
+
+
+def copy_rate() -> float:
+    """Bytes per second that a plain copy of 256 MB reads and writes."""
+    import torch
+
+    source, target = torch.ones(2**26), torch.ones(2**26)
+    target.copy_(source)
+    started = time.perf_counter()
+    for _ in range(5):
+        target.copy_(source)
+    return 5 * 2 * 4 * 2**26 / (time.perf_counter() - started)
