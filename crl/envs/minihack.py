@@ -37,8 +37,10 @@ from crl.records import Episode, Turn
 
 _STAIRS = "Reach the stairs down (>)."
 _GOALS: tuple[tuple[str, str], ...] = (
-    ("KeyRoom", "Pick up the key, apply it next to the closed door, then reach the stairs down (>)."),
-    ("River", "Push boulders (`) into the river until you can cross it, then reach the stairs down (>)."),
+    ("KeyRoom", "Pick up the key (`pick up` where it is), `apply` it next to the closed door, then reach the stairs "
+                "down (>)."),
+    ("River", "Push boulders (`), by walking into them, into the river until you can cross it, then reach the stairs "
+              "down (>)."),
     ("CorridorBattle", "Survive the monsters and reach the stairs down (>)."),
     ("ExploreMaze", "Eat the apples on the way and reach the stairs down (>)."),
     ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
