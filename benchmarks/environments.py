@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
+import multiprocessing
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from environment_systems.base import Case, Player
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
 SYSTEMS = ("grids", "minihack", "alfworld", "webshop")
 COLUMNS = (
     "environment", "steps/s", "resets/s", "memory", "beside", "its steps/s", "its resets/s", "its memory",
@@ -122,21 +120,18 @@ def grown(case: Case, other: bool, slots: int) -> float:
 
 
 def memory_of(case: Case, other: bool, slots: int) -> float:
-    """:func:`grown` in a process of its own."""
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(HERE / "environments.py"),
-        "--grown",
-        case.name,
-        "--slots",
-        str(slots),
-    ]
-    done = subprocess.run([*command, *(["--other"] if other else [])], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"memory of {case.name} could not be measured:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    """:func:`grown` in a process of its own, forked before anything is played here: nothing freed is there to reuse."""
+    forking = multiprocessing.get_context("fork")
+    theirs, ours = forking.Pipe()
+    process = forking.Process(target=lambda: ours.send(grown(case, other, slots)))
+    process.start()
+    ours.close()
+    try:
+        megabytes: float = theirs.recv()
+    except EOFError:
+        raise SystemExit(f"memory of {case.name} could not be measured: its process ended (see above)") from None
+    process.join()
+    return megabytes
 
 
 def number(value: float) -> str:
@@ -185,23 +180,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="processor time of one turn of one player")
     parser.add_argument("--slots", type=int, default=128, help="episodes whose memory is measured")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--grown", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--other", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     cases, missing = all_cases()
-    if given.grown is not None:
-        print(json.dumps(grown(next(case for case in cases if case.name == given.grown), given.other, given.slots)))
-        return
     chosen = [case for case in cases if not given.only or any(each in case.name for each in given.only)]
     if not chosen:
         parser.error(f"no case is named so; there are {', '.join(case.name for case in cases)}")
     table = Table(*COLUMNS)
+    memory = {
+        (case.name, other): memory_of(case, other, given.slots)
+        for case in chosen
+        for other in ((False, True) if case.other else (False,))
+    }
     rows = []
     for case in chosen:
         measured = measure(case, given.repeats, given.seconds)
-        measured.ours.megabytes = memory_of(case, False, given.slots)
+        measured.ours.megabytes = memory[case.name, False]
         if measured.other is not None:
-            measured.other.megabytes = memory_of(case, True, given.slots)
+            measured.other.megabytes = memory[case.name, True]
         rows.append(row(measured))
         table.add_row(*rows[-1])
         print(f"{case.name}: done", file=sys.stderr, flush=True)
