@@ -247,6 +247,7 @@ class MiniHackEnvironment:
         return starts
 
     def _reset(self, env: Any, ending: LastScreen, level: NethackLevel) -> _Slot:
+        ending.rest()
         _seed(env, level.seed)
         screen = _screen(env)
         moves = action_names(env.actions)

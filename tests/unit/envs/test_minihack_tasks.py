@@ -110,6 +110,25 @@ def test_a_question_names_the_answers_that_it_takes():
     environment.close()
 
 
+def test_a_task_that_presses_keys_without_end_costs_its_own_slot(monkeypatch):
+    """A key room walks into its door until that is open: where it never opens, the action must not hang."""
+    environment = MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=30).make()
+    before = environment.reset_many([1, 2])
+    task = environment._slots[0].env
+
+    def endless(action):
+        while True:
+            task.nethack.step(ord("."))
+
+    monkeypatch.setattr(task, "step", endless)
+    steps = environment.step_many({0: "apply", 1: "north"})
+    assert (steps[0].error, steps[0].done) == ("environment_KeysWithoutEnd", True) and steps[1].error is None
+    assert environment.reset_many([1, 2]) == before, "its instance is another one"
+    for _ in range(1100):  # a game that only begins has no end to reach
+        environment._slots[0].ending._watched(ord("."))
+    environment.close()
+
+
 @pytest.mark.parametrize("task_id", ["MiniHack-Navigation-Custom-v0", "MiniHack-Skill-Custom-v0"])
 def test_a_template_is_refused_as_one(task_id):
     with pytest.raises(BadInput, match="template for levels of one's own") as caught:
