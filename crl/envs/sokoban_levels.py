@@ -103,7 +103,7 @@ class Room:
         """The states whose shortest solution takes 0, 1, 2, … moves, up to `furthest` or until there are no others."""
         back = self._back()
         frontier = [self.solved | agent for agent in range(len(self.floor)) if agent not in self.targets]
-        seen, found = set(frontier), []
+        seen, found = set(frontier), list[list[State]]()
         while frontier and (furthest is None or len(found) <= furthest):
             found.append(frontier)
             before_these: list[State] = []
