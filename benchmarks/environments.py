@@ -7,14 +7,13 @@ Ours and the package that it is held against play in turn, so that both meet the
 processor time, which a busy machine stretches less than time on the clock. A reset is a new seed, and so a new level,
 with its first observation; a step is one random action in one episode. A ratio is ours by theirs of one turn: its
 median, and in brackets the least and the greatest. Memory is what a process of its own grows by between the imports and
-the first step of 128 episodes. Cases are modules of `environment_systems/`; one that is missing is named.
+the first step of 128 episodes. What is played is in `environment_systems/`. ALFWorld is held against its package where
+$ALFWORLD_DATA names the games; there the clock is that of the wall. What cannot be played here is named.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import multiprocessing
 import platform
 import statistics
@@ -25,11 +24,15 @@ from itertools import count
 from pathlib import Path
 
 import psutil
-from environment_systems.base import Case, Player
 from rich.console import Console
 from rich.table import Table
 
-SYSTEMS = ("grids", "minihack", "alfworld", "webshop")
+# Run by its path, the script has its own folder in front and not the repository.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.environment_systems import grids, minihack, registered
+from benchmarks.environment_systems.base import Case, Player
+
 COLUMNS = (
     "environment", "steps/s", "resets/s", "memory", "beside", "its steps/s", "its resets/s", "its memory",
     "steps, ours : its", "resets, ours : its",
@@ -42,7 +45,7 @@ class Rates:
 
     steps: list[float] = field(default_factory=list)
     resets: list[float] = field(default_factory=list)
-    megabytes: float = 0.0
+    megabytes: float | None = None
 
 
 @dataclass
@@ -55,16 +58,10 @@ class Measured:
 
 
 def all_cases() -> tuple[list[Case], list[str]]:
-    """Every case that can be played here, and a word on each module that is missing or has none."""
-    cases: list[Case] = []
-    missing: list[str] = []
-    for name in SYSTEMS:
-        found = importlib.util.find_spec(f"environment_systems.{name}")
-        more = importlib.import_module(f"environment_systems.{name}").cases() if found else []
-        if not more:
-            missing.append(f"{name}: {'nothing to play on this machine' if found else 'not measured'}")
-        cases += more
-    return cases, missing
+    """Every case that can be played here, and a word on each environment that cannot."""
+    cases, missing = registered.cases(grids.KINDS | minihack.KINDS)
+    nethack = minihack.cases()
+    return [*grids.cases(), *nethack, *cases], [*([] if nethack else ["minihack: not installed"]), *missing]
 
 
 def play(player: Player, slots: int, seconds: float, first_seed: int) -> tuple[float, float]:
@@ -99,6 +96,10 @@ def measure(case: Case, repeats: int, seconds: float) -> Measured:
             rates.resets.append(resets)
     for _, player in players:
         player.close()
+    found = [registered.compared(case.name) for _ in range(repeats)]
+    if None not in found:
+        measured.ours = Rates([each.steps for each in found], [each.resets for each in found])
+        measured.other = Rates([each.their_steps for each in found], [each.their_resets for each in found])
     return measured
 
 
@@ -139,6 +140,11 @@ def number(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def megabytes(rates: Rates) -> str:
+    """The memory, where it was measured."""
+    return "–" if rates.megabytes is None else f"{number(rates.megabytes)} MB"
+
+
 def ratio(ours: list[float], other: list[float]) -> str:
     """Median of the ratios of each turn, with the least and the greatest."""
     ratios = [a / b for a, b in zip(ours, other, strict=True)]
@@ -149,11 +155,11 @@ def row(measured: Measured) -> list[str]:
     """The cells of a case, in the order of :data:`COLUMNS`."""
     ours, other = measured.ours, measured.other
     cells = [measured.case.name, *(number(statistics.median(rates)) for rates in (ours.steps, ours.resets))]
-    cells += [f"{number(ours.megabytes)} MB", measured.case.other_name]
+    cells += [megabytes(ours), measured.case.other_name if measured.case.other or other is None else "its package"]
     if other is None:
         return [*cells, *["–"] * (len(COLUMNS) - len(cells))]
     cells += [number(statistics.median(rates)) for rates in (other.steps, other.resets)]
-    return [*cells, f"{number(other.megabytes)} MB", ratio(ours.steps, other.steps), ratio(ours.resets, other.resets)]
+    return [*cells, megabytes(other), ratio(ours.steps, other.steps), ratio(ours.resets, other.resets)]
 
 
 def page(rows: list[list[str]], missing: list[str], command: str, slots: int) -> str:
@@ -196,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
         measured = measure(case, given.repeats, given.seconds)
         measured.ours.megabytes = memory[case.name, False]
         if measured.other is not None:
-            measured.other.megabytes = memory[case.name, True]
+            measured.other.megabytes = memory.get((case.name, True))
         rows.append(row(measured))
         table.add_row(*rows[-1])
         print(f"{case.name}: done", file=sys.stderr, flush=True)

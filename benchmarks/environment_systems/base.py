@@ -41,7 +41,7 @@ class Case:
 
 
 class Played:
-    """A player of one of this project's environments whose actions have names."""
+    """A player of one of this project's environments. Where actions have no names its oracle says what to write."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._environment = config.make()
@@ -54,8 +54,13 @@ class Played:
         self._live = {slot: start.actions for slot, start in enumerate(self._environment.reset_many(seeds))}
 
     def step(self) -> int:
-        """One random action in every episode that is not over."""
-        chosen = {slot: actions[self._random.randrange(len(actions))] for slot, actions in self._live.items()}
+        """One action in every episode that is not over."""
+        chosen = {
+            slot: actions[self._random.randrange(len(actions))]
+            if isinstance(actions, tuple)
+            else self._environment.oracle(slot)
+            for slot, actions in self._live.items()
+        }
         for slot, step in self._environment.step_many(chosen).items():
             if step.done:
                 del self._live[slot]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from benchmarks.environment_systems.base import Case, Played, Separate
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.realms import RealmsConfig
 from crl.envs.shrines import ShrinesConfig
 from crl.envs.sokoban import SokobanConfig
-from environment_systems.base import Case, Played, Separate
+
+KINDS = frozenset({"frozenlake", "sokoban", "realms", "shrines"})
 
 
 class _Lakes:

@@ -10,9 +10,10 @@ import importlib.util
 import warnings
 from typing import Any
 
+from benchmarks.environment_systems.base import Case, Played, Separate
 from crl.envs.minihack import MiniHackConfig
-from environment_systems.base import Case, Played, Separate
 
+KINDS = frozenset({"minihack"})
 TASKS = {
     "MiniHack Room-Ultimate-5x5": "MiniHack-Room-Ultimate-5x5-v0",
     "MiniHack MazeWalk-9x9": "MiniHack-MazeWalk-9x9-v0",

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import environments as bench
 from crl.config import ENVIRONMENTS
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("environments")
+from crl.errors import BadInput
 
 
 class Counted:
@@ -40,7 +33,7 @@ class Counted:
         self.told.append((self.name, []))
 
 
-def test_ours_and_the_other_play_the_same_seeds_in_turn(bench: ModuleType) -> None:
+def test_ours_and_the_other_play_the_same_seeds_in_turn() -> None:
     told: list[tuple[str, list[int]]] = []
     case = bench.Case("made", lambda: Counted("ours", told), lambda: Counted("other", told), "another", slots=2)
     measured = bench.measure(case, repeats=3, seconds=0.0)
@@ -53,20 +46,43 @@ def test_ours_and_the_other_play_the_same_seeds_in_turn(bench: ModuleType) -> No
     assert len(bench.row(measured)) == len(bench.COLUMNS)
 
 
-def test_a_ratio_is_of_turns_and_tells_its_spread(bench: ModuleType) -> None:
+def test_a_ratio_is_of_turns_and_tells_its_spread() -> None:
     assert bench.ratio([10.0, 40.0, 90.0], [10.0, 20.0, 30.0]) == "2× (1–3)"
     assert [bench.number(value) for value in (0.01234, 5.678, 123.4, 12345.6)] == ["0.0123", "5.68", "123", "12,300"]
 
 
-def test_every_built_in_environment_is_a_case(bench: ModuleType) -> None:
+def test_every_built_in_environment_is_a_case() -> None:
     cases, missing = bench.all_cases()
     named = " ".join([*(case.name for case in cases), *missing]).lower()
     assert {kind for kind in ENVIRONMENTS.names() if kind not in named} == set()
     assert len({case.name for case in cases}) == len(cases)
 
 
+def test_an_environment_that_cannot_be_played_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise BadInput("the games are not here")
+
+    real = ENVIRONMENTS.validate
+    made = SimpleNamespace(make=missing)
+    monkeypatch.setattr(ENVIRONMENTS, "names", lambda: ["frozenlake", "shrines", "games", "needy"])
+    monkeypatch.setattr(ENVIRONMENTS, "validate", lambda kind: made if kind == "games" else real(kind))
+    cases, told = bench.registered.cases({"frozenlake"})
+    assert [case.name for case in cases] == ["shrines"]
+    assert told == ["games: the games are not here", "needy: it has settings that must be given"]
+    player = cases[0].ours()
+    player.reset([1, 2])
+    assert player.step() == 2
+
+
+def test_speeds_that_a_package_was_compared_by_take_the_place_of_random_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(steps=400.0, their_steps=10.0, resets=90.0, their_resets=3.0)
+    monkeypatch.setattr(bench.registered, "compared", lambda kind: found)
+    cells = bench.row(bench.measure(bench.Case("made", lambda: Counted("ours", []), slots=2), repeats=2, seconds=0.0))
+    assert cells == ["made", "400", "90", "–", "its package", "10", "3", "–", "40× (40–40)", "30× (30–30)"]
+
+
 def test_the_page_has_a_row_per_case_and_the_command(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "memory_of", lambda case, other, slots: float(slots))
     monkeypatch.setenv("COLUMNS", "250")
