@@ -1,4 +1,4 @@
-"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake, shrines
+"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake, Sokoban, shrines
 and the realms of the laboratory. Each file holds the environment and its config, which `crl.config.ENVIRONMENTS` names.
 
 :func:`make_environment` builds the environment of a task family, :func:`check_environment` refuses what cannot work
