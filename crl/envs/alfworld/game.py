@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from crl.envs.alfworld.conditions import Atom, Unsupported
+from crl.envs.alfworld.conditions import Unsupported
 from crl.envs.alfworld.facts import Arguments, Facts, Query
 from crl.envs.alfworld.grammar import Each, Grammar, Rule, Symbols, Thing, symbols_of
 from crl.envs.alfworld.names import names_of
@@ -18,6 +19,7 @@ from crl.envs.alfworld.pddl import Domain, Problem
 from crl.envs.alfworld.rules import query_of, rules_of
 from crl.envs.alfworld.speech import Speaker
 
+_TASK = "Your task is to:"
 NOTHING = "Nothing happens."
 """What TextWorld answers to a command that is none."""
 
@@ -54,9 +56,17 @@ class Game:
         """A new play from the beginning."""
         return State(self, self._first.copy())
 
-    def has(self, atom: Atom) -> bool:
-        """Whether a fact is true at the beginning."""
-        return atom in self._first
+    @cached_property
+    def task(self) -> str:
+        """What is asked for, without the words that introduce it."""
+        text = self.speaker.say(symbols_of("#task#"), self._first, {})
+        return text.removeprefix(_TASK).strip()
+
+    @property
+    def content(self) -> str:
+        """The task and all that is true at the beginning, by the names that a player reads; equal for equal levels."""
+        facts = (" ".join([atom[0], *[self.names[each] for each in atom[1:]]]) for atom in self.problem.facts)
+        return "\n".join([self.task, *sorted(facts)])
 
     def command(self, operator: Operator, facts: Facts) -> str:
         """What doing this is called."""

@@ -46,6 +46,27 @@ class PlannedAction:
         ]
         self._may_idle = [_may_idle(action, condition) for condition in action.conditions]
 
+    @property
+    def adds(self) -> frozenset[str]:
+        """Predicates of the facts that it may add."""
+        return frozenset(atom[0] for atom, adds, _ in self._effects if adds)
+
+    def lasting(self, changing: Collection[str], known: frozenset[str]) -> list[Query]:
+        """Its conditions without what may change: what must be so in any state. `known`: parameters that are given."""
+        return [
+            Query(
+                [atom for atom in condition.positive if atom[0] not in changing],
+                types={name: kind for name, kind in self._types(condition).items() if name not in known},
+                known=known,
+            )
+            for _, condition in self._conditions
+        ]
+
+    def _types(self, condition: Conjunction) -> dict[str, str]:
+        """Types of the variables that its unchanging part may name."""
+        named = {part for atom in condition.positive for part in atom[1:]}
+        return {name: kind for name, kind in {**self.parameters, **condition.variables}.items() if name in named}
+
     def possible(self, facts: Facts) -> Iterator[Arguments]:
         """The arguments with which the action can be done, each once.
 
