@@ -11,6 +11,7 @@
 | `grammar`, `speech`, `names` | what is said |
 | `game` | a game and its states, put together of all that |
 | `oracle` | a player that sees the whole state |
+| `lessons` | what a game teaches, in sentences that are true of it |
 
 The engine is written from the formats, and reads rules and texts from the user's files; it holds none of them.
 """

@@ -18,11 +18,13 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.alfworld.files import load
 from crl.envs.alfworld.game import Game, State
+from crl.envs.alfworld.lessons import lesson_of
 from crl.envs.alfworld.oracle import next_command
 from crl.envs.alfworld.tasks import TASKS, Games, Task
 from crl.envs.alfworld.wording import Wording
 from crl.envs.endings import ENDINGS
-from crl.protocols import Start, Step, StopReason
+from crl.protocols import Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
 
 _CACHED = 256
 """Compiled games that an environment keeps: a group shares its game, and rounds come back to it."""
@@ -152,6 +154,10 @@ class AlfworldEnvironment:
     def content(self, slot: int) -> str:
         """The task of a slot and all that is true at its beginning, by the names that a player reads."""
         return self._slots[slot].state.game.content
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a game teaches, for demonstrations (protocol `Instructive`)."""
+        return lesson_of(episode, turns)
 
     def close(self) -> None:
         """Nothing is held but compiled games."""

@@ -122,7 +122,9 @@ def _damaged(path: Path, problem: str) -> BadInput:
 def load(path: Path, wording: Wording) -> Game:
     """The game of a file. Raises BadInput, with the name of the file, where it cannot be played."""
     try:
-        return _compiled(_read(path), wording)
+        game = _compiled(_read(path), wording)
+        game.start()  # says its introduction: what the grammar lacks shows here and not in the middle of a run
+        return game
     except (Unsupported, RecursionError, KeyError) as error:
         raise _damaged(path, str(error) or type(error).__name__) from error
 

@@ -13,11 +13,11 @@ from functools import cached_property
 
 from crl.envs.alfworld.conditions import Unsupported
 from crl.envs.alfworld.facts import Arguments, Facts, Query
-from crl.envs.alfworld.grammar import Each, Grammar, Rule, Symbols, Thing, symbols_of
+from crl.envs.alfworld.grammar import Each, Grammar, Rule, Saying, Symbols, Thing, symbols_of
 from crl.envs.alfworld.names import names_of
 from crl.envs.alfworld.pddl import Domain, Problem
 from crl.envs.alfworld.rules import query_of, rules_of
-from crl.envs.alfworld.speech import Speaker
+from crl.envs.alfworld.speech import LISTS, Speaker
 
 _TASK = "Your task is to:"
 NOTHING = "Nothing happens."
@@ -41,6 +41,8 @@ class Game:
         lacking = sorted(self.rules.actions.keys() - grammar.actions.keys())
         if lacking:
             raise Unsupported(f"the grammar has no words for the actions {', '.join(lacking)}")
+        spoken = [each for name in self.rules.actions for each in _said(grammar.actions[name])]
+        _check_rules(grammar, [symbols_of("#intro# #task#"), *spoken])
         self.grammar = grammar
         self.names: Mapping[str, str] = names_of({name for atom in problem.facts for name in atom[1:]})
         self.speaker = Speaker(
@@ -149,6 +151,25 @@ def _is_constant(template: Symbols, changing: frozenset[str]) -> bool:
         if isinstance(symbol, Each) and symbol.given is not None and {atom[0] for atom in symbol.given.atoms} & changing:
             return False
     return True
+
+
+def _said(saying: Saying) -> tuple[Symbols, Symbols]:
+    return saying.template, saying.feedback
+
+
+def _check_rules(grammar: Grammar, said: list[Symbols]) -> None:
+    """Raise Unsupported where what may be said needs a rule that the grammar lacks."""
+    waiting, seen = list(said), set[str]()
+    while waiting:
+        for symbol in waiting.pop():
+            listed = LISTS if isinstance(symbol, Each) and symbol.listed else ()
+            inner = symbol.symbol if isinstance(symbol, Each) else symbol
+            for name in [*listed, *([inner.name] if isinstance(inner, Rule) else [])]:
+                if name not in grammar.rules:
+                    raise Unsupported(f"the grammar has no rule {name!r}")
+                if name not in seen:
+                    seen.add(name)
+                    waiting += [alternative.symbols for alternative in grammar.rules[name]]
 
 
 def _kinds(domain: Domain, problem: Problem) -> dict[str, frozenset[str]]:

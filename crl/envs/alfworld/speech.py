@@ -9,6 +9,8 @@ from crl.envs.alfworld.conditions import Unsupported
 from crl.envs.alfworld.facts import Facts, Query
 from crl.envs.alfworld.grammar import Alternative, Each, Expression, Given, Rule, Symbol, Symbols, Thing
 
+LISTS = ("list_empty", "list_separator", "list_last_separator")
+"""The rules that write a list."""
 _DEEPEST = 50
 """Rules within rules; a grammar that needs more never ends."""
 
@@ -54,12 +56,13 @@ class Speaker:
         raise Unsupported(f"the grammar has no rule {name!r}, or none of its alternatives holds")
 
     def _listed(self, texts: list[str], facts: Facts, values: Mapping[str, str], depth: int) -> str:
+        empty, between, before_last = LISTS
         if not texts:
-            return self._rule("list_empty", facts, values, depth)
+            return self._rule(empty, facts, values, depth)
         if len(texts) == 1:
             return texts[0]
-        separator = self._rule("list_separator", facts, values, depth)
-        last = self._rule("list_last_separator", facts, values, depth)
+        separator = self._rule(between, facts, values, depth)
+        last = self._rule(before_last, facts, values, depth)
         return separator.join(texts[:-1]) + last + texts[-1]
 
 
