@@ -176,8 +176,8 @@ def _candidates(step: _Step, facts: Facts, values: Mapping[str, str]) -> list[Ar
     if not step.new and not step.again:
         row = tuple(values.get(name, name) for _, name in step.known)
         return [row] if row in facts.rows(step.predicate) else []
-    found = [facts.rows_with(step.predicate, at, values.get(name, name)) for at, name in step.known]
-    return list(min(found, key=len))
+    found = [list(facts.rows_with(step.predicate, at, values.get(name, name))) for at, name in step.known]
+    return min(found, key=len)
 
 
 def _variables(atom: Atom) -> list[str]:
@@ -193,7 +193,9 @@ def _ease(atom: Atom, bound: Collection[str], narrow: Collection[str]) -> tuple[
 
 
 def _step(atom: Atom, bound: Collection[str]) -> _Step:
-    known, new, again = [], [], []
+    known: list[tuple[int, str]] = []
+    new: list[tuple[int, str]] = []
+    again: list[tuple[int, str]] = []
     for position, part in enumerate(atom[1:]):
         if not part.startswith("?") or part in bound:
             known.append((position, part))

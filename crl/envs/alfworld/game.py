@@ -148,7 +148,11 @@ def _is_constant(template: Symbols, changing: frozenset[str]) -> bool:
     for symbol in template:
         if isinstance(symbol, Rule) or (isinstance(symbol, Each) and isinstance(symbol.symbol, Rule)):
             return False
-        if isinstance(symbol, Each) and symbol.given is not None and {atom[0] for atom in symbol.given.atoms} & changing:
+        if (
+            isinstance(symbol, Each)
+            and symbol.given is not None
+            and {atom[0] for atom in symbol.given.atoms} & changing
+        ):
             return False
     return True
 

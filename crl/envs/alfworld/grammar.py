@@ -153,7 +153,7 @@ def _json(text: str) -> dict[str, Any]:
     )
     if not shaped:
         raise Unsupported("a part of the grammar is no mapping of rules to alternatives with a `rhs`")
-    return found
+    return dict(found)
 
 
 def alternatives_of(rules: list[dict[str, Any]]) -> tuple[Alternative, ...]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from crl.envs.alfworld.conditions import Unsupported
 from crl.envs.alfworld.facts import Facts, Query
-from crl.envs.alfworld.grammar import Alternative, Each, Expression, Given, Rule, Symbol, Symbols, Thing
+from crl.envs.alfworld.grammar import Alternative, Expression, Given, Rule, Symbol, Symbols, Thing
 
 LISTS = ("list_empty", "list_separator", "list_last_separator")
 """The rules that write a list."""

@@ -15,7 +15,10 @@ Wording = Literal["put", "move", "file"]
 _ARRIVE = "You arrive at {%s.name}. #examineReceptacle.feedback#"
 _TEMPLATES: Mapping[str, str] = {"put": "put {o} in/on {r}", "move": "move {o} to {r}"}
 _RULES: Mapping[str, Mapping[str, str]] = {
-    "put": {"PutObject.feedback": "You put the {o.name} in/on the {r.name}.", "GotoLocation.feedback": _ARRIVE % "lend"},
+    "put": {
+        "PutObject.feedback": "You put the {o.name} in/on the {r.name}.",
+        "GotoLocation.feedback": _ARRIVE % "lend",
+    },
     "move": {"PutObject.feedback": "You move the {o.name} to the {r.name}.", "GotoLocation.feedback": _ARRIVE % "r"},
 }
 _HELP: Mapping[str, str] = {"put": "put (object) in/on (receptacle):", "move": "move (object) to (receptacle):"}

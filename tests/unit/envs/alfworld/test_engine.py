@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.envs.alfworld.world import game_texts, write_game
 
 from crl.envs.alfworld.conditions import Unsupported, alternatives
 from crl.envs.alfworld.files import load
@@ -11,6 +10,7 @@ from crl.envs.alfworld.game import NOTHING
 from crl.envs.alfworld.grammar import symbols_of
 from crl.envs.alfworld.names import names_of
 from crl.envs.alfworld.pddl import parse, read_domain, read_problem
+from tests.unit.envs.alfworld.world import game_texts, write_game
 
 PICK = "pick_and_place_simple"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from tests.unit.envs.alfworld.world import game_texts, make_data, write_game
 
 from crl.config import ENVIRONMENTS, FamilyConfig
 from crl.envs import check_environment, make_environment
 from crl.envs.alfworld import AlfworldConfig
 from crl.envs.alfworld.tasks import TASKS
 from crl.protocols import Instructive, Leveled, StopReason
+from tests.unit.envs.alfworld.world import game_texts, make_data, write_game
 
 FROM = 1_000_000
 TRAIN, EVALUATION = 12, 6

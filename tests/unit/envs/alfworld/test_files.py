@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.envs.alfworld.world import DOMAIN, game_texts, grammar, write_game
 
 from crl.envs import check_environment
 from crl.envs.alfworld import AlfworldConfig
 from crl.envs.alfworld.files import data_folders, games_of, load
 from crl.envs.alfworld.tasks import TASKS
 from crl.errors import BadInput
+from tests.unit.envs.alfworld.world import DOMAIN, game_texts, grammar, write_game
 
 PICK = TASKS[0]
 

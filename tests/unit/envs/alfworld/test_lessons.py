@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.unit.envs.alfworld.world import make_data
 
 from crl.envs.alfworld import AlfworldConfig
 from crl.envs.alfworld.lessons import lesson_of, wanted
 from crl.protocols import Lesson
 from crl.records import Episode, Turn
+from tests.unit.envs.alfworld.world import make_data
 
 KITCHEN = "You arrive at loc 3. On the countertop 1, you see a mug 2, a pan 1, and a potato 1."
 

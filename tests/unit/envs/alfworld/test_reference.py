@@ -13,14 +13,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from benchmarks.environment_systems.alfworld_reference import MISSING, Reference, interpreter
-from tests.unit.envs.alfworld.test_environment import traces
-from tests.unit.envs.alfworld.world import game_texts, write_game
 
+from benchmarks.environment_systems.alfworld_reference import MISSING, Reference, interpreter
 from crl.envs.alfworld import AlfworldConfig
 from crl.envs.alfworld.files import games_of, load
 from crl.envs.alfworld.oracle import next_command
 from crl.envs.alfworld.tasks import TASKS
+from tests.unit.envs.alfworld.test_environment import traces
+from tests.unit.envs.alfworld.world import game_texts, write_game
 
 ROOT = Path(__file__).parents[4]
 ARCHIVES = ROOT.parent / "shared" / "data" / "alfworld"
