@@ -34,12 +34,20 @@ def interpreter() -> str | None:
 
 
 class Reference:
-    """A process that plays with the alfworld package. Raises RuntimeError where it ends before it is closed."""
+    """A process that plays with the alfworld package. Raises RuntimeError where it ends before it is closed.
 
-    def __init__(self, python: str) -> None:
+    `quick`: each PDDL problem is translated once and not four times (twice when its file is read, twice when it is
+    reset), which changes nothing of what is said. Not for timing.
+    """
+
+    def __init__(self, python: str, *, quick: bool = False) -> None:
         # -P: the folder of this file, with a file named alfworld, is not where packages are looked for.
         self._process = subprocess.Popen(
-            [python, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            [python, "-P", __file__, *(["--quick"] if quick else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
         )
 
     def ask(self, **request: str) -> dict[str, Any]:
@@ -58,6 +66,22 @@ class Reference:
         self._process.communicate()
 
 
+def translate_once() -> None:
+    """Keep the last translation of a problem. The optimized one is for plans, which nobody asks for here."""
+    import fast_downward
+
+    translate: Any = fast_downward.pddl2sas
+    kept: dict[tuple[str, str], Any] = {}
+
+    def once(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
+        if (domain, problem) not in kept:
+            kept.clear()
+            kept[domain, problem] = translate(domain, problem, verbose=verbose, optimize=False)
+        return kept[domain, problem]
+
+    fast_downward.pddl2sas = once
+
+
 def serve() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -66,6 +90,8 @@ def serve() -> None:
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
+    if "--quick" in sys.argv:
+        translate_once()
     infos = textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
     game: Any = None
     for line in sys.stdin:

@@ -28,8 +28,8 @@ def test_a_game_word_for_word(start):
     state = start()
     assert state.text.split("\n\n") == [
         "A kitchen.",
-        "You see a cabinet 2, a cabinet 1, a countertop 1, a fridge 1, a microwave 1, a shelf 2, a shelf 1, a sidetable 1,"
-        " and a sinkbasin 1.",
+        "You see a cabinet 2, a cabinet 1, a countertop 1, a fridge 1, a microwave 1, a shelf 2, a shelf 1, "
+        "a sidetable 1, and a sinkbasin 1.",
         "Your task is to: put a mug in shelf.",
     ]
     assert state.commands == (

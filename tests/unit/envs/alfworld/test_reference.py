@@ -10,6 +10,7 @@ import json
 import os
 import random
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,18 @@ def reference():
     python = interpreter()
     if python is None:
         pytest.skip(MISSING)
-    opened = Reference(python)
+    opened = Reference(python, quick=True)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def references(reference):
+    """As many processes as there are cores, for all the official games."""
+    more = [Reference(str(interpreter()), quick=True) for _ in range(min(8, os.cpu_count() or 1) - 1)]
+    yield [reference, *more]
+    for each in more:
+        each.close()
 
 
 def walk(reference, path, seed, steps):
@@ -82,11 +92,18 @@ def chosen(state, player):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_official_game_equals_the_package(data, reference, split):
+def test_every_official_game_equals_the_package(data, references, split):
     games = games_of(data, split, TASKS)
     assert len(games) == SPLITS[split]
-    won = sum(walk(reference, game.path, seed, STEPS) for seed, game in enumerate(games))
-    assert won > 10, "walks reach the end of games too"
+
+    def won(part):
+        return sum(
+            walk(references[part], games[number].path, number, STEPS)
+            for number in range(part, len(games), len(references))
+        )
+
+    with ThreadPoolExecutor(len(references)) as pool:
+        assert sum(pool.map(won, range(len(references)))) > 10, "walks reach the end of games too"
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -172,8 +172,8 @@ def _goal(family: str) -> str:
         "pick_clean_then_place_in_recep": placed("Plate", "Cabinet", "(isClean ?o)"),
         "pick_heat_then_place_in_recep": placed("Mug", "CounterTop", "(isHot ?o)"),
         "pick_cool_then_place_in_recep": placed("Apple", "SideTable", "(isCool ?o)"),
-        "look_at_obj_in_light": "(and (exists (?t - object ?r - receptacle ?a - agent ?l - location) (and (objectType ?t "
-        "DeskLampType) (isToggled ?t) (inReceptacle ?t ?r) (receptacleAtLocation ?r ?l) (atLocation ?a ?l))) "
+        "look_at_obj_in_light": "(and (exists (?t - object ?r - receptacle ?a - agent ?l - location) (and (objectType "
+        "?t DeskLampType) (isToggled ?t) (inReceptacle ?t ?r) (receptacleAtLocation ?r ?l) (atLocation ?a ?l))) "
         "(exists (?o - object ?a - agent) (and (objectType ?o PlateType) (holds ?a ?o))))",
         "pick_two_obj_and_place": "(exists (?r - receptacle ?o - object) (and (objectType ?o AppleType) (inReceptacle "
         "?o ?r) (receptacleType ?r FridgeType) (exists (?p - object) (and (not (= ?o ?p)) (objectType ?p AppleType) "
