@@ -16,6 +16,14 @@ DOMAIN = """
 (define (domain kitchen) ; everything that can be done here
   (:requirements :adl :typing :action-costs)
   (:types agent location receptacle object rtype otype)
+  (:predicates
+    (atLocation ?a - agent ?l - location) (receptacleAtLocation ?r - receptacle ?l - location)
+    (objectAtLocation ?o - object ?l - location) (inReceptacle ?o - object ?r - receptacle)
+    (openable ?r - receptacle) (opened ?r - receptacle) (checked ?x - object) (receptacleType ?r - receptacle ?t - rtype)
+    (objectType ?o - object ?t - otype) (canContain ?t - rtype ?o - otype) (holds ?a - agent ?o - object)
+    (holdsAny ?a - agent) (pickupable ?o - object) (cleanable ?o - object) (heatable ?o - object)
+    (coolable ?o - object) (toggleable ?o - object) (sliceable ?o - object) (isClean ?o - object) (isHot ?o - object)
+    (isCool ?o - object) (isOn ?o - object) (isToggled ?o - object) (isSliced ?o - object))
   (:functions (total-cost) - number)
   (:action look :parameters (?a - agent ?l - location) :precondition (atLocation ?a ?l) :effect (checked ?l))
   (:action inventory :parameters (?a - agent) :precondition () :effect (and (checked ?a)))
@@ -220,11 +228,11 @@ def problem(family: str, seed: int) -> str:
         + [f"{name}Type - rtype" for name in FURNITURE]
     )
     return (
-        f"(define (problem kitchen_{family}_{seed})\n(:domain kitchen)\n(:metric minimize (total-cost))\n(:objects\n"
+        f"(define (problem kitchen_{family}_{seed})\n(:domain kitchen)\n(:objects\n"
         + "\n".join(objects)
         + ")\n(:init (= (total-cost) 0)\n"
         + "\n".join(dict.fromkeys(facts))
-        + f"\n)\n(:goal {_goal(family)}))\n"
+        + f"\n)\n(:goal {_goal(family)})\n(:metric minimize (total-cost)))\n"
     )
 
 
