@@ -52,6 +52,7 @@ ENVIRONMENTS = Registry(
     "environment",
     EnvironmentConfig,
     {
+        "alfworld": "crl.envs.alfworld:AlfworldConfig",
         "minihack": "crl.envs.minihack:MiniHackConfig",
         "frozenlake": "crl.envs.frozenlake:FrozenLakeConfig",
         "realms": "crl.envs.realms:RealmsConfig",
