@@ -45,6 +45,14 @@ class RolloutConfig(Model):
     )
     placement: Literal["system", "user"] = Field("user", description="Where the experience is shown, always last.")
 
+    longest_observation: int | None = Field(
+        None,
+        ge=1000,
+        le=10_000_000,
+        description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
+        "that is shown more ends with an error. null: 250000.",
+        exclude_if=lambda value: value is None,
+    )
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
 
