@@ -7,14 +7,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
+from crl.protocols import LONGEST_OBSERVATION, Actions, Environment, FreeText, Start, Step, ToolCalls
 from crl.rollout.environments import broke, starts_or_errors
 from crl.text.unicode import valid_text, with_texts
 
 
-LONGEST_OBSERVATION = 250_000
-"""Characters of what is shown at one time, actions and feedback counted: more than most contexts take, and tokenized in
-a second. `rollout.longest_observation` is another bound."""
 TOO_LONG = "environment_observation_limit"
 """Reason code of an episode that is shown more."""
 
