@@ -19,11 +19,6 @@ from crl.config import SamplingConfig
 from crl.records import Episode, Generation, Turn, Weights
 
 
-LONGEST_OBSERVATION = 250_000
-"""Characters that an environment may show at one time, actions and feedback counted, unless
-`rollout.longest_observation` says otherwise: more than most contexts take, and tokenized in a second."""
-
-
 class StopReason(StrEnum):
     """Why a turn or an episode ended."""
 

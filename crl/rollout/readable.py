@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from crl.protocols import LONGEST_OBSERVATION, Actions, Environment, FreeText, Start, Step, ToolCalls
+from crl.config.mechanisms import LONGEST_OBSERVATION
+from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
 from crl.rollout.environments import broke, starts_or_errors
 from crl.text.unicode import valid_text, with_texts
-
 
 TOO_LONG = "environment_observation_limit"
 """Reason code of an episode that is shown more."""

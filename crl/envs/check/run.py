@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from crl.config import EnvironmentConfig, SeedRange
+from crl.config.mechanisms import LONGEST_OBSERVATION
 from crl.envs.check.conduct import Finding
 from crl.envs.check.walks import Walks
 from crl.envs.isolated import EnvironmentLost, Isolated, Nursery
 from crl.errors import BadInput, CrlError
-from crl.protocols import LONGEST_OBSERVATION
 
 _HERE = "crl.envs.check.conduct"
 _BATCH, _OTHER_BATCH = 16, 7

@@ -133,7 +133,9 @@ def _held_out(method: Method) -> list[list[tuple[str, int]]]:
 
 
 def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
-    environment = Readable(environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation)
+    environment = Readable(
+        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
+    )
     starts = environment.reset_many([seed for _, seed in wave.tasks])
     return [
         task_of(
@@ -155,7 +157,9 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
     later state names none, the turn goes by without an action.
     """
-    environment = Readable(environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation)
+    environment = Readable(
+        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
+    )
     rows = []
     for play_number in range(RANDOM_PLAYS):
         starts = environment.reset_many([seed for _, seed in wave.tasks])
