@@ -101,11 +101,24 @@ class FamilyConfig(Model):
         le=LONGEST_SECONDS,
         description="An episode whose step takes longer ends with an error; null: steps may take any time.",
     )
+    # Left out of the digest where it is off: experiments begun before there was such a key keep theirs.
+    isolate: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="Each slot's environment is in a process of its own: one that dies, or hangs past the time limit "
+        "(of a reset too), costs its own episode.",
+    )
 
     @model_validator(mode="after")
     def _disjoint(self) -> FamilyConfig:
         if self.train_seeds.overlaps(self.evaluation_seeds):
             raise ValueError(f"family {self.name}: train_seeds and evaluation_seeds overlap; they must share no seed")
+        return self
+
+    @model_validator(mode="after")
+    def _isolated(self) -> FamilyConfig:
+        if self.isolate and self.environment.teaches:
+            raise ValueError(f"family {self.name}: an environment with practice games cannot be isolated")
         return self
 
     @model_validator(mode="after")

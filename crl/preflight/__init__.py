@@ -98,7 +98,8 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
     for family in method.families:
-        found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))
+        check = partial(check_environment, family.environment, isolate=family.isolate)
+        found.append((f"environment of family {family.name}", check))
     return found
 
 
