@@ -38,6 +38,8 @@ COLUMNS = (
     "steps, ours : its", "resets, ours : its",
 )  # fmt: skip
 
+_WIDE = 240
+
 
 @dataclass
 class Rates:
@@ -206,7 +208,9 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(row(measured))
         table.add_row(*rows[-1])
         print(f"{case.name}: done", file=sys.stderr, flush=True)
-    Console().print(table)
+    screen = Console()
+    # A pipe or a file takes lines of any length; a terminal folds cells.
+    (screen if screen.is_terminal else Console(width=_WIDE)).print(table)
     for each in missing:
         print(f"left out: {each}")
     if given.out is not None:

@@ -64,8 +64,8 @@ def _lake(name: str, config: FrozenLakeConfig) -> Case:
 
 def cases() -> list[Case]:
     """FrozenLake of two sizes, Sokoban plain and masked, realms, shrines."""
-    none = "no package has it"
-    dead = "gym-sokoban needs the package gym, which is no longer kept"
+    none = "–"
+    dead = "– (gym-sokoban needs gym)"
     masked = SokobanConfig(masked=True, boxes=1, size_min=6, size_max=8, max_turns=8)
     return [
         _lake("FrozenLake 4×4", FrozenLakeConfig()),

@@ -74,6 +74,6 @@ def test_a_round_of_the_task_leaves_a_sound_record(name: str, tmp_path: Path) ->
     }
     run = train(load_experiment(PAPER.with_name(f"{name}.yaml"), overrides), tmp_path / "runs", 1)
     episodes = rows(run, Episode, "collect", [1])
-    assert len(episodes) == 8 and all(episode.reason_code == "ok" for episode in episodes)
+    assert len(episodes) == 8 and {episode.error for episode in episodes} == {None}
     assert rows(run, Evaluation, "evaluate", [1])
     assert verify(run.path) == [] == problems_of(run, recipe_of(run.method))
