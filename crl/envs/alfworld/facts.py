@@ -176,8 +176,12 @@ def _candidates(step: _Step, facts: Facts, values: Mapping[str, str]) -> list[Ar
     if not step.new and not step.again:
         row = tuple(values.get(name, name) for _, name in step.known)
         return [row] if row in facts.rows(step.predicate) else []
-    found = [list(facts.rows_with(step.predicate, at, values.get(name, name))) for at, name in step.known]
-    return min(found, key=len)
+    fewest: Rows | None = None
+    for position, name in step.known:
+        rows = facts.rows_with(step.predicate, position, values.get(name, name))
+        if fewest is None or len(rows) < len(fewest):
+            fewest = rows
+    return list(fewest or ())
 
 
 def _variables(atom: Atom) -> list[str]:

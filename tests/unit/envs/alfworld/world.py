@@ -19,7 +19,8 @@ DOMAIN = """
   (:predicates
     (atLocation ?a - agent ?l - location) (receptacleAtLocation ?r - receptacle ?l - location)
     (objectAtLocation ?o - object ?l - location) (inReceptacle ?o - object ?r - receptacle)
-    (openable ?r - receptacle) (opened ?r - receptacle) (checked ?x - object) (receptacleType ?r - receptacle ?t - rtype)
+    (openable ?r - receptacle) (opened ?r - receptacle) (checked ?x - object)
+    (receptacleType ?r - receptacle ?t - rtype)
     (objectType ?o - object ?t - otype) (canContain ?t - rtype ?o - otype) (holds ?a - agent ?o - object)
     (holdsAny ?a - agent) (pickupable ?o - object) (cleanable ?o - object) (heatable ?o - object)
     (coolable ?o - object) (toggleable ?o - object) (sliceable ?o - object) (isClean ?o - object) (isHot ?o - object)
