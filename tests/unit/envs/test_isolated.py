@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    made = Nursery(MisbehavingConfig(ways=[*WAYS, *HANGS]))
+    made = Nursery(MisbehavingConfig(ways=(*WAYS, *HANGS)))
     yield made
     made.close()
 
@@ -110,7 +110,7 @@ def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:
     script = (
         "from crl.envs.isolated import Isolated, Nursery\n"
         "from tests.unit.envs.misbehaving import MisbehavingConfig\n"
-        "nursery = Nursery(MisbehavingConfig(ways=['hang']))\n"
+        "nursery = Nursery(MisbehavingConfig(ways=("hang",)))\n"
         "one, other = Isolated(nursery), Isolated(nursery)\n"
         "one.reset_many([0])\n"
         "print(nursery._process.pid, one.pid, other.pid, flush=True)\n"
@@ -131,7 +131,7 @@ def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:
 
 def test_an_environment_that_dies_at_its_start_is_refused_before_work() -> None:
     with pytest.raises(BadInput, match="its process ended after `reset_many` was called"):
-        check_environment(MisbehavingConfig(ways=["reset_exit"]), isolate=True)
+        check_environment(MisbehavingConfig(ways=("reset_exit",)), isolate=True)
 
 
 def test_what_no_other_process_can_import_is_refused() -> None:
