@@ -14,9 +14,7 @@ from crl.errors import BadInput
 if TYPE_CHECKING:
     from crl.config import EnvironmentConfig, FamilyConfig
 
-app = typer.Typer(
-    help="Environments: which there are, whether one keeps its promises, playing one.", no_args_is_help=True
-)
+app = typer.Typer(help="Environments: list, check and play them.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str,

@@ -23,6 +23,7 @@ from typing import Any
 
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer; a longer one is an error of its call."""
+PROGRAM = __file__
 _COLD = "cold"
 """Third argument of a process that makes no environment before it forks."""
 

@@ -110,7 +110,7 @@ def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:
     script = (
         "from crl.envs.isolated import Isolated, Nursery\n"
         "from tests.unit.envs.misbehaving import MisbehavingConfig\n"
-        "nursery = Nursery(MisbehavingConfig(ways=("hang",)))\n"
+        "nursery = Nursery(MisbehavingConfig(ways=['hang']))\n"
         "one, other = Isolated(nursery), Isolated(nursery)\n"
         "one.reset_many([0])\n"
         "print(nursery._process.pid, one.pid, other.pid, flush=True)\n"
