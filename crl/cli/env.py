@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -146,14 +146,14 @@ def _environment(data: dict[str, Any]) -> EnvironmentConfig:
 
     found = ENVIRONMENTS.load(data["kind"])
     try:
-        made: EnvironmentConfig = found.model_validate(data)
+        made = found.model_validate(data)
     except ValidationError as error:
         raise BadInput(
             f"{data['kind']} cannot be set up so:\n" + "\n".join(listed_errors(error, partial(readable, model=found))),
             expected="settings of the environment, with --set KEY=VALUE",
             next_step="docs/config.md describes the settings of every environment",
         ) from None
-    return made
+    return cast("EnvironmentConfig", made)
 
 
 def _require_importable(name: str) -> None:

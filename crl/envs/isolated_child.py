@@ -120,7 +120,7 @@ def _serve(connection: Connection, told: dict[str, Any], config: Any) -> None:
             name, arguments = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             break
-        _answer(connection, lambda name=name, arguments=arguments: called(name, arguments))  # type: ignore[misc]
+        _answer(connection, lambda name=name, arguments=arguments: called(name, arguments))
     with contextlib.suppress(Exception):
         instance.close()
 
