@@ -80,7 +80,7 @@ def plan(config: Game, **changes: Any) -> Plan:
     return Plan(config, TRAINING, HELD_OUT, episodes=20, longest=40, **changes)
 
 
-@pytest.mark.parametrize("game", [Count(), Named()], ids=["listed", "free text"])
+@pytest.mark.parametrize("game", [Count(), pytest.param(Named(), marks=pytest.mark.slow)], ids=["listed", "free text"])
 def test_a_sound_environment_keeps_every_promise(game: Game) -> None:
     findings = check(plan(game))
     assert {each.check for each in findings if each.outcome == "failed"} == set(), findings
