@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,9 +14,7 @@ from crl.errors import BadInput
 if TYPE_CHECKING:
     from crl.config import EnvironmentConfig, FamilyConfig
 
-app = typer.Typer(
-    help="Environments: which there are, whether one keeps its promises, playing one.", no_args_is_help=True
-)
+app = typer.Typer(help="Environments: list, check and play them.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str,
@@ -148,14 +146,14 @@ def _environment(data: dict[str, Any]) -> EnvironmentConfig:
 
     found = ENVIRONMENTS.load(data["kind"])
     try:
-        made: EnvironmentConfig = found.model_validate(data)
+        made = found.model_validate(data)
     except ValidationError as error:
         raise BadInput(
             f"{data['kind']} cannot be set up so:\n" + "\n".join(listed_errors(error, partial(readable, model=found))),
             expected="settings of the environment, with --set KEY=VALUE",
             next_step="docs/config.md describes the settings of every environment",
         ) from None
-    return made
+    return cast("EnvironmentConfig", made)
 
 
 def _require_importable(name: str) -> None:

@@ -142,7 +142,8 @@ def _stop(
     if kept is not None:
         if turns:
             kept.keep(seed, start, turns, None)
-        say(f"\n{kept.games} games that ended are in {kept.path}" + (", and one that was broken off" if turns else ""))
+        count = "1 game that ended is" if kept.games == 1 else f"{kept.games} games that ended are"
+        say(f"\n{count} in {kept.path}" + (", and one that was broken off" if turns else ""))
     if isinstance(end, KeyboardInterrupt):
         raise typer.Exit(INTERRUPTED)
 

@@ -252,7 +252,7 @@ class WarmStartConfig(Model):
         None,
         exclude_if=lambda value: value is None,
         description="Games that people recorded (demonstrations: recorded). In a file: the name of one that `crl env "
-        "play --record` wrote, or a list of them, beside the experiment file; their content becomes a part of the "
+        "play` kept, or a list of them, beside the experiment file; their content becomes a part of the "
         "method.",
     )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")

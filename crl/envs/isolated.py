@@ -23,8 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from crl.config import EnvironmentConfig
-from crl.envs import isolated_child
-from crl.envs.isolated_child import LARGEST_ANSWER
+from crl.envs.isolated_child import LARGEST_ANSWER, PROGRAM
 from crl.errors import BadInput, from_payload
 from crl.protocols import Start, Step
 
@@ -102,7 +101,7 @@ class Nursery:
             # A session of its own: Ctrl-C is for the process that asks. Output goes where errors go, as the output of
             # a command may be read by a program.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", isolated_child.__file__, str(passed[0]), str(life), "warm"],
+                [sys.executable, "-P", PROGRAM, str(passed[0]), str(life), "warm"],
                 stdin=subprocess.DEVNULL, stdout=2, env=self._environ, pass_fds=passed, start_new_session=True,
             )  # fmt: skip
         finally:

@@ -23,6 +23,7 @@ from typing import Any
 
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer; a longer one is an error of its call."""
+PROGRAM = __file__
 _COLD = "cold"
 """Third argument of a process that makes no environment before it forks."""
 
@@ -119,7 +120,7 @@ def _serve(connection: Connection, told: dict[str, Any], config: Any) -> None:
             name, arguments = pickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             break
-        _answer(connection, lambda name=name, arguments=arguments: called(name, arguments))  # type: ignore[misc]
+        _answer(connection, lambda name=name, arguments=arguments: called(name, arguments))
     with contextlib.suppress(Exception):
         instance.close()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from crl.config import EnvironmentConfig
 from crl.envs.check.policies import ILLEGAL, draw_action
@@ -39,7 +39,7 @@ def walk_here(
 def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
     """Whether it starts, with what it has to say."""
     with closing(_made(config)) as environment:
-        starts = environment.reset_many(seeds)
+        starts: Sequence[Any] = environment.reset_many(seeds)
     if len(starts) != len(seeds):
         return [Finding("start", "failed", f"{len(seeds)} seeds gave {len(starts)} starts")]
     for seed, start in zip(seeds, starts, strict=True):
@@ -75,7 +75,7 @@ class _Disturbed:
         self._shown = self._other.reset_many([self._seed])[0]
         return starts
 
-    def step_many(self, actions: dict[int, str | None]) -> dict[int, Step]:
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         oracle = None if isinstance(self._shown.actions, tuple) else self._other.oracle(0)
         action = draw_action(self._random, self._shown.actions, self._shown.observation, oracle)
         step = self._other.step_many({0: action})[0]

@@ -53,15 +53,16 @@ def draw_action(random: Random, actions: Actions, observation: str, oracle: str 
 def _free_text(random: Random, actions: FreeText, observation: str) -> str:
     words = _WORD.findall(observation) or ["something"]
     word = " ".join(random.choice(words) for _ in range(random.choice([1, 1, 2])))
-    patterns = _BRACKETED.findall(actions.form)
-    quoted = [found for found in _QUOTED.findall(actions.form) if not _BRACKETED.search(found)]
+    patterns: list[tuple[str, str, str]] = _BRACKETED.findall(actions.form)
+    quoted: list[str] = [found for found in _QUOTED.findall(actions.form) if not _BRACKETED.search(found)]
     if patterns and random.random() < 0.8:
         name, opening, closing = random.choice(patterns)
         inside = random.choice([word, str(random.randint(0, 100)), ""])
         return f"{name}{opening}{inside}{closing}"
     if quoted and random.random() < 0.6:
         return random.choice(quoted)
-    return random.choice([word, str(random.randint(0, 100)), random.choice(_WORD.findall(actions.form) or ["go"])])
+    form: list[str] = _WORD.findall(actions.form) or ["go"]
+    return random.choice([word, str(random.randint(0, 100)), random.choice(form)])
 
 
 def _tool_call(random: Random, actions: ToolCalls, observation: str, oracle: str | None, *, invalid: bool) -> str:

@@ -89,11 +89,11 @@ def test_a_module_in_this_folder_is_told_how_to_be_found(
 def test_a_person_plays_and_what_is_recorded_is_kept(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "games.jsonl"
     moves = way(3)
-    typed(monkeypatch, "fly \x1b[2J", *moves, "up")
+    typed(monkeypatch, "fly \x1b[2J", *moves, "wait")
     done = crl("env", "play", "frozenlake", "--seed", "3", "--record", file)
     assert done.code == 0 and f"solved in {len(moves) + 1} turns, reward 1" in done.out
     assert "That names no possible action." in done.out and "\x1b" not in done.out
-    assert "1 games that ended are in" in done.out and "one that was broken off" in done.out
+    assert "1 game that ended is in" in done.out and "one that was broken off" in done.out
     head, first, second = map(json.loads, file.read_text().splitlines())
     assert head["format"] == FORMAT and head["environment"]["kind"] == "frozenlake"
     assert (first["seed"], first["finished"], first["success"]) == (3, True, True)

@@ -19,7 +19,7 @@ class MisbehavingConfig(EnvironmentConfig):
     """Say go twice."""
 
     kind: str = "tests.unit.envs.misbehaving:MisbehavingConfig"
-    ways: list[str] = list(WAYS)
+    ways: tuple[str, ...] = WAYS
 
     def make(self) -> Misbehaving:
         return Misbehaving(self.ways)

@@ -16,11 +16,11 @@ from crl.config.load import load_experiment
 from crl.config.recorded import FORMAT, read_recorded
 from crl.envs import make_environment
 from crl.errors import BadInput, StageFailed
-from crl.records import Episode, Metric, Sample, Turn, rows_of
 from crl.recipes.complementary.demonstrations import Voice
 from crl.recipes.complementary.ready import check_demonstrations
 from crl.recipes.complementary.recorded import played_again, without_refused
 from crl.recipes.context import StageContext
+from crl.records import Episode, Metric, Sample, Turn, rows_of
 from tests.unit.recipes.played import Services
 from tests.unit.rollout.fakes import END, CharacterChat
 
@@ -102,7 +102,7 @@ def test_games_are_played_once_more_and_refused_answers_are_not_learned(file: Pa
     played = again(experiment)
     assert [each.episode.environment_seed for each in played] == list(SEEDS)
     assert all(each.episode.success for each in played)
-    assert [turn.output for turn in played[0].turns][0].startswith("I think "), "as it was typed"
+    assert played[0].turns[0].output.startswith("I think "), "as it was typed"
     second = played[1]
     assert [turn.valid for turn in second.turns] == [False] + [True] * (len(second.turns) - 1)
     kept, refused = without_refused(second), second.turns[0]
@@ -157,7 +157,7 @@ def test_a_game_that_goes_otherwise_is_refused(file: Path) -> None:
     with pytest.raises(BadInput, match="seed 3 starts otherwise"):
         check_demonstrations(made(file).method)
     lines[1]["observation"] = lines[1]["observation"][:-1]
-    lines[1]["turns"] = lines[1]["turns"][:-1]
+    lines[2]["turns"] = lines[2]["turns"][:-1]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(StageFailed, match="goes on after its"):
         again(made(file))
