@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.escaping import say_json
-from crl.cli.shared import RunArgument, console, shown
+from crl.cli.shared import RunArgument, console, print_listing, shown
 from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.run.find import find_run
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from crl.records import Evaluation
 
 _COLUMNS = (
-    "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "tokens written", "invalid actions",
-    "guided",
+    "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
 )  # fmt: skip
 
 
@@ -125,15 +124,13 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _print(evaluated: Evaluated) -> None:
-    from rich.table import Table
+    from rich.text import Text
 
     from crl.report.evaluation import with_averages
+    from crl.report.listing import Listing
 
-    table = Table(title=f"round {evaluated.round}, held-out seeds", title_justify="left")
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("task", "arm") else "right")
-    for result in with_averages(evaluated.rows):
-        table.add_row(
+    rows = [
+        (
             result.task,
             result.arm_words,
             result.won_words,
@@ -145,7 +142,11 @@ def _print(evaluated: Evaluated) -> None:
             f"{result.invalid_share:.0%}",
             str(result.guided),
         )
-    console().print(table)
+        for result in with_averages(evaluated.rows)
+    ]
+    title = f"round {evaluated.round}, held-out seeds; actions and tokens of an episode"
+    cells = [[Text(cell) for cell in row] for row in rows]
+    print_listing(console(), Listing(_COLUMNS, cells, right=frozenset(_COLUMNS[2:]), title=title))
 
 
 def _save(rows: list[Evaluation], out: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a person may choose of an evaluation, what is refused, and that a choice plays the very episodes of the whole."""
+"""What a person may choose of an evaluation, what is refused; a choice plays the very episodes of the whole."""
 
 from __future__ import annotations
 

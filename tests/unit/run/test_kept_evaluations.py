@@ -116,7 +116,7 @@ def test_one_that_was_played_with_a_stage_that_was_redone_is_named(run: RunDirec
     [error] = kept_evaluations(run)
     assert isinstance(error, RecordDamaged) and "another 0001/update_actor" in error.found
     assert path.name in error.found and "crl evaluate" in (error.next_step or "")
-    gone, _ = keep_evaluation(run, 2, rows(False), {"0009/update_actor": "0" * 64}, SETTINGS)
+    keep_evaluation(run, 2, rows(False), {"0009/update_actor": "0" * 64}, SETTINGS)
     assert any(isinstance(each, RecordDamaged) and "no such stage" in each.found for each in kept_evaluations(run))
 
 
