@@ -26,7 +26,7 @@ from crl.errors import CrlError
 from crl.preflight import check_evaluation
 from crl.recipes.evaluate_again import Choice, chosen_method
 from crl.records import Evaluation
-from crl.report.evaluation import with_averages
+from crl.report.evaluation import results, with_averages
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label
@@ -121,7 +121,7 @@ def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
             "invalid actions": round(result.invalid_share, 4),
             "guided": result.guided,
         }
-        for result in with_averages(episodes)
+        for result in with_averages(results(episodes))
     ]
 
 

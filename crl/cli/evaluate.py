@@ -112,9 +112,9 @@ def _seeds(text: str | None) -> SeedRange | None:
 
 def _data(evaluated: Evaluated) -> dict[str, Any]:
     from crl.engine.evaluation import settings_of
-    from crl.report.evaluation import with_averages
+    from crl.report.evaluation import results, with_averages
 
-    found = with_averages(evaluated.rows)
+    found = with_averages(results(evaluated.rows))
     return {
         "round": evaluated.round,
         **settings_of(evaluated),
@@ -126,7 +126,7 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 def _print(evaluated: Evaluated) -> None:
     from rich.text import Text
 
-    from crl.report.evaluation import with_averages
+    from crl.report.evaluation import results, with_averages
     from crl.report.listing import Listing
 
     rows = [
@@ -142,7 +142,7 @@ def _print(evaluated: Evaluated) -> None:
             f"{result.invalid_share:.0%}",
             str(result.guided),
         )
-        for result in with_averages(evaluated.rows)
+        for result in with_averages(results(evaluated.rows))
     ]
     title = f"round {evaluated.round}, held-out seeds; actions and tokens of an episode"
     cells = [[Text(cell) for cell in row] for row in rows]

@@ -94,9 +94,8 @@ def averages(found: Sequence[ArmResult]) -> list[ArmResult]:
     return [_average(arm, arms[arm]) for arm in sorted(arms)]
 
 
-def with_averages(rows: Sequence[Evaluation]) -> list[ArmResult]:
+def with_averages(found: Sequence[ArmResult]) -> list[ArmResult]:
     """The results, then the averages of the arms that have several tasks."""
-    found = results(rows)
     return [*found, *(each for each in averages(found) if each.tasks > 1)]
 
 
@@ -104,21 +103,46 @@ def _result(task: str, arm: str, mine: Sequence[Evaluation]) -> ArmResult:
     def mean(of: Callable[[Evaluation], float]) -> float:
         return math.fsum(map(of, mine)) / len(mine)
 
-    won = Rate(sum(row.success for row in mine), len(mine))
     turns = sum(row.turns for row in mine)
-    return ArmResult(
-        task=task,
-        arm=arm,
-        won=won,
-        success=_certain(average([won])),
-        episodes=len(mine),
-        tasks=1,
+    return result_of(
+        task,
+        arm,
+        Rate(sum(row.success for row in mine), len(mine)),
         score=mean(lambda row: row.reward),
         actions=turns / len(mine),
         tokens_read=mean(lambda row: row.tokens_read),
         tokens_written=mean(lambda row: row.tokens_sampled),
         invalid_share=sum(row.invalid_actions for row in mine) / max(turns, 1),
         guided=sum(row.guided for row in mine),
+    )
+
+
+def result_of(
+    task: str,
+    arm: str,
+    won: Rate,
+    *,
+    score: float,
+    actions: float,
+    tokens_read: float,
+    tokens_written: float,
+    invalid_share: float,
+    guided: int,
+) -> ArmResult:
+    """The result of one task in one arm, of at least one episode, from figures that somebody else has added up."""
+    return ArmResult(
+        task=task,
+        arm=arm,
+        won=won,
+        success=_certain(average([won])),
+        episodes=won.episodes,
+        tasks=1,
+        score=score,
+        actions=actions,
+        tokens_read=tokens_read,
+        tokens_written=tokens_written,
+        invalid_share=invalid_share,
+        guided=guided,
     )
 
 

@@ -225,9 +225,9 @@ def _imports(record: Record) -> Iterator[Problem]:
 
 def _derived(record: Record) -> Iterator[Problem]:
     for place, error in evaluation_faults(record.run_path) if record.deep else ():
-        file = place.relative_to(record.run_path).as_posix()
+        name = place.relative_to(record.run_path).as_posix()
         away = move_away(record.run_path, place)
-        yield Problem(file, None, None, error.expected or "", error.found, away, Severity.derived)
+        yield Problem(name, None, None, error.expected or "", error.found, away, Severity.derived)
     mend = f"crl catalog {quoted(record.run_path)}"
     faults = cache.faults(record.run_path) if record.deep else []
     for fault in faults:

@@ -51,7 +51,7 @@ def test_seeds_that_no_row_can_hold_are_refused(crl: Crl, room: Path) -> None:
         (("--tasks", "sea", "--tasks", "lake"), ("no task 'sea'",)),
         (("--tasks", ","), ("no task is named", "some of lake")),
         (("--arms", "both"), ("no arm 'both'", "with, without, random")),
-        (("--episodes", "0"), ("0",)),
+        (("--episodes", "0"), ("--episodes", "greater than or equal to 1")),
         (("--episodes", "100001"), ("100001 episodes", "from 1 to 100000")),
         (("--episodes", "4", "--seeds", "2000000:4"), ("both given",)),
         (("--seeds", "10:4"), ("overlap the training seeds of task lake",)),
