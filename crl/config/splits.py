@@ -15,7 +15,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from crl.config.environments import ENVIRONMENTS, EnvironmentConfig, FamilyConfig
+from pydantic import BaseModel
+
+from crl.config.environments import ENVIRONMENTS, FamilyConfig
 from crl.config.load import load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +114,7 @@ def _environment(family: FamilyConfig) -> str:
     return str(getattr(family.environment, "id", family.environment.kind))
 
 
-def _held_out(config: type[EnvironmentConfig]) -> str:
+def _held_out(config: type[BaseModel]) -> str:
     """How an environment holds levels out, and its first held-out seed unless an experiment has another."""
     default = config.model_fields["held_out_from"].default
     return f"by content | {default}" if isinstance(default, int) else "by seed alone, unless it is set | null"

@@ -43,7 +43,7 @@ def test_a_command_of_the_page_runs(
     monkeypatch.setattr("crl.preflight.check_evaluation", lambda *words: None)
     monkeypatch.chdir(runs.parent)
     monkeypatch.delenv("CRL_RUNS", raising=False)
-    words = shlex.split(typed.partition(">")[0], comments=True)
+    words = shlex.split(typed, comments=True)
     assert words[:2] in (["crl", "evaluate"], ["crl", "table"])
     # As a shell does.
     places = [place for word in words[1:] for place in (sorted(Path().glob(word)) if "*" in word else [word])]
