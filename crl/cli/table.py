@@ -43,7 +43,7 @@ def table(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="Run directories or names of experiments. NAME=RUN calls its row NAME; several may."
+            metavar="RUN", help="Run directories or names of experiments. NAME=RUN calls its row NAME; several may."
         ),
     ],
     round: Annotated[
@@ -56,9 +56,9 @@ def table(
         TableFormat, typer.Option(help="rich for a terminal; text for a page or a paper; data.")
     ] = TableFormat.rich,
 ) -> None:
-    """Print the recorded evaluations of runs: a row per method, with its bank and without, a column per task.
+    """Print the recorded evaluations of several runs as one table.
 
-    Runs that differ in their seeds only are one row, with intervals over seeds. A run that is damaged, or was never
+    A row per method, with its bank and without; a column per task, then their average. Runs that differ in their seeds only are one row, with intervals over seeds. A run that is damaged, or was never
     evaluated, is named below the table and is not in it.
     """
     from crl.lab.table.build import Figure, build
