@@ -58,8 +58,9 @@ def table(
 ) -> None:
     """Print the recorded evaluations of several runs as one table.
 
-    A row per method, with its bank and without; a column per task, then their average. Runs that differ in their seeds only are one row, with intervals over seeds. A run that is damaged, or was never
-    evaluated, is named below the table and is not in it.
+    A row per method, with its bank and without; a column per task, then their average. Runs that differ in their seeds
+    only are one row, with intervals over seeds. A run that is damaged, or was never evaluated, is named below the table
+    and is not in it.
     """
     from crl.lab.table.build import Figure, build
     from crl.lab.table.group import grouped
