@@ -40,6 +40,14 @@ class EnvironmentConfig(Model):
         """Whether its environment has practice games (`crl.protocols.Teacher`)."""
         return False
 
+    @property
+    def held_out_levels(self) -> int | None:
+        """How many consecutive seeds from `held_out_from` on draw levels that differ; None: as many as anybody asks.
+
+        An environment with a fixed list of held-out tasks says how long it is: an evaluation plays none of them twice.
+        """
+        return None
+
     def make(self) -> Any:
         """A new environment (`crl.protocols.Environment`). Import here, not at the top of the file, what is heavy.
 

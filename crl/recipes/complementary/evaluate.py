@@ -115,6 +115,8 @@ def _waves(ctx: StageContext) -> list[_Wave]:
     arms = [WITHOUT_BANK] + ([WITH_BANK] if len(_bank(ctx)) else [])
     if ctx.round == 0 and ctx.stage.name == "evaluate":
         arms.append(RANDOM)
+    if ctx.arms is not None:
+        arms = [arm for arm in arms if arm in ctx.arms]
     width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
     waves = []
     for arm in arms:
