@@ -56,6 +56,7 @@ ENVIRONMENTS = Registry(
         "frozenlake": "crl.envs.frozenlake:FrozenLakeConfig",
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
+        "webshop": "crl.envs.webshop:WebShopConfig",
     },
 )
 """The environments that an experiment may name."""
