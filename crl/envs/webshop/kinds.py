@@ -102,6 +102,6 @@ def kinds() -> tuple[Kind, ...]:
     for line in _SOURCE.strip().splitlines():
         department, query, category, attributes, uses, options, prices = (part.strip() for part in line.split("|"))
         lowest, _, highest = prices.partition("-")
-        lists = (tuple(part.split(", ")) for part in (attributes, uses, options))
-        found.append(Kind(department, query, category, *lists, int(lowest), int(highest)))
+        qualities, purposes, choices = (tuple(part.split(", ")) for part in (attributes, uses, options))
+        found.append(Kind(department, query, category, qualities, purposes, choices, int(lowest), int(highest)))
     return tuple(found)

@@ -72,8 +72,8 @@ def _pieces(site: Site, visit: Visit) -> list[Piece]:
         pieces.append(("text", f"Page {visit.number} (Total results: {len(visit.hits)})"))
         pieces += [("button", button.capitalize()) for button in site.buttons(visit) if button != BACK]
         for number in site.listed(visit):
-            product = site.catalogue.products[number]
-            pieces += [("product", product.asin), ("text", product.offered.title), ("text", product.price_tag)]
+            found = site.catalogue.products[number]
+            pieces += [("product", found.asin), ("text", found.offered.title), ("text", found.price_tag)]
         return [(kind, "< Prev" if text == "< prev" else text) for kind, text in pieces]
     pieces.append(("button", "< Prev"))
     product = site.product(visit)

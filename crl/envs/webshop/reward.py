@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -80,6 +81,7 @@ class Reward:
         return self.kind * (met / (len(self.attributes_met) + len(self.options_met) + 1))
 
 
+@lru_cache(maxsize=1)
 def rapidfuzz() -> tuple[ModuleType, ModuleType]:
     """The modules `fuzz` and `utils` of rapidfuzz. Raises BadInput where it is not installed."""
     try:
@@ -105,7 +107,8 @@ def token_set_ratio(first: Any, second: Any) -> int:
     """
     fuzz, utils = rapidfuzz()
     pair = [utils.default_process(str(text).translate(_ABOVE_ASCII)) for text in (first, second)]
-    return round(fuzz.token_set_ratio(*pair))
+    ratio: float = fuzz.token_set_ratio(*pair)
+    return round(ratio)
 
 
 def only_color(option: GoalOption) -> GoalOption:
