@@ -36,7 +36,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
         "size": "x-small, small, medium, large, x-large, xx-large",
         "shoe size": "us 5, us 6, us 7, us 8, us 9, us 10, us 11",
         "bed size": "twin, full, queen, king",
-        "count": "6 count, 12 count, 24 count, 48 count",
+        "pack": "6 count, 12 count, 24 count, 48 count",
         "weight": "8 ounce, 16 ounce, 32 ounce, 64 ounce",
         "volume": "100 ml, 250 ml, 500 ml, 750 ml",
         "length": "3 feet, 6 feet, 10 feet, 15 feet",
@@ -52,11 +52,11 @@ OPTIONS: Mapping[str, Sequence[str]] = {
 }
 
 _SOURCE = """
-grocery | granola bars | Grocery › Snacks › Bars › Granola Bars | gluten free, low sugar, high protein, nut free, dairy free, individually wrapped, non gmo, plant based | hiking, school lunches, long drives | flavor, count | 4-28
+grocery | granola bars | Grocery › Snacks › Bars › Granola Bars | gluten free, low sugar, high protein, nut free, dairy free, individually wrapped, non gmo, plant based | hiking, school lunches, long drives | flavor, pack | 4-28
 grocery | herbal tea | Grocery › Beverages › Tea › Herbal Tea | caffeine free, usda organic, hand picked, fair trade, loose leaf, kosher certified, sugar free, resealable pouch | quiet evenings, iced pitchers, office breaks | flavor, weight | 5-35
 grocery | ground coffee | Grocery › Beverages › Coffee › Ground Coffee | dark roast, low acid, fair trade, single origin, small batch, shade grown, kosher certified, usda organic | drip machines, camping mugs, early shifts | flavor, weight | 7-45
 grocery | trail mix | Grocery › Snacks › Nuts › Trail Mix | no salt added, high fiber, gluten free, non gmo, low sodium, resealable pouch, high protein, sugar free | backpacking, desk drawers, movie nights | flavor, weight | 4-30
-grocery | rice crackers | Grocery › Snacks › Crackers › Rice Crackers | gluten free, oven baked, fat free, low sodium, non gmo, artificial colors free, individually wrapped, plant based | cheese boards, toddlers, dips | flavor, count | 3-22
+grocery | rice crackers | Grocery › Snacks › Crackers › Rice Crackers | gluten free, oven baked, fat free, low sodium, non gmo, artificial colors free, individually wrapped, plant based | cheese boards, toddlers, dips | flavor, pack | 3-22
 grocery | pancake mix | Grocery › Baking › Mixes › Pancake Mix | high protein, keto friendly, gluten free, just add water, dairy free, whole grain, low carb, sugar free | weekend breakfasts, camp stoves, waffle irons | flavor, weight | 4-26
 grocery | nut butter | Grocery › Spreads › Nut Butter | no stir, palm oil free, low carb, stone ground, non gmo, sugar free, keto friendly, high fiber | toast, smoothies, baking | flavor, weight | 5-32
 grocery | dried fruit | Grocery › Snacks › Dried Fruit | freeze dried, sugar free, usda organic, sulfur free, resealable pouch, non gmo, soft bite, fair trade | lunch boxes, oatmeal, long flights | flavor, weight | 4-34
@@ -64,9 +64,9 @@ beauty | body lotion | Beauty › Skin Care › Body › Lotions | cruelty free,
 beauty | shampoo | Beauty › Hair Care › Shampoo | sulfate free, color safe, tea tree, cruelty free, anti dandruff, argan oil, paraben free, deep cleansing | curly hair, fine hair, swimmers | scent, volume | 5-42
 beauty | face serum | Beauty › Skin Care › Face › Serums | vitamin c, fragrance free, hyaluronic acid, anti aging, cruelty free, alcohol free, fast absorbing, dark circles | mornings, travel kits, dull skin | skin type, volume | 9-70
 beauty | lipstick | Beauty › Makeup › Lips › Lipstick | long lasting, matte finish, smudge proof, highly pigmented, cruelty free, paraben free, shea butter, easy apply | weddings, office days, stage shows | shade, sold as | 4-38
-beauty | bath bombs | Beauty › Bath › Additives › Bath Bombs | handmade soap, epsom salt, cruelty free, skin friendly, dye free, essential oils, gift boxed, paraben free | gift baskets, sore muscles, spa nights | scent, count | 6-40
+beauty | bath bombs | Beauty › Bath › Additives › Bath Bombs | handmade soap, epsom salt, cruelty free, skin friendly, dye free, essential oils, gift boxed, paraben free | gift baskets, sore muscles, spa nights | scent, pack | 6-40
 beauty | hair brushes | Beauty › Hair Care › Styling › Brushes | boar bristle, wet dry, anti static, detangling, heat resistant, travel size, easy clean, non slip | thick hair, long hair, children | color, wood | 5-36
-beauty | face masks | Beauty › Skin Care › Face › Masks | charcoal infused, fragrance free, green tea, deep cleansing, alcohol free, dermatologist tested, vitamin c, individually wrapped | self care days, long flights, tired skin | skin type, count | 4-32
+beauty | face masks | Beauty › Skin Care › Face › Masks | charcoal infused, fragrance free, green tea, deep cleansing, alcohol free, dermatologist tested, vitamin c, individually wrapped | self care days, long flights, tired skin | skin type, pack | 4-32
 beauty | candles | Home › Decor › Fragrance › Candles | soy wax, lead free, long lasting, hand poured, smoke free, essential oils, cotton wick, gift boxed | reading corners, dinner tables, baths | scent, weight | 7-46
 fashion | running shoes | Clothing › Shoes › Athletic › Running Shoes | arch support, slip resistant, memory foam, breathable mesh, wide fit, reflective trim, machine washable, quick lace | marathons, treadmills, wet trails | color, shoe size | 24-160
 fashion | rain jackets | Clothing › Outerwear › Jackets › Rain Jackets | water resistant, wind proof, quick drying, light weight, two way zipper, reflective trim, packable hood, machine washable | commuting, festivals, sailing | color, size | 22-170
@@ -80,10 +80,10 @@ home | bed sheets | Home › Bedding › Sheets | deep pocket, wrinkle free, org
 home | mattress toppers | Home › Bedding › Mattress Toppers | memory foam, gel infused, removable cover, hypo allergenic, non slip, pressure relief, machine washable, cooling fabric | dorm rooms, camper vans, side sleepers | color, bed size | 45-290
 home | coffee tables | Home › Furniture › Tables › Coffee Tables | easy assemble, solid wood, storage shelf, space saving, scratch resistant, metal legs, mid century, lift top | living rooms, small flats, lofts | color, wood | 60-420
 home | table lamps | Home › Lighting › Lamps › Table Lamps | touch control, usb port, energy efficient, dimmable light, easy install, glass shade, night mode, metal base | bedrooms, desks, nurseries | color, wood | 16-120
-home | storage bins | Home › Storage › Bins | stackable design, bpa free, clear lid, space saving, easy clean, heavy duty, collapsible frame, label slots | garages, pantries, toy rooms | color, count | 12-90
+home | storage bins | Home › Storage › Bins | stackable design, bpa free, clear lid, space saving, easy clean, heavy duty, collapsible frame, label slots | garages, pantries, toy rooms | color, pack | 12-90
 home | window curtains | Home › Decor › Window › Curtains | blackout lining, machine washable, energy efficient, easy install, noise reducing, fade resistant, rod pocket, thermal insulated | nurseries, night workers, street windows | color, length | 15-110
 home | picture frames | Home › Decor › Wall › Picture Frames | ready hang, solid wood, shatter proof, acid free, wall mounted, easy clean, metal corners, gift boxed | diplomas, holiday photos, galleries | color, wood | 8-64
-home | garden planters | Home › Outdoor › Planters | self watering, uv resistant, drainage holes, light weight, frost proof, hand painted, heavy duty, easy clean | balconies, herbs, front doors | color, count | 10-98
+home | garden planters | Home › Outdoor › Planters | self watering, uv resistant, drainage holes, light weight, frost proof, hand painted, heavy duty, easy clean | balconies, herbs, front doors | color, pack | 10-98
 electronics | charging cables | Electronics › Accessories › Cables › Charging Cables | fast charging, braided nylon, tangle free, water resistant, heavy duty, magnetic tip, gold plated, right angle | car seats, bedside tables, power banks | color, length | 6-32
 electronics | wireless earbuds | Electronics › Audio › Headphones › Earbuds | noise cancelling, water resistant, long lasting, touch control, fast charging, hands free, light weight, deep bass | gyms, buses, phone calls | color, sold as | 18-180
 electronics | portable speakers | Electronics › Audio › Speakers › Portable Speakers | water resistant, long lasting, stereo sound, hands free, dust proof, fast charging, deep bass, built handle | pools, picnics, workshops | color, width | 17-190

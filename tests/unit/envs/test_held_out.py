@@ -67,8 +67,12 @@ def made():
         environment.close()
 
 
+# What is held out is not drawn by a hash there, but published with the task; it is proved in a file of its own.
+ELSEWHERE = {"webshop"}  # tests/unit/envs/test_webshop_site.py
+
+
 def test_every_registered_environment_is_proved_here():
-    assert {config.kind for config, _ in CASES} == set(ENVIRONMENTS.names())
+    assert {config.kind for config, _ in CASES} | ELSEWHERE == set(ENVIRONMENTS.names())
 
 
 @EVERY

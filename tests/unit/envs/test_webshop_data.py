@@ -62,7 +62,13 @@ def test_what_scraped_records_leave_out_is_empty(tmp_path):
 
 
 def test_products_that_the_site_passes_over(tmp_path):
-    listed = [record(1), record(1, name="Again"), record(2, asin="nan"), record(3, asin="LK_COLOR_B08ZRR3DZT"), record(4)]
+    listed = [
+        record(1),
+        record(1, name="Again"),
+        record(2, asin="nan"),
+        record(3, asin="LK_COLOR_B08ZRR3DZT"),
+        record(4),
+    ]
     found = products(tmp_path, *listed)
     assert [product.asin for product in found] == [record(1)["asin"], record(4)["asin"]]
     assert found[0].offered.title == record(1)["name"], "the first of two counts"

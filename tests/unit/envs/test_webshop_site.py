@@ -50,7 +50,7 @@ def act(environment, *actions):
 
 
 def test_pages_word_for_word(shop):
-    environment, start = shop()
+    environment, start = shop(max_turns=100)
     goal = start.goal
     assert goal.startswith("Find me an easy clean lamp with color: red, and price lower than ")
     assert start.observation == f"WebShop [SEP] Instruction: [SEP] {goal} [SEP] Search"
@@ -60,7 +60,9 @@ def test_pages_word_for_word(shop):
     lines = step.observation.split(" [SEP] ")
     assert lines[:5] == [*head.split(" [SEP] "), "Page 1 (Total results: 23)", "Next >"]
     assert lines[5:8] == [ASIN, "Maker0 Desk Lamp", "$12.5"] and len(lines) == 5 + 3 * 10
-    assert step.actions.form.startswith(f"search[words] or click[x] with x one of: back to search, next >, {ASIN.lower()}")
+    assert step.actions.form.startswith(
+        f"search[words] or click[x] with x one of: back to search, next >, {ASIN.lower()}"
+    )
     last = act(environment, "click[Next >]", "click[next >]")
     assert last.observation.split(" [SEP] ")[3:6] == ["Page 3 (Total results: 23)", "< Prev", "Next >"]
     assert last.observation.count("Maker") == 3
@@ -154,7 +156,7 @@ def test_what_is_not_possible_changes_nothing_and_spends_a_turn(shop):
 
 
 def test_options_are_forgotten_by_a_search_and_on_the_way_back(shop):
-    environment, _ = shop()
+    environment, _ = shop(max_turns=100)
     for away in ("click[< prev]", "search[desk lamp]"):
         act(environment, "search[desk lamp]", f"click[{ASIN}]", "click[red]", "click[features]", "click[< prev]")
         assert environment._slots[0].visit.chosen == {"color": "red"}, "but not by a look at the features"
@@ -171,7 +173,9 @@ def test_odd_options_can_be_chosen_and_buttons_stay_buttons(tmp_path):
     environment = write(tmp_path, [record(0, customization_options=options)]).make()
     environment.reset_many([0])
     act(environment, "search[lamp]", f"click[{ASIN}]", "click[größe [neu] 😀]", "click[two blanks]")
-    assert environment._slots[0].visit.chosen == {"a": "größe [neu] 😀", "b": "two  blanks"}, "of two with one value the last"
+    assert environment._slots[0].visit.chosen == {"a": "größe [neu] 😀", "b": "two  blanks"}, (
+        "of two with one value the last"
+    )
     assert act(environment, "click[buy now]").done
 
 
@@ -208,6 +212,18 @@ def test_the_oracle_meets_goals_and_wrong_options_do_not():
             action = environment.oracle(slot)
         worth.append(environment.step_many({slot: "click[buy now]"})[slot].reward)
     assert max(worth) < 1
+
+
+def test_no_goal_is_both_trained_and_held_out():
+    environment, sides = WebShopConfig().make(), []
+    for seeds in (range(3000), range(1_000_000, 1_000_500)):
+        starts = environment.reset_many(seeds)
+        sides.append(
+            ({environment.content(slot) for slot in range(len(seeds))}, {start.observation for start in starts})
+        )
+    (trained, seen), (held_out, seen_there) = sides
+    assert len(trained) > 1000 and len(held_out) == 500
+    assert not trained & held_out and not seen & seen_there
 
 
 def walk(config, seeds, width):
