@@ -64,7 +64,7 @@ def measure(products: int, *, steps: int = 2000, view: str = "text") -> Figures:
             done = environment.step_many({0: action})[0].done
             stepping.append(time.process_time() - began)
     environment.reset_many(range(128))
-    environment.step_many({slot: "search[black]" for slot in range(128)})
+    environment.step_many(dict.fromkeys(range(128), "search[black]"))
     return Figures(
         name=f"webshop, {products:,} products",
         load_seconds=loaded,
@@ -85,8 +85,8 @@ def main() -> None:
         found = measure(products, steps=options.steps)
         print(
             f"{found.name}: load {found.load_seconds:.1f} s, {found.steps:,.0f} steps/s "
-            f"({1000 / found.steps:.2f} ms, 99th percentile {found.worst_step_ms:.2f} ms), {found.resets:,.0f} resets/s, "
-            f"{found.megabytes:,.0f} MB"
+            f"({1000 / found.steps:.2f} ms, 99th percentile {found.worst_step_ms:.2f} ms), "
+            f"{found.resets:,.0f} resets/s, {found.megabytes:,.0f} MB"
         )
 
 

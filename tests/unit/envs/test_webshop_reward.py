@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -178,7 +179,7 @@ def test_search_is_bm25(seed):
     assert [expected[number] for number in found] == pytest.approx(
         sorted(expected.values(), reverse=True)[:50], rel=1e-5
     )
-    equal = [(ids[a], ids[b]) for a, b in zip(found, found[1:], strict=False) if documents[a] == documents[b]]
+    equal = [(ids[a], ids[b]) for a, b in pairwise(found) if documents[a] == documents[b]]
     assert all(first < second for first, second in equal)
 
 

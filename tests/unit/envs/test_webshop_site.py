@@ -85,8 +85,8 @@ def test_pages_word_for_word(shop):
     assert act(environment, "click[< prev]", "click[red]").observation == item, "what is chosen is not shown"
     bought = act(environment, "click[Buy Now]")
     assert bought.observation == (
-        f'Thank you for shopping with us! [SEP] Purchased [SEP] asin [SEP] {ASIN} [SEP] options [SEP] {{"color": "red"}} '
-        "[SEP] Your score (min 0.0, max 1.0) [SEP] 1.0"
+        f"Thank you for shopping with us! [SEP] Purchased [SEP] asin [SEP] {ASIN} [SEP] options [SEP] "
+        '{"color": "red"} [SEP] Your score (min 0.0, max 1.0) [SEP] 1.0'
     )
     assert (bought.done, bought.success, bought.reward, bought.stop_reason) == (True, True, 1.0, StopReason.success)
     with pytest.raises(RuntimeError):
