@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
         "capacity": "5000 mah, 10000 mah, 20000 mah, 30000 mah",
         "width": "5 inch, 7 inch, 9 inch, 12 inch",
         "holds": "15 liters, 22 liters, 30 liters, 45 liters",
-        "sold as": "1 piece, 2 pieces, 4 pieces",
+        "sold as": "single, pair, set of six",
         "wood": "oak, walnut, bamboo, pine, birch, cherry",
         "skin type": "oily, sensitive, mature, combination",
         "shade": "peach, plum, coral, nude, mauve, cranberry",
