@@ -8,6 +8,6 @@ together. Nothing here writes files.
 Source: WebShop (Yao et al., arXiv 2207.01206; github.com/princeton-nlp/WebShop, MIT). No line of it is copied.
 """
 
-from crl.envs.webshop.config import WebShopConfig
+from crl.envs.webshop.environment import WebShopConfig
 
 __all__ = ["WebShopConfig"]

@@ -9,8 +9,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from crl.envs.webshop import official, own
 from crl.envs.webshop.goals import Goals, Instruction
+from crl.envs.webshop.official import (
+    ATTRIBUTES,
+    HUMAN,
+    PRODUCTS,
+    find,
+    human_instructions,
+    products_of,
+    synthetic_instructions,
+    table,
+)
+from crl.envs.webshop.own import PRODUCTS as OWN_PRODUCTS
+from crl.envs.webshop.own import records
 from crl.envs.webshop.products import Product, product_of
 from crl.envs.webshop.search import SearchIndex
 
@@ -32,9 +43,9 @@ def catalogue(source: Source, written: Written, products: int | None, directory:
     """The catalogue of some settings. Raises BadInput where its data is missing or malformed."""
     if source == "own":
         with _LOCK:
-            return _own(own.PRODUCTS if products is None else products)
-    names = [official.PRODUCTS[source], official.ATTRIBUTES[source], *([official.HUMAN] if written == "human" else [])]
-    paths = official.find(directory, names)
+            return _own(OWN_PRODUCTS if products is None else products)
+    names = [PRODUCTS[source], ATTRIBUTES[source], *([HUMAN] if written == "human" else [])]
+    paths = find(directory, names)
     states = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
     with _LOCK:
         return _official(states, products)
@@ -44,7 +55,7 @@ def catalogue(source: Source, written: Written, products: int | None, directory:
 def _own(products: int) -> Catalogue:
     where = "crl/envs/webshop/own.py"
     sold, instructions = [], []
-    for number, (record, entry) in enumerate(own.records(products)):
+    for number, (record, entry) in enumerate(records(products)):
         sold.append(product_of(record, entry["attributes"], where))
         if "instruction" in entry:
             instructions.append(Instruction(number, entry["instruction"], tuple(entry["instruction_attributes"]), None))
@@ -54,12 +65,12 @@ def _own(products: int) -> Catalogue:
 @lru_cache(maxsize=2)
 def _official(files: tuple[tuple[Path, int, int], ...], products: int | None) -> Catalogue:
     path, attributes_path, *human = (each for each, *_ in files)
-    attributes = official.table(attributes_path)
-    sold = official.products_of(path, attributes, attributes_path, products)
+    attributes = table(attributes_path)
+    sold = products_of(path, attributes, attributes_path, products)
     if human:
-        instructions = official.human_instructions(sold, official.table(human[0]), human[0])
+        instructions = human_instructions(sold, table(human[0]), human[0])
     else:
-        instructions = official.synthetic_instructions(sold, attributes, attributes_path)
+        instructions = synthetic_instructions(sold, attributes, attributes_path)
     return _built(sold, instructions, f"WebShop's data in {path.parent}")
 
 
