@@ -66,6 +66,7 @@ ENVIRONMENTS = Registry(
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",
+        "webshop": "crl.envs.webshop:WebShopConfig",
     },
 )
 """The environments that an experiment may name."""

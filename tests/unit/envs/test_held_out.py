@@ -70,8 +70,8 @@ def made():
         environment.close()
 
 
-# Their levels are files in folders of their own; what is held out of them is proved in a place of its own.
-ELSEWHERE = {"alfworld"}  # tests/unit/envs/alfworld
+# Files or published tasks of their own; what is held out of them is proved beside their other tests.
+ELSEWHERE = {"alfworld", "webshop"}
 
 
 def test_every_registered_environment_is_proved_here():
