@@ -29,7 +29,8 @@ def attend(
     scaling: float,
 ) -> torch.Tensor:
     """Outputs [H, G, P, D] of scaled dot product attention from each position to its path (`tree_attention.Paths`)."""
-    found: torch.Tensor = _Attention.apply(query_HGPD, key_HPD, value_HPD, (seen, lengths_S, segments_S), scaling)
+    paths = seen, lengths_S, segments_S
+    found: torch.Tensor = _Attention.apply(query_HGPD, key_HPD, value_HPD, paths, scaling)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -61,12 +61,7 @@ def tree_attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if crl_paths is not None and _by_blocks(query):
-        # Under autocast the fused kernels would be given bfloat16, too.
-        asked, keys, values = (each[0].to(torch.bfloat16) for each in (query, key, value))
-        scaling = more.get("scaling") or query.shape[-1] ** -0.5
-        paths = crl_paths.seen, crl_paths.lengths_S, crl_paths.segments_S
-        found = attend(asked.view(len(keys), -1, *asked.shape[1:]), keys, values, *paths, scaling)
-        return found.flatten(0, 1).transpose(0, 1)[None], None
+        return _blocks(query[0], key[0], value[0], crl_paths, more.get("scaling")), None
     if crl_paths is None or len(crl_paths.segments_S) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
@@ -78,6 +73,17 @@ def tree_attention(
         mask = _causal(own.shape[2], seen.shape[2], own.device)
         outputs.append(sdpa_attention_forward(module, own, seen, values_seen, mask, **more)[0])
     return torch.cat(outputs, dim=1), None
+
+
+def _blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, paths: Paths, scaling: float | None
+) -> torch.Tensor:
+    """As the fused kernels under autocast, which would be given bfloat16, too."""
+    asked, keys, values = (each.to(torch.bfloat16) for each in (query, key, value))
+    grouped = asked.view(len(keys), -1, *asked.shape[1:])
+    factor = scaling or query.shape[-1] ** -0.5
+    found = attend(grouped, keys, values, paths.seen, paths.lengths_S, paths.segments_S, factor)
+    return found.flatten(0, 1).transpose(0, 1)[None]
 
 
 def _by_blocks(query: torch.Tensor) -> bool:
