@@ -172,6 +172,8 @@ def page(rows: list[list[str]], missing: list[str], command: str, slots: int) ->
         "Rates are per second of processor time at random play; a reset draws a new level and shows it. Ours and the",
         "other package play in turn, on the same seeds: a ratio is the median of these turns, in brackets the least",
         f"and the greatest; above 1 ours is faster. Memory is that of {slots} episodes side by side, without imports.",
+        "MiniHack alone gives arrays: ours reads them out as text, and a reset draws the level once more without fog,",
+        "which says whether it is held out.",
         "",
         "| " + " | ".join(COLUMNS) + " |", "|" + "|".join([":---", *["---:"] * 3, ":---", *["---:"] * 5]) + "|",
         *("| " + " | ".join(cells) + " |" for cells in rows),
