@@ -21,7 +21,7 @@ from typing import Any
 VARIABLE = "CRL_ALFWORLD_PYTHON"
 MISSING = (
     f"the alfworld package is not installed here, and ${VARIABLE} names no interpreter that has it "
-    "(python3.11 -m venv ENV && ENV/bin/pip install 'alfworld==0.4.2' 'textworld[pddl]')"
+    "(pip install -c constraints.txt 'alfworld==0.4.2' 'textworld[pddl]==1.7.0', here or in a venv of its own)"
 )
 
 
