@@ -12,13 +12,19 @@ SEARCH, OPEN, RED, BUY = "search[vegan sandals]", "click[w1]", "click[red]", "cl
 
 
 def visit(*actions, success=False, guided=False, last="Score: 0.50 of 1."):
-    turns = [SimpleNamespace(action=action, valid=action != "hm") for action in actions]
+    pages = {OPEN: "Results, page 1 of 1:", SEARCH: "Search page."}
+    turns = [
+        SimpleNamespace(action=action, valid=action != "hm", observation=pages.get(action, "Sandals\nPrice: $9.5"))
+        for action in actions
+    ]
     return lesson_of(SimpleNamespace(success=success, guided=guided, last_observation=last), turns)
 
 
 @pytest.mark.parametrize(
     ("actions", "options", "text"),
     [
+        ((SEARCH, OPEN, "click[blue]", "click[< prev]", OPEN, "click[features]", "hm", RED, BUY), {"success": True},
+         "search[vegan sandals] finds what is wanted: open it, choose red, then click[buy now]."),
         ((), {}, "Write search[words] or click[x], and nothing else."),
         (("hm", "hm"), {}, "Write search[words] or click[x], and nothing else."),
         ((SEARCH, OPEN, RED, BUY), {"success": True},
