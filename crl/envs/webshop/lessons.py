@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from crl.envs.webshop.site import BUY, SUB_PAGES, parse_action
+from crl.envs.webshop.site import BACK, BUY, PREVIOUS, SUB_PAGES, parse_action
 from crl.protocols import Lesson
 from crl.records import Episode, Turn
 
@@ -25,7 +25,7 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
     if not done:
         text = "Write search[words] or click[x], and nothing else."
     elif episode.success:
-        options = [value for value in clicked if value not in (BUY, *SUB_PAGES)][1:]
+        options = _options(turns)
         chosen = f", choose {', '.join(options)}" if options else ""
         text = f"search[{searched[-1]}] finds what is wanted: open it{chosen}, then click[buy now]."
     elif lacking:
@@ -39,3 +39,16 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
             f"After search[{searched[-1]}] open a product, choose its options and click[buy now] before turns run out."
         )
     return Lesson("update" if episode.guided else "add", text)
+
+
+def _options(turns: Sequence[Turn]) -> list[str]:
+    """The options that were chosen of what was bought."""
+    options: list[str] = []
+    for turn in turns:
+        kind, value = (turn.valid and parse_action(turn.action)) or ("", "")
+        on_product = "Price: $" in turn.observation
+        if kind == "search" or value == BACK or (on_product and value == PREVIOUS):
+            options = []  # what forgets them on the site
+        elif on_product and kind == "click" and value not in (BUY, *SUB_PAGES):
+            options.append(value)
+    return options

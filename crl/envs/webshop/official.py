@@ -143,7 +143,7 @@ def _asked_options(record: Mapping[str, Any], where: str) -> tuple[GoalOption, .
 def table(path: Path) -> dict[str, Any]:
     """A JSON file that holds one object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise malformed(_reason(error), "a JSON object", str(path)) from None
     if not isinstance(value, dict):
@@ -157,7 +157,7 @@ def array(path: Path) -> Iterator[tuple[int, Any]]:
     index = at = 0
     open_end = False
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             text = file.read(_PIECE)
             at = _behind_blanks(text, 0)
             if text[at : at + 1] != "[":

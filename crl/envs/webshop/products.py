@@ -7,6 +7,7 @@ it, by the product's id: the original site draws it anew in every process.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -126,9 +127,12 @@ def _amounts(pricing: Any, where: str) -> tuple[float, ...]:
     if not isinstance(pricing, str):
         raise malformed(f"pricing is {shown(pricing)}", 'a text such as "$12.99"', where)
     try:
-        return tuple(float(_AMOUNT.sub("", part)) for part in pricing.split("$")[1:])[:2]
+        amounts = [float(_AMOUNT.sub("", part)) for part in pricing.split("$")[1:]]
     except ValueError:
-        raise malformed(f"pricing is {shown(pricing)}", 'amounts such as "$12.99" or "$12.99$15.99"', where) from None
+        amounts = [math.inf]
+    if not all(map(math.isfinite, amounts)):
+        raise malformed(f"pricing is {shown(pricing)}", 'amounts such as "$12.99" or "$12.99$15.99"', where)
+    return tuple(amounts[:2])
 
 
 def _shop_price(asin: str, amounts: tuple[float, ...]) -> float:

@@ -83,7 +83,8 @@ def test_products_that_the_site_passes_over(tmp_path):
     [
         ({"asin": 7}, "asin is 7"), ({"name": None}, "name is None"), ({"name": ["x"]}, "name is"),
         ({"query": 1}, "query is 1"), ({"pricing": 12.5}, "pricing is 12.5"), ({"pricing": "$"}, "pricing is"),
-        ({"pricing": "$1.2.3"}, "pricing is"), ({"small_description": [1]}, "small_description is"),
+        ({"pricing": "$1.2.3"}, "pricing is"), ({"pricing": "$" + "9" * 400}, "pricing is"),
+        ({"small_description": [1]}, "small_description is"),
         ({"full_description": {}}, "full_description is"),
         ({"customization_options": ["x"]}, "customization_options is"),
         ({"customization_options": {"Size": "x"}}, "option 'Size' is 'x'"),
@@ -232,7 +233,7 @@ def test_large_files_are_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("crl.envs.webshop.official._PIECE", 64)
     config = write(tmp_path, [record(number, name=f"Lämp {number} 😀") for number in range(30)])
     path = tmp_path / "items_shuffle_1000.json"
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=3, ensure_ascii=False), encoding="utf-8")
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=3, ensure_ascii=False), encoding="utf-8-sig")
     assert [each.offered.title for each in config.make().site.catalogue.products] == [
         f"Lämp {number} 😀" for number in range(30)
     ]
