@@ -56,6 +56,11 @@ ENVIRONMENTS = Registry(
         "frozenlake": "crl.envs.frozenlake:FrozenLakeConfig",
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
+        "gymnasium": "crl.envs.bridges.gymnasium:GymnasiumConfig",
+        "minigrid": "crl.envs.bridges.minigrid:MiniGridConfig",
+        "reasoning_gym": "crl.envs.bridges.reasoning_gym:ReasoningGymConfig",
+        "textarena": "crl.envs.bridges.textarena:TextArenaConfig",
+        "textworld": "crl.envs.bridges.textworld:TextWorldConfig",
     },
 )
 """The environments that an experiment may name."""
