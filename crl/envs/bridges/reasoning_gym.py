@@ -172,7 +172,12 @@ class _Question(Episode):
         return self._item.content
 
 
+_ORDER = "draws its items in the order of a set of strings, which differs between processes"
 UNUSABLE: Mapping[str, str] = {
+    "time_intervals": "begins its items from today's date",
     "composite": "is a mixture of others: give each of them a family of its own",
+    **dict.fromkeys(
+        ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"), _ORDER
+    ),
 }
 """Datasets of reasoning-gym 0.1.25 that are refused, and why."""

@@ -36,6 +36,8 @@ _NOT_UNDERSTOOD = re.compile(
     r"supply a noun|can't use multiple objects"
 )
 """What Inform's parser and Infocom's say to a command that changes nothing."""
+_NOT_TOLD = re.compile(r"^>?$|[$_|\\/]{2}|^>?\s*-= .* =-\s*-?\d+/\d+$|^Would you like to RESTART")
+"""Lines of the screen that are no part of the story: the banner, the prompt with the status line, the end's menu."""
 
 
 class TextWorldConfig(EnvironmentConfig):
@@ -219,10 +221,11 @@ class _Play(Episode):
         return self._content
 
     def observation(self) -> str:
-        lines = str(self._state.feedback or "").strip().rstrip(">").strip().splitlines()
-        # The interpreter draws a banner of blanks and signs, and doubles empty lines.
-        kept = [line.rstrip() for line in lines if not line.strip() or re.search(r"\w\s?\w", line)]
-        return re.sub(r"\n{2,}", "\n", "\n".join(kept)).strip() or "Nothing happens."
+        text = str(self._state.feedback or "")
+        if self._state.objective:
+            text = text.replace(self._state.objective, "")  # the goal says it
+        lines = (line.strip() for line in text.splitlines())
+        return "\n".join(line for line in lines if line and not _NOT_TOLD.search(line)) or "Nothing happens."
 
     def actions(self) -> Actions:
         listed = self._state.admissible_commands if self._config.commands == "listed" else None
