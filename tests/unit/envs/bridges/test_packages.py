@@ -51,7 +51,7 @@ def test_a_number_is_guessed(textarena):
     assert not first.legal and "outside the range" in first.feedback and not first.done
     second = environment.step_many({0: "no number"})[0]
     assert second.done and not second.legal and second.stop_reason is StopReason.failure
-    with pytest.raises(BadInput, match="on this machine|cannot be started|over the network"):
+    with pytest.raises(BadInput, match="over the network"):
         TextArenaConfig(id="TwentyQuestions-v0").make()
 
 
