@@ -2,7 +2,7 @@
 
     python benchmarks/bridges.py [KIND …]
 
-It plays the environment of `conf/bridges/<KIND>.yaml`, 16 slots of one process, for about five seconds each. A bridge whose
+It plays the environment of `conf/bridges/<KIND>.yaml`, 16 slots of one process, for about five seconds each. One whose
 package is missing is named and left out. Of TextWorld the games that the page names have to be made first.
 """
 
