@@ -67,7 +67,8 @@ def test_what_cannot_be_had_is_named_with_what_can(registered):
     registered(pond=HERE, broken="no_such_module_at_all:Config", number=f"{__name__}:NOT_A_CONFIG")
     said = refused({"kind": "frozenlak"})
     assert "there is no environment 'frozenlak'; did you mean 'frozenlake'?" in said
-    assert "minihack, frozenlake, realms, shrines, broken, number, pond, or module:Class" in said
+    assert "one of minihack, frozenlake, realms, shrines, " in said
+    assert said.rstrip().endswith(", broken, number, pond, or module:Class")
     assert "names no kind of environment: one of minihack" in refused({"depth": 1})
     assert "cannot be imported: ModuleNotFoundError" in refused("broken")
     assert "a subclass of crl.config.environments.EnvironmentConfig" in refused("number")
@@ -87,8 +88,9 @@ def test_the_schema_is_the_union_of_what_is_registered(registered):
     with pytest.warns(UserWarning, match="'broken' cannot be imported"):
         schema = FamilyConfig.model_json_schema()
     offered = schema["properties"]["environment"]["anyOf"]
-    titles = ["MiniHack", "FrozenLake", "Realms", "Shrines", "PondConfig", "module:Class"]
-    assert [each["title"] for each in offered] == titles
+    titles = [each["title"] for each in offered]
+    assert titles[:4] == ["MiniHack", "FrozenLake", "Realms", "Shrines"]
+    assert titles[-2:] == ["PondConfig", "module:Class"] and len(titles) == len(set(titles)) > 10
     for valid in ({"kind": "pond", "depth": 2.5}, {"kind": "frozenlake"}, {"kind": "a.b:C", "anything": 1}):
         jsonschema.validate({"name": "a", "environment": valid}, schema)
     for wrong in ({"kind": "pond", "depth": -1}, {"kind": "lake"}, {"kind": "frozenlake", "sizes": 1}):

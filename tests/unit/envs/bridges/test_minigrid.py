@@ -25,7 +25,9 @@ def test_the_view_in_words_is_what_is_in_front_of_the_agent():
             continue
         ahead = sum((key[axis] - env.agent_pos[axis]) * env.dir_vec[axis] for axis in (0, 1))
         right = sum((key[axis] - env.agent_pos[axis]) * env.right_vec[axis] for axis in (0, 1))
-        place = [f"{ahead} ahead"] * bool(ahead > 0) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * bool(right != 0)
+        place = [f"{ahead} ahead"] * bool(ahead > 0) + [f"{abs(right)} {'right' if right > 0 else 'left'}"] * bool(
+            right != 0
+        )
         assert "a yellow key " + " and ".join(place) in said
 
 

@@ -22,7 +22,9 @@ PLAYED: list[tuple[str, dict[str, Any]]] = [
     ("gymnasium", {"kind": "gymnasium", "id": "CliffWalking-v1", "arguments": {"is_slippery": True}}),
     *(
         ("minigrid", {"kind": "minigrid", "id": name})
-        for name in ("BabyAI-GoToObj-v0", "BabyAI-BossLevel-v0", "MiniGrid-DoorKey-8x8-v0", "MiniGrid-Memory-S7-v0")
+        for name in (
+            "BabyAI-GoToObj-v0", "BabyAI-BossLevel-v0", "MiniGrid-DoorKey-8x8-v0", "MiniGrid-Dynamic-Obstacles-6x6-v0",
+        )
     ),
     *(
         ("textarena", {"kind": "textarena", "id": name})
