@@ -96,17 +96,16 @@ class _Games:
             self._refuse_global_draws(first)
 
     def _refuse_global_draws(self, screen: _Screen) -> None:
-        untouched = Untouched()
         with GlobalStreams(0).in_place():
-            inside = Untouched()
+            untouched = Untouched()
             screen.reset(0)
             screen.env.action_space.seed(0)
             for _ in range(_PROBES):
                 *_, terminated, truncated, _ = screen.env.step(screen.env.action_space.sample())
                 if terminated or truncated:
                     break
-            drawn = not inside
-        if drawn or not untouched:
+            drawn = not untouched
+        if drawn:
             raise BadInput(
                 f"{self._config.id!r} draws from Python's or NumPy's global random generator",
                 expected="an environment that draws from its own np_random",

@@ -35,7 +35,8 @@ ACTIONS: Mapping[str, str] = {
 """What the package's actions are called here."""
 
 _RULES = "You are on a grid and see what is in front of you. Toggle opens and closes the door or box directly ahead."
-_DRAWS = 1000
+_DRAWS = 200
+"""Draws of a seed after which there is no such level; of many levels one in four is held out."""
 _NOTHING = {"unseen", "empty", "wall", "floor", "agent"}
 """What is not listed; of walls only the next one in each direction is told."""
 

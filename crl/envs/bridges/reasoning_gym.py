@@ -33,7 +33,8 @@ Parameter = str | int | float | bool | None | list[str] | list[int] | list[float
 _GOAL = "Answer the question."
 _FORM = FreeText("the answer and nothing else")
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.IGNORECASE | re.DOTALL)
-_DRAWS = 1000
+_DRAWS = 200
+"""Draws of a seed after which there is no such level; of many levels one in four is held out."""
 _FULL_MARK = 1 - 1e-9
 
 
@@ -151,21 +152,24 @@ class _Question(Episode):
     def act(self, action: str) -> Outcome:
         found = _ANSWER.findall(action)
         answer = found[-1].strip() if found else action
-        try:
-            score = float(self._scorer.score_answer(answer=answer, entry=self._item.entry))
-        except MemoryError:
-            raise
-        except Exception:
-            # The scorer could not read it: it is the answer that broke, which is worth nothing.
+        score = self._score(answer)
+        if score is None:
             return Outcome(over=True, legal=False, feedback="That is no answer of the form asked for.")
         return Outcome(over=True, success=score >= _FULL_MARK, reward=score)
 
-    def oracle(self) -> str | None:
-        answer = self._item.entry.get("answer")
-        # Of a few datasets it is a note for people, or an example that the scorer does not take.
-        if answer is None or self._scorer.score_answer(answer=str(answer), entry=self._item.entry) < _FULL_MARK:
+    def _score(self, answer: str) -> float | None:
+        """The scorer's mark; None where it could not read the answer: it is the answer that broke, not the game."""
+        try:
+            return float(self._scorer.score_answer(answer=answer, entry=self._item.entry))
+        except MemoryError:
+            raise
+        except Exception:
             return None
-        return str(answer)
+
+    def oracle(self) -> str | None:
+        answer = str(self._item.entry.get("answer"))
+        # Of a few datasets it is a note for people, or an example that the scorer does not take.
+        return answer if (self._score(answer) or 0.0) >= _FULL_MARK else None
 
     @property
     def content(self) -> str:
