@@ -67,6 +67,11 @@ ENVIRONMENTS = Registry(
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",
         "webshop": "crl.envs.webshop:WebShopConfig",
+        "gymnasium": "crl.envs.bridges.gymnasium:GymnasiumConfig",
+        "minigrid": "crl.envs.bridges.minigrid:MiniGridConfig",
+        "reasoning_gym": "crl.envs.bridges.reasoning_gym:ReasoningGymConfig",
+        "textarena": "crl.envs.bridges.textarena:TextArenaConfig",
+        "textworld": "crl.envs.bridges.textworld:TextWorldConfig",
     },
 )
 """The environments that an experiment may name."""
