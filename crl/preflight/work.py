@@ -40,15 +40,14 @@ class Work:
         return sampling + update
 
 
-def work_of(shape: ModelShape, role: RoleConfig, *, outputs: int, turns: int, rows: int, trained: bool) -> Work:
-    """The work of a role that makes so many outputs of so many turns, `rows` side by side.
+def work_of(shape: ModelShape, role: RoleConfig, *, outputs: int, new: int, rows: int, trained: bool) -> Work:
+    """The work of a role that makes so many outputs, of each of which it writes `new` tokens, `rows` side by side.
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
     the context is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
     twice that; with adapters half of it, since frozen weights get no gradient, and checkpointing repeats the forward
     pass. The vocabulary head runs where a token is sampled or trained.
     """
-    new = sampled_positions(role, turns)
     tokens = outputs * role.context
     body = 2 * shape.layers * (shape.layer_parameters + shape.attention * role.context)
     head = 2 * shape.vocabulary * shape.hidden
@@ -65,11 +64,6 @@ def work_of(shape: ModelShape, role: RoleConfig, *, outputs: int, turns: int, ro
         half_update=role.deepspeed.autocast == "bfloat16",
         ranks=role.deepspeed.ranks,
     )
-
-
-def sampled_positions(role: RoleConfig, turns: int) -> int:
-    """Most tokens of one output that the model writes itself."""
-    return min(role.context, turns * role.sampling.max_new_tokens)
 
 
 def seconds_of(work: Iterable[Work], rates: Rates) -> float:
