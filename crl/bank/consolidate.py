@@ -298,8 +298,8 @@ class Consolidation:
                 return Refusal(Rejection.duplicate, holder)
         if duplicates != "near":
             return None
-        partition = None if self._rules.resemblance_anywhere else (operation.family,)
-        partition = self._rules.partitions.get(operation.family, partition)
+        shared = None if self._rules.resemblance_anywhere else (operation.family,)
+        partition = self._rules.partitions.get(operation.family, shared)
         families: Sequence[str | None] = (None,) if partition is None else partition
         # The same text resembles itself most: that of another family is no `duplicate`, but no less a twin.
         alike = {digest: 1.0, **self._alike.of(digest)}

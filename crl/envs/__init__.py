@@ -14,23 +14,31 @@ from crl.protocols import Environment
 
 
 def make_environment(family: FamilyConfig) -> Environment:
-    """The environment of a task family, stepped side by side and ended at a turn limit where the family asks for it.
+    """The environment of a task family, ended at its turn limit where it has none of its own.
 
     Raises BadInput where it is not registered or a package that it needs is missing.
     """
-    if family.workers == 1 and family.step_time_limit_seconds is None:
-        environment: Environment = family.environment.make()
-    else:
-        from crl.envs.side_by_side import SideBySide
-
-        environment = SideBySide(
-            family.environment.make, workers=family.workers, step_time_limit_seconds=family.step_time_limit_seconds
-        )
+    environment = _stepped(family)
     if family.max_turns is None:
         return environment
     from crl.envs.turn_limit import TurnLimit
 
     return TurnLimit(environment, family.max_turns)
+
+
+def _stepped(family: FamilyConfig) -> Environment:
+    """The environment of a task family, stepped side by side where the family asks for it.
+
+    Raises BadInput where it is not registered or a package that it needs is missing.
+    """
+    if family.workers == 1 and family.step_time_limit_seconds is None:
+        environment: Environment = family.environment.make()
+        return environment
+    from crl.envs.side_by_side import SideBySide
+
+    return SideBySide(
+        family.environment.make, workers=family.workers, step_time_limit_seconds=family.step_time_limit_seconds
+    )
 
 
 def check_environment(config: EnvironmentConfig) -> None:

@@ -277,7 +277,9 @@ def test_waves_are_whole_groups_of_one_family_in_order():
 
 def test_mixed_waves_are_the_next_groups_whatever_their_family():
     tasks = [task(m, 1, group=g, family=f) for f, gs in (("b", (0, 1, 2)), ("a", (3, 4))) for g in gs for m in range(2)]
-    found = [[(each.family, each.group, each.member) for each in wave] for wave in waves_of(tasks, 4, {"b": "b", "a": "b"})]
+    found = [
+        [(each.family, each.group, each.member) for each in wave] for wave in waves_of(tasks, 4, {"b": "b", "a": "b"})
+    ]
     assert found == [
         [("b", 0, 0), ("b", 0, 1), ("b", 1, 0), ("b", 1, 1), ("b", 2, 0), ("b", 2, 1), ("a", 3, 0), ("a", 3, 1)],
         [("a", 4, 0), ("a", 4, 1)],
