@@ -56,9 +56,19 @@ def parse_experiment(
         return Experiment.model_validate(data)
     except ValidationError as error:
         raise BadInput(
-            f"{where} is not a valid experiment:\n" + "\n".join(listed_errors(error)),
+            f"{where} is not a valid experiment:\n" + "\n".join(listed_errors(error, lambda item: _told(item, data))),
             next_step="correct the keys named above; every field is described in crl/config/",
         ) from None
+
+
+def _told(item: Any, data: Mapping[str, Any]) -> str:
+    """An error in words; one of a task family ends with its name, since people know families by their names."""
+    place, line = item["loc"], readable(item)
+    if place[:2] != ("method", "families") or len(place) < 3 or not isinstance(place[2], int):
+        return line
+    family = data["method"]["families"][place[2]]
+    name = family.get("name") if isinstance(family, Mapping) else None
+    return f"{line}, family {name}" if isinstance(name, str) else line
 
 
 def runs_root(experiment: Experiment | None = None) -> Path:

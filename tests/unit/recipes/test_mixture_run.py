@@ -66,7 +66,10 @@ method:
       evaluation_seeds: {{start: 1000000, count: 1}}
       reward: {{success: 1, failure: -1}}
       prompts:
-        actor: {{system: Cross., first: "{{goal}}\\n{{experience}}{{observation}}\\n", experience: "Told: {{experience}}\\n"}}
+        actor:
+          system: Cross.
+          first: "{{goal}}\\n{{experience}}{{observation}}\\n"
+          experience: "Told: {{experience}}\\n"
         distill: {{system: Write., first: "{{trajectory}}\\n"}}
     - name: realm
       environment: {{kind: realms, longest_path: 2, max_turns: 2, held_out_moves: 1}}
