@@ -101,11 +101,11 @@ def test_prompts_of_a_family_are_overridden_as_those_of_all_are():
 
 
 def test_the_prompts_of_every_family_are_checked_before_work_starts():
-    changes = {"method.families.1.prompts": "minihack", "method.families.1.prompts.distill.first": "{weather}"}
+    changes = {"method.families.1.prompts": "minihack", "method.families.1.prompts.distill.first": "'{weather}'"}
     with pytest.raises(BadInput, match="weather") as caught:
         check_placeholders(two({}, changes).method)
     assert caught.value.where == "family pond, prompts: distill.first"
-    short = {"method.roles.actor.context": 64, "method.roles.extractor.context": 512}
+    short = {"method.roles.actor.context": 128}
     with pytest.raises(BadInput, match="first prompt of family pond takes") as caught:
         check_room(two({"prompts": "minihack"}, short).method)
     assert "prompts.actor" in str(caught.value.where) and "family pond" in str(caught.value.where)

@@ -6,7 +6,7 @@ import pytest
 
 from crl.config import FamilyConfig, SeedRange
 from crl.envs import make_environment
-from crl.envs.realms import RealmsConfig, RealmsEnvironment
+from crl.envs.shrines import ShrinesConfig, ShrinesEnvironment
 from crl.envs.turn_limit import TurnLimit
 from crl.protocols import Judge, StopReason, Teacher
 from tests.unit.recipes.endless import Endless, EndlessConfig
@@ -42,7 +42,7 @@ def test_without_a_limit_there_is_no_end_and_nothing_around_the_environment():
 
 
 def test_what_an_environment_knows_it_knows_with_a_limit_too():
-    limited = TurnLimit(RealmsEnvironment(RealmsConfig()), 1)
+    limited = TurnLimit(ShrinesEnvironment(ShrinesConfig()), 1)
     assert isinstance(limited, Judge) and isinstance(limited, Teacher)
     assert not isinstance(TurnLimit(Endless(), 1), Judge | Teacher)
     practice = limited.practice()
