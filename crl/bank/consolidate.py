@@ -80,6 +80,10 @@ class Rules:
     max_characters: int
     resemblance_anywhere: bool = False
     """Whether a text must resemble no entry of any family, or none of its own (`retrieval.scope`)."""
+    partitions: Mapping[str, tuple[str, ...] | None] = dataclasses.field(default_factory=dict)
+    """By family: those no entry of which its texts may resemble (None: all), where that is not as for the others."""
+    capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """By family: entries that it may hold; of others `bank.capacity`."""
     merges_across: bool = False
     """Whether a merge may have parents of other families."""
 
@@ -188,7 +192,7 @@ class Consolidation:
         """Enforce the capacity of every family."""
         config = self._rules.bank
         by_entry = {score.entry_id: score for score in scores} if config.eviction == "least_useful" else {}
-        for entry in make_room(self._bank, config, by_entry, round=self._round):
+        for entry in make_room(self._bank, config, by_entry, round=self._round, capacities=self._rules.capacities):
             reason = f"capacity_{config.eviction}"
             self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason)
 
@@ -294,12 +298,15 @@ class Consolidation:
                 return Refusal(Rejection.duplicate, holder)
         if duplicates != "near":
             return None
-        family = None if self._rules.resemblance_anywhere else operation.family
+        shared = None if self._rules.resemblance_anywhere else (operation.family,)
+        partition = self._rules.partitions.get(operation.family, shared)
+        families: Sequence[str | None] = (None,) if partition is None else partition
         # The same text resembles itself most: that of another family is no `duplicate`, but no less a twin.
         alike = {digest: 1.0, **self._alike.of(digest)}
         nearest = [
             (-similarity, bank.order_of(holder, other), holder)
             for other, similarity in alike.items()
+            for family in families
             for holder in bank.holders(family, other)
             if holder not in replaced
         ]

@@ -18,8 +18,18 @@ from crl.config import BankConfig
 from crl.records import BankEntry, EntryScore
 
 
-def evict(bank: Overlay, config: BankConfig, scores: Mapping[str, EntryScore], *, round: int) -> list[BankEntry]:
-    """Bring every family of a bank down to its capacity; the entries that went, by family, the first to go first."""
+def evict(
+    bank: Overlay,
+    config: BankConfig,
+    scores: Mapping[str, EntryScore],
+    *,
+    round: int,
+    capacities: Mapping[str, int],
+) -> list[BankEntry]:
+    """Bring every family of a bank down to its capacity; the entries that went, by family, the first to go first.
+
+    `capacities` are those of families that have one of their own.
+    """
     table, beside = bank.named.snapshot.table, bank.present()
     untouched_N = np.ones(table.num_rows, dtype=bool)
     untouched_N[bank.looked_up()] = False
@@ -30,7 +40,8 @@ def evict(bank: Overlay, config: BankConfig, scores: Mapping[str, EntryScore], *
     code_of = {name: code for code, name in enumerate(names)}
     # Members are the untouched rows, then the entries beside the columns; both by age.
     codes_M = _joined(families.indices.to_numpy()[rows_U], [code_of[entry.family] for entry in beside])
-    surplus = np.bincount(codes_M, minlength=len(names)) - config.capacity
+    allowed = np.array([capacities.get(name, config.capacity) for name in names], dtype=np.int64)
+    surplus = np.bincount(codes_M, minlength=len(names)) - allowed
     full = sorted(name for name in names if surplus[code_of[name]] > 0)
     if not full:
         return []

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,8 @@ from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.records import Retrieval, RetrievalCount
 
+Partition = tuple[str, ...] | None
+"""The families whose entries are searched together; None: the whole bank."""
 _SHOWN = ("entry_id", "content_digest", "generation_id")
 """Columns of an entry that a retrieval row repeats."""
 
@@ -69,30 +71,35 @@ class BankRetriever:
         bank_round: int,
         base: EarlierBank | None = None,
         cache: Cache | None = None,
+        partitions: Mapping[str, Partition] | None = None,
     ) -> None:
         """`embeddings_ND` holds the unit vectors of the bank's entries, row by row.
 
         `counts` are the counters before this round; those of entries the snapshot no longer has are left out.
         `base` is the last base of the bank; None learns quantizers from the bank itself. `cache` is where what a
-        large scope needs is kept; None keeps it in memory.
+        large scope needs is kept; None keeps it in memory. `partitions` says what is searched for each family; the
+        others follow `config.scope`.
         """
         if len(embeddings_ND) != len(bank):
             raise ValueError(f"{len(bank)} entries, but {len(embeddings_ND)} embeddings")
         self._bank, self._embeddings_ND = bank, np.ascontiguousarray(embeddings_ND, dtype=np.float32)
         self._config, self._round, self._bank_round = config, round, bank_round
-        self._base, self._cache = base, cache
+        self._base, self._cache, self._partitions = base, cache, partitions or {}
         rows = bank.rows_of([row.entry_id for row in counts])
         self._counters = {
             row: _Counter(counter.count, counter.last_round)
             for row, counter in zip(rows, counts, strict=True)
             if row is not None
         }
-        self._scopes: dict[str | None, tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]] = {}
+        self._scopes: dict[Partition, tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]] = {}
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Which index each scope searched so far has, by its family (`bank`: all)."""
-        return {family or "bank": index.kind for family, (_, index) in self._scopes.items()}
+        """Which index each scope searched so far has, by its families (`bank`: all)."""
+        return {
+            "bank" if partition is None else "+".join(partition): index.kind
+            for partition, (_, index) in self._scopes.items()
+        }
 
     def retrieve(
         self, episode_id: str, family: str, query_D: NDArray[np.float32], *, advance: bool = True
@@ -131,30 +138,35 @@ class BankRetriever:
     def _search(self, families: Sequence[str], queries_QD: NDArray[np.float32]) -> list[Nearest]:
         """Rows of the bank and cosines of each query's candidates, one search per scope."""
         wanted = self._config.candidates * self._config.top_k
-        scopes = [family if self._config.scope == "family" else None for family in families]
+        scopes = [self._partition(family) for family in families]
         found: dict[int, Nearest] = {}
-        for family in dict.fromkeys(scopes):
-            rows_N, index = self._scope(family)
-            places = [place for place, each in enumerate(scopes) if each == family]
+        for partition in dict.fromkeys(scopes):
+            rows_N, index = self._scope(partition)
+            places = [place for place, each in enumerate(scopes) if each == partition]
             for place, (rows_K, cosines_K) in zip(places, index.nearest(queries_QD[places], wanted), strict=True):
                 found[place] = (rows_N[rows_K], cosines_K)
         return [found[place] for place in range(len(scopes))]
 
-    def _scope(self, family: str | None) -> tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]:
-        if family not in self._scopes:
-            rows_N = _rows_in(self._bank.table, family)
-            scope = Scope(self._embeddings_ND, rows_N, _digests(self._bank.table, rows_N))
-            index = open_index(scope, self._config.index, base=lambda: self._base_of(family), cache=self._cache)
-            self._scopes[family] = (rows_N, index)
-        return self._scopes[family]
+    def _partition(self, family: str) -> Partition:
+        if family in self._partitions:
+            return self._partitions[family]
+        return (family,) if self._config.scope == "family" else None
 
-    def _base_of(self, family: str | None) -> Base | None:
+    def _scope(self, partition: Partition) -> tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]:
+        if partition not in self._scopes:
+            rows_N = _rows_in(self._bank.table, partition)
+            scope = Scope(self._embeddings_ND, rows_N, _digests(self._bank.table, rows_N))
+            index = open_index(scope, self._config.index, base=lambda: self._base_of(partition), cache=self._cache)
+            self._scopes[partition] = (rows_N, index)
+        return self._scopes[partition]
+
+    def _base_of(self, partition: Partition) -> Base | None:
         if self._base is None:
             return None
         entries, embeddings = self._base.entries(), self._base.embeddings
         if entries is None:
             return None
-        rows_N = _rows_in(entries, family)
+        rows_N = _rows_in(entries, partition)
         return Base(_digests(entries, rows_N), lambda places: embeddings(entries.take(pa.array(rows_N[places]))))
 
     def _reranked(
@@ -199,11 +211,11 @@ class BankRetriever:
 _UNUSED = _Counter()
 
 
-def _rows_in(entries: pa.Table, family: str | None) -> NDArray[np.int64]:
-    """Rows of a family, ascending; all for None."""
-    if family is None:
+def _rows_in(entries: pa.Table, partition: Partition) -> NDArray[np.int64]:
+    """Rows of some families, ascending; all for None."""
+    if partition is None:
         return np.arange(entries.num_rows)
-    return np.flatnonzero(pc.equal(entries["family"], family).to_numpy())
+    return np.flatnonzero(pc.is_in(entries["family"], value_set=pa.array(partition, pa.string())).to_numpy())
 
 
 def _digests(entries: pa.Table, rows_N: NDArray[np.int64]) -> pa.Array:

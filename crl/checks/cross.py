@@ -67,6 +67,18 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0)))",
     ),
     CrossRule(
+        "a raw reward is that of an episode of the family",
+        ("raw_rewards", "episodes"),
+        "SELECT r.row, r.episode_id AS id FROM raw_rewards r LEFT JOIN episodes e USING (episode_id) "
+        "WHERE e.family IS DISTINCT FROM r.family",
+    ),
+    CrossRule(
+        "an episode that broke is worth nothing by any convention",
+        ("raw_rewards", "episodes"),
+        "SELECT r.row, r.episode_id AS id FROM raw_rewards r JOIN episodes e USING (episode_id) "
+        "WHERE e.error IS NOT NULL AND (r.raw_reward <> 0 OR e.reward <> 0)",
+    ),
+    CrossRule(
         "a stripped context belongs to a guided episode and its token record",
         ("stripped_contexts", "episodes"),
         "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN episodes e USING (episode_id) "

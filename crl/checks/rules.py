@@ -27,6 +27,7 @@ from crl.records import (
     Metric,
     Operation,
     Question,
+    RawReward,
     Resemblance,
     Retrieval,
     RetrievalCount,
@@ -129,6 +130,11 @@ SUITES: dict[type[Row], Suite] = {
                 "(stop_reason = 'error') = (last_observation IS NULL)"
             ),
         },
+    ),
+    RawReward: Suite(
+        key=("episode_id",),
+        filled=("episode_id", "family"),
+        rows={"the reward is finite": "isfinite(raw_reward)"},
     ),
     Turn: Suite(
         key=("episode_id", "turn"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from crl.config.base import Model, SeedRange
 from crl.config.environments import ENVIRONMENTS, EnvironmentConfig, FamilyConfig
 from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
+from crl.config.families import FamilyBank, FamilyReward, FamilySampling
 from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
@@ -56,7 +57,10 @@ __all__ = [
     "Exchange",
     "Experiment",
     "ExtractorObjective",
+    "FamilyBank",
     "FamilyConfig",
+    "FamilyReward",
+    "FamilySampling",
     "LoraConfig",
     "MergeConfig",
     "Method",

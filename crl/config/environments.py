@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from crl.config.base import LAST_SEED, LONGEST_SECONDS, Model, SeedRange
+from crl.config.families import FamilyBank, FamilyReward, FamilySampling, unset
+from crl.config.prompts import PromptConfig
 from crl.config.registry import Registry
 
 HeldOutFrom = Annotated[
@@ -122,6 +124,46 @@ class FamilyConfig(Model):
         description="Each slot's environment is in a process of its own: one that dies, or hangs past the time limit "
         "(of a reset too), costs its own episode.",
     )
+
+    group_size: int | None = Field(
+        None, ge=2, le=1024, exclude_if=unset, description="K of this family; none: rollout.group_size."
+    )
+    max_turns: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        exclude_if=unset,
+        description="Turn limit of an environment that has none of its own; none: it ends when it ends.",
+    )
+    sampling: FamilySampling | None = Field(
+        None, exclude_if=unset, description="What is different of the actor's sampling; none: nothing."
+    )
+    prompts: dict[str, PromptConfig] | None = Field(
+        None,
+        exclude_if=unset,
+        description="Prompts of its own by name, method.prompts for the others; in a file, the name of one under "
+        "conf/prompts/.",
+    )
+    reward: FamilyReward | None = Field(
+        None, exclude_if=unset, description="Reward convention; none: the environment's rewards as they are."
+    )
+    bank: FamilyBank | None = Field(None, exclude_if=unset, description="Its place in the bank; none: as the others.")
+
+    @model_validator(mode="after")
+    def _one_turn_limit(self) -> FamilyConfig:
+        own = getattr(self.environment, "max_turns", None)
+        if self.max_turns is not None and own is not None:
+            raise ValueError(
+                f"family {self.name}: max_turns is {self.max_turns}, and environment {self.environment.kind} has a "
+                f"limit of its own, {own}, which its levels are made for; set environment.max_turns"
+            )
+        return self
+
+    @property
+    def turn_limit(self) -> int | None:
+        """Most turns of an episode; None where nobody says."""
+        own = getattr(self.environment, "max_turns", None)
+        return self.max_turns if own is None else int(own)
 
     @model_validator(mode="after")
     def _disjoint(self) -> FamilyConfig:

@@ -24,6 +24,8 @@ _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 _MOST_BYTES = 8 * 2**20
 """Bytes of a YAML file."""
 _MOST_NAMED = 20
+_WHOLE = re.compile(r"method\.(families|families\.[0-9]{1,9}|(families\.[0-9]{1,9}\.)?prompts)")
+"""Keys of what may name prompt files, as a whole."""
 """Names, or mistakes, that one message lists."""
 
 
@@ -31,10 +33,11 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
-    its content becomes part of the method. So do the games of the files that `method.recipe.warm_start.recorded` names.
-    The files of `expectations/`, found likewise, become `runtime.expectations`.
-    A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a value that is `{index}`
-    alone is that number. Raises BadInput naming file, key, what was found and what was expected.
+    its content becomes part of the method. So do the `prompts` of a family, and the games of the files that
+    `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise, become
+    `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a
+    value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and what was
+    expected.
     """
     path = Path(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
@@ -45,19 +48,29 @@ def parse_experiment(
 ) -> Experiment:
     """As :func:`load_experiment`, from plain data; prompt names are looked up from `base`, `where` is for errors."""
     overrides, data = dict(overrides or {}), deepcopy(data)
-    if "method.prompts" in overrides:  # before its parts, which may be overridden as well
-        _set(data, "method.prompts", _value("method.prompts", overrides.pop("method.prompts")))
+    for dotted in sorted(filter(_WHOLE.fullmatch, overrides)):  # before their parts, which may be overridden as well
+        _set(data, dotted, _value(dotted, overrides.pop(dotted)))
     data = _with_prompts(data, base, where)
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
-    data = with_recorded(_with_expectations(_with_families(_with_prompts(data, base, where), where), base), base)
+    data = with_recorded(_with_expectations(_with_prompts(_with_families(data, where), base, where), base), base)
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
         raise BadInput(
-            f"{where} is not a valid experiment:\n" + "\n".join(listed_errors(error)),
+            f"{where} is not a valid experiment:\n" + "\n".join(listed_errors(error, lambda item: _told(item, data))),
             next_step="correct the keys named above; every field is described in crl/config/",
         ) from None
+
+
+def _told(item: Any, data: Mapping[str, Any]) -> str:
+    """An error in words; one of a task family ends with its name, since people know families by their names."""
+    place, line = item["loc"], readable(item)
+    if place[:2] != ("method", "families") or len(place) < 3 or not isinstance(place[2], int):
+        return line
+    family = data["method"]["families"][place[2]]
+    name = family.get("name") if isinstance(family, Mapping) else None
+    return f"{line}, family {name}" if isinstance(name, str) else line
 
 
 def runs_root(experiment: Experiment | None = None) -> Path:
@@ -91,12 +104,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _with_prompts(data: dict[str, Any], base: Path, where: str) -> dict[str, Any]:
-    """The data with the prompt file that it names read in."""
+    """The data with the prompt files read in that it names, for all families and for some."""
     method = data.get("method")
-    if not isinstance(method, dict) or not isinstance(method.get("prompts"), str):
+    if not isinstance(method, dict):
         return data
-    prompts = read_yaml(find_prompts(method["prompts"], base, where))
-    return {**data, "method": {**method, "prompts": prompts}}
+    method = _prompts_read(method, "method.prompts", base, where)
+    families = method.get("families")
+    if isinstance(families, list):
+        method = {
+            **method,
+            "families": [
+                _prompts_read(family, f"method.families.{index}.prompts", base, where)
+                if isinstance(family, dict)
+                else family
+                for index, family in enumerate(families)
+            ],
+        }
+    return {**data, "method": method}
+
+
+def _prompts_read(holder: dict[str, Any], key: str, base: Path, where: str) -> dict[str, Any]:
+    name = holder.get("prompts")
+    if not isinstance(name, str) or ("{index}" in name and "repeat" in holder):  # its families are not written out yet
+        return holder
+    return {**holder, "prompts": read_yaml(find_prompts(name, base, where, key))}
 
 
 def _with_expectations(data: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -150,15 +181,15 @@ def _value(dotted: str, value: Any) -> Any:
         ) from None
 
 
-def find_prompts(name: str, base: Path, where: str) -> Path:
+def find_prompts(name: str, base: Path, where: str, key: str = "method.prompts") -> Path:
     """The prompt file of a name: in `prompts/` of the folder given or of a parent. Raises BadInput."""
     places = [folder / "prompts" / f"{name}.yaml" for folder in (base, *base.resolve().parents[:2])]
     for place in places:
-        if possible_path(place, "the prompt file", where=f"{where}, method.prompts").is_file():
+        if possible_path(place, "the prompt file", where=f"{where}, {key}").is_file():
             return place
     names = sorted({found.stem for place in places for found in place.parent.glob("*.yaml")})[:_MOST_NAMED]
     raise BadInput(
-        f"method.prompts: there is no prompt file {name!r}",
+        f"{key}: there is no prompt file {name!r}",
         expected=f"one of {', '.join(names) or '(no prompt files found)'}",
         where=where,
         next_step=f"write {places[0]}, or name one that exists",

@@ -20,7 +20,7 @@ from crl.config.environments import FamilyConfig
 from crl.config.mechanisms import EvaluationConfig, RolloutConfig
 from crl.config.prompts import PromptConfig
 from crl.config.registry import Registry
-from crl.config.roles import ENDPOINT, RoleConfig
+from crl.config.roles import ENDPOINT, RoleConfig, SamplingConfig
 from crl.errors import BadInput
 
 
@@ -182,6 +182,23 @@ class Method(Model):
             if use.multi_turn:
                 temperatures["method.evaluation.temperature"] = self.evaluation.temperature
             yield from role.engine.problems(role, name, temperatures)
+            if use.multi_turn:
+                yield from self._problems_of_families(role, name)
+
+    def _problems_of_families(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
+        """What the engine cannot do of the sampling that task families have of their own."""
+        for index, family in enumerate(self.families):
+            if family.sampling is None:
+                continue
+            shared, own = f"method.roles.{name}.sampling", f"method.families.{index}.sampling"
+            asked = role.model_copy(update={"sampling": self.sampling(name, family.name)})
+            for problem in role.engine.problems(asked, name, {f"{own}.temperature": asked.sampling.temperature}):
+                yield BadInput(
+                    f"family {family.name}: {problem.found.replace(shared, own)}",
+                    expected=problem.expected,
+                    where=(problem.where or own).replace(shared, own),
+                    next_step=problem.next_step,
+                )
 
     def role(self, name: str) -> RoleConfig:
         """The config of a role; what belongs to the weights is the owner's where they are shared."""
@@ -190,6 +207,28 @@ class Method(Model):
             return role
         owner = self.roles[role.weights]
         return role.model_copy(update={field: getattr(owner, field) for field in RoleConfig.OF_WEIGHTS})
+
+    def family(self, name: str) -> FamilyConfig | None:
+        """The config of a task family; None where there is none of this name (a practice game, for instance)."""
+        return next((family for family in self.families if family.name == name), None)
+
+    def group_size(self, family: FamilyConfig) -> int:
+        """K of a task family."""
+        return self.rollout.group_size if family.group_size is None else family.group_size
+
+    def sampling(self, role: str, family: str) -> SamplingConfig:
+        """How a role samples when it plays a task family."""
+        shared, config = self.role(role).sampling, self.family(family)
+        return shared if config is None or config.sampling is None else config.sampling.over(shared)
+
+    def prompts_of(self, family: str) -> Mapping[str, PromptConfig]:
+        """The prompts of a task family: its own, and those that it shares."""
+        config = self.family(family)
+        return self.prompts if config is None or config.prompts is None else {**self.prompts, **config.prompts}
+
+    def own_prompts(self, name: str) -> dict[str, PromptConfig]:
+        """The families' own prompts of a name, by family; those without one use `prompts`."""
+        return {family.name: own[name] for family in self.families if name in (own := family.prompts or {})}
 
     def owner(self, name: str) -> str:
         """The role whose weights a role has: its own name, unless it shares another's."""

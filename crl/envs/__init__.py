@@ -1,5 +1,5 @@
 """Text environments behind the batched `Environment` protocol: MiniHack, FrozenLake, Sokoban, shrines and the realms of
-the laboratory in one file each; ALFWorld, WebShop and the bridges to other packages' environments in folders. Each holds
+the laboratory in one file each; ALFWorld, WebShop and bridges to other packages' environments in folders. Each holds
 the environment and its config, which `crl.config.ENVIRONMENTS` names.
 
 :func:`make_environment` builds the environment of a task family, :func:`check_environment` refuses what cannot work
@@ -18,6 +18,19 @@ from crl.protocols import Environment
 
 
 def make_environment(family: FamilyConfig) -> Environment:
+    """The environment of a task family, ended at its turn limit where it has none of its own.
+
+    Raises BadInput where it is not registered or a package that it needs is missing.
+    """
+    environment = _stepped(family)
+    if family.max_turns is None:
+        return environment
+    from crl.envs.turn_limit import TurnLimit
+
+    return TurnLimit(environment, family.max_turns)
+
+
+def _stepped(family: FamilyConfig) -> Environment:
     """The environment of a task family, stepped side by side where the family asks for it.
 
     Raises BadInput where it is not registered or a package that it needs is missing.

@@ -8,12 +8,12 @@ none; a thought that was cut off is no answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.config import PromptConfig, RoleConfig
 from crl.extractor.outputs import SeedOf, generation_id_of
-from crl.extractor.prompts import ask_messages
+from crl.extractor.prompts import NO_OWN, ask_messages
 from crl.protocols import Inquiry, Policy
 from crl.records import Generation
 from crl.run.seeds import number_of
@@ -43,14 +43,18 @@ def answer_all(
     weights_digest: str,
     round: int,
     stage: str,
+    own: Mapping[str, PromptConfig] = NO_OWN,
 ) -> list[Answered]:
-    """Answer each inquiry from the experience beside it; `seed_of` gives the random stream of a question id."""
+    """Answer each inquiry from the experience beside it; `seed_of` gives the random stream of a question id.
+
+    `own` holds the prompts of task families that have one of their own.
+    """
     room = room_for_prompt(policy, role)
     prompts = []
     for inquiry, experience in zip(inquiries, experiences, strict=True):
-        name = inquiry.question_id
+        name, asked = inquiry.question_id, own.get(inquiry.family, prompt)
         prompts.append(
-            prepared(policy, name, ask_messages(prompt, inquiry, experience), room, seed=number_of(seed_of(name)))
+            prepared(policy, name, ask_messages(asked, inquiry, experience), room, seed=number_of(seed_of(name)))
         )
     answered = []
     for output in sample_outputs(policy, prompts, role.sampling, batch=batch):

@@ -8,7 +8,7 @@ generation without tokens, which trains nobody. Rows come back in the order of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
@@ -22,7 +22,7 @@ from crl.extractor.outputs import (
     operation_row,
 )
 from crl.extractor.parse import example_texts, parse_output
-from crl.extractor.prompts import distill_messages
+from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
 from crl.records import Episode, Operation, Turn
@@ -68,16 +68,24 @@ def distill_wave(
     seed_of: SeedOf,
     weights_digest: str,
     round: int,
+    own: Mapping[str, PromptConfig] = NO_OWN,
 ) -> list[Distilled]:
-    """Distill each episode once; one result per item, in their order."""
+    """Distill each episode once; one result per item, in their order.
+
+    `own` holds the prompts of task families that have one of their own; the others use `prompt`.
+    """
     origin = Origin(round, "distill", weights_digest, config.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
-    fitted = [_fitted(policy, item, prompt, config, room, seed_of) for item in items]
+    prompt_of = [own.get(item.episode.family, prompt) for item in items]
+    fitted = [_fitted(policy, item, asked, config, room, seed_of) for item, asked in zip(items, prompt_of, strict=True)]
     prompts = [each for each, _ in fitted]
     outputs = sample_outputs(policy, prompts, role.sampling, batch=config.batch)
-    examples = example_texts(prompt, config.format, "distill")
+    examples = {
+        item.episode.family: example_texts(asked, config.format, "distill")
+        for item, asked in zip(items, prompt_of, strict=True)
+    }
     return [
-        _rows(item, output, shown, origin, config, examples)
+        _rows(item, output, shown, origin, config, examples[item.episode.family])
         for item, output, (_, shown) in zip(items, outputs, fitted, strict=True)
     ]
 

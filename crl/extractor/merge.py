@@ -42,7 +42,7 @@ from crl.extractor.outputs import (
     operation_row,
 )
 from crl.extractor.parse import ParsedOutput, example_texts, parse_output
-from crl.extractor.prompts import merge_messages
+from crl.extractor.prompts import NO_OWN, merge_messages
 from crl.protocols import Policy
 from crl.records import BankEntry, Operation
 from crl.run.seeds import number_of
@@ -141,12 +141,13 @@ def run_merge(
     seed_of: SeedOf,
     weights_digest: str,
     round: int,
+    own: Mapping[str, PromptConfig] = NO_OWN,
 ) -> list[Distilled]:
     """Merge what each walk's groups hold; rows in the order their operations apply.
 
     `groups` are by walk (:func:`whole_families`, :func:`whole_bank`), in the order of their names, entries from the
-    oldest; `texts` is by content digest. `applied` applies the operations of a step to the bank and says which were not
-    rejected.
+    oldest; `texts` is by content digest. `own` holds the prompts of walks that have one of their own.
+    `applied` applies the operations of a step to the bank and says which were not rejected.
     """
     origin = Origin(round, "merge", weights_digest, output_format.format, role.sampling.temperature)
     room = room_for_prompt(policy, role)
@@ -168,10 +169,14 @@ def run_merge(
         steps = [(walk, shown) for walk in walks if (shown := walk.chunks.take()) is not None]
         if not steps:
             return results
-        prompts = [_prompt(policy, walk, shown, prompt, output_format, room, round, seed_of) for walk, shown in steps]
+        prompts = [
+            _prompt(policy, walk, shown, own.get(walk.name, prompt), output_format, room, round, seed_of)
+            for walk, shown in steps
+        ]
         outputs = sample_outputs(policy, prompts, role.sampling, batch=output_format.batch)
         for (walk, shown), output in zip(steps, outputs, strict=True):
-            results.append(_apply(walk, shown, output, origin, prompt, config, output_format, applied))
+            asked = own.get(walk.name, prompt)
+            results.append(_apply(walk, shown, output, origin, asked, config, output_format, applied))
 
 
 def _prompt(

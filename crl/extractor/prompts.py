@@ -25,6 +25,8 @@ MERGE_NAMES = ("family", "entries", "max_characters")
 ASK_NAMES = ("goal", "observation", "question", "experience")
 NO_EXPERIENCE = "none"
 
+NO_OWN: Mapping[str, PromptConfig] = {}
+"""Prompts of task families that have one of their own, by family: there are none."""
 Prompts = Mapping[str, PromptConfig]
 """Prompts by name; those of the extractor are `distill`, `merge` and, where questions are answered, `ask`."""
 

@@ -23,7 +23,7 @@ from crl.preflight.memory import (
     update_memory,
 )
 from crl.preflight.shapes import ModelShape, config_file, shape_of
-from crl.preflight.work import Work, longest, sampled_positions, work_of
+from crl.preflight.work import Work, longest, work_of
 from crl.run.disk import require_free
 
 _TOKEN_ROW = 18
@@ -70,7 +70,7 @@ def estimate(experiment: Experiment) -> Estimate:
     """Memory, disk and work of an experiment."""
     method = experiment.method
     embedder, reading = method.recipe.embedder(), 0
-    episodes = sum(family.groups for family in method.families) * method.rollout.group_size
+    episodes = sum(family.groups * method.group_size(family) for family in method.families)
     # Of every role one record per episode: what it played, or what it wrote about it.
     round_bytes = _TOKEN_ROW * episodes * sum(method.role(name).context for name in method.recipe.roles())
     shapes = {name: shape_of(method.role(name).model) for name in method.recipe.roles()}
@@ -86,14 +86,15 @@ def estimate(experiment: Experiment) -> Estimate:
     updates: dict[str, UpdateMemory] = {}
     work: dict[str, Work] = {}
     for name, shape in known.items():
-        role, turns, rows = method.role(name), _turns(method, name), _rows(method, name)
+        role, rows = method.role(name), _rows(method, name)
+        new = _new_tokens(method, name)
         sampling[name] = sampling_memory(shape, role, rows)
         owner = method.owner(name)
         trained = owner in method.trained()
         if trained:
-            made = update_memory(shape, role, sampled_positions(role, turns))
+            made = update_memory(shape, role, new)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(shape, role, longest(role, turns), outputs=episodes, rows=rows, trained=trained)
+        work[name] = work_of(shape, role, longest(role, new), outputs=episodes, rows=rows, trained=trained)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     engine = PROCESS + reading + _engine(method, known, sampling, updates)
@@ -128,7 +129,7 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     method, made = experiment.method, dict[str, Work]()
     if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):
         return made
-    episodes = sum(family.groups for family in method.families) * method.rollout.group_size
+    episodes = sum(family.groups * method.group_size(family) for family in method.families)
     for name, lengths in recipe_of(method).typical(method).items():
         role, shape = method.role(name), shape_of(method.role(name).model)
         if shape is not None:
@@ -190,18 +191,25 @@ def _first(method: Method, owner: str) -> str:
     return next(name for name in method.recipe.roles() if method.owner(name) == owner)
 
 
-def _turns(method: Method, role: str) -> int:
-    """Most turns of one output; an environment that says nothing of them may fill the context."""
+def _new_tokens(method: Method, role: str) -> int:
+    """Most tokens of one output that the model writes itself; a family without a turn limit may fill the context."""
+    config = method.role(role)
     if not method.recipe.roles()[role].multi_turn:
-        return 1
-    return max(int(getattr(family.environment, "max_turns", method.role(role).context)) for family in method.families)
+        return min(config.context, config.sampling.max_new_tokens)
+    return max(
+        min(
+            config.context,
+            (family.turn_limit or config.context) * method.sampling(role, family.name).max_new_tokens,
+        )
+        for family in method.families
+    )
 
 
 def _rows(method: Method, role: str) -> int:
     """Rows that a role samples side by side: a wave or what `rollout.batch` lets in, or of a role that writes one turn
     the recipe's batch."""
     groups = min(method.rollout.wave_groups, sum(family.groups for family in method.families))
-    wave = min(groups * method.rollout.group_size, method.rollout.batch or 2**31)
+    wave = min(groups * max(map(method.group_size, method.families)), method.rollout.batch or 2**31)
     if method.recipe.roles()[role].multi_turn:
         return wave
     distill = getattr(method.recipe, "distill", None)

@@ -64,14 +64,9 @@ def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, *, outputs: i
     )
 
 
-def longest(role: RoleConfig, turns: int) -> Lengths:
-    """Outputs that fill the context, of which an update shares nothing."""
-    return Lengths(role.context, sampled_positions(role, turns), role.context)
-
-
-def sampled_positions(role: RoleConfig, turns: int) -> int:
-    """Most tokens of one output that the model writes itself."""
-    return min(role.context, turns * role.sampling.max_new_tokens)
+def longest(role: RoleConfig, new: int) -> Lengths:
+    """Outputs that fill the context, `new` tokens of it written by the model, of which an update shares nothing."""
+    return Lengths(role.context, new, role.context)
 
 
 def seconds_of(work: Iterable[Work], rates: Rates) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from crl.config import SamplingConfig
+from crl.config import Method, SamplingConfig
 from crl.protocols import Advisor, Environment, Policy
 from crl.recipes.context import StageContext
 from crl.records import Retrieval, Task
@@ -62,6 +62,27 @@ def play(
         advisor=advisor,
         progress=progress or (lambda figures: ctx.progress(**figures)),
     )
+
+
+def together(method: Method) -> dict[str, str]:
+    """By task family, the first one of those that it may share a wave with.
+
+    A wave is sampled with one setting: families share waves where waves may mix and their sampling is the same.
+    """
+    first: dict[str, str] = {}
+    for family in method.families:
+        same = (
+            other
+            for other in first.values()
+            if method.rollout.mixed_waves and method.sampling("actor", other) == method.sampling("actor", family.name)
+        )
+        first[family.name] = next(same, family.name)
+    return first
+
+
+def sampling_of(method: Method, families: Iterable[str]) -> SamplingConfig:
+    """How the actor samples in a wave of these families, which share their setting (:func:`together`)."""
+    return method.sampling("actor", next(iter(families)))
 
 
 def of_all(ctx: StageContext, before: int, total: int) -> Progress:

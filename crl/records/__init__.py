@@ -37,6 +37,7 @@ from crl.records.play import (
     Evaluation,
     Generation,
     Question,
+    RawReward,
     Retrieval,
     RetrievalCount,
     StrippedContext,
@@ -45,8 +46,8 @@ from crl.records.play import (
 )
 
 ROW_TYPES: tuple[type[Row], ...] = (
-    Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, Distillation, Operation,
-    Resemblance,
+    Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, RawReward, Distillation,
+    Operation, Resemblance,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
     Sample, Weights, Metric, Evaluation, Judgement, SuccessRate, UseReward, EntryUsefulness,
 )  # fmt: skip
@@ -56,6 +57,7 @@ __all__ = [
     "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "Approval", "BankChange",
     "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore",
     "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric", "Operation",
-    "Question", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext", "SuccessRate",
-    "Task", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
+    "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext",
+    "SuccessRate", "Task", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of",
+    "vectors_of",
 ]  # fmt: skip

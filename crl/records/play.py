@@ -85,7 +85,7 @@ class Episode(Row):
     experiences: A[list[str], "texts of these entries as shown"] = dataclasses.field(default_factory=list)
     goal: A[str, "what the environment asked for"]
     success: A[bool, "whether the task was solved, as the environment says"]
-    reward: A[float, "outcome reward of the environment: any finite number"]
+    reward: A[float, "outcome reward, by the convention of the family (raw_rewards has the environment's own): finite"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns whose action did not parse or was illegal"]
     tokens_read: A[int, "tokens the actor read: prompt and observations, each once"]
@@ -103,6 +103,19 @@ class Episode(Row):
             object.__setattr__(self, "entry_ids", [self.entry_id])
             object.__setattr__(self, "content_digests", [self.content_digest])
             object.__setattr__(self, "experiences", [self.experience])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RawReward(Row):
+    """What the environment gave an episode whose family declares a reward convention; `episodes` has what is trained.
+
+    There is no such table where no family declares one.
+    """
+
+    table: ClassVar[str] = "raw_rewards"
+    episode_id: A[str, "episode"]
+    family: A[str, "task family"]
+    raw_reward: A[float, "outcome reward of the environment"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +215,7 @@ class Evaluation(Row):
     entry_id: A[str | None, "entry shown; of several (top_k) the first"]
     entry_ids: A[list[str], "every entry shown, in that order"] = dataclasses.field(default_factory=list)
     success: A[bool, "whether the task was solved"]
-    reward: A[float, "outcome reward"]
+    reward: A[float, "outcome reward of the environment"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns without a legal action"]
     tokens_read: A[int, "tokens the actor read: prompt and observations, each once; 0 of a random policy"]

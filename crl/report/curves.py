@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart
 from crl.report.rates import NONE, Rate, wilson
 from crl.report.summary import RoundSummary, random_policy
+from crl.report.tasks import average_lines, newest_tasks
 
 LIMIT = 120
 """Most points of a line, bars of a chart: a longer run has consecutive rounds pooled into one."""
@@ -48,6 +49,7 @@ _STAGES = 6
 """Stages with a color of their own; the rest are one."""
 _WITH, _WITHOUT, _THIRD, _RANDOM = 0, 1, 2, 4
 _TRAINING, _HELD_OUT = "success in training", "success on held-out seeds"
+_AVERAGE = "held-out success, average over tasks"
 
 
 def rounds_a_point(summaries: Sequence[RoundSummary]) -> int:
@@ -80,12 +82,16 @@ def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[L
 
 
 def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """The two success charts: in training, on held-out seeds."""
+    """The success charts: in training, on held-out seeds, and of a mixture the average over its tasks."""
     training, held_out = success_lines(summaries)
     lines = [*training, *held_out]
+    charts = [(_TRAINING, training), (_HELD_OUT, held_out)]
+    if newest_tasks(summaries) is not None:
+        charts.append((_AVERAGE, average_lines([group[-1] for group in _pooled(summaries)])))
     return [
         line_chart(title, drawn, top=_top(lines), share=True, rounds=_span(lines))
-        for title, drawn in ((_TRAINING, training), (_HELD_OUT, held_out))
+        for title, drawn in charts
+        if title != _AVERAGE or any(line.points for line in drawn)
     ]
 
 

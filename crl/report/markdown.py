@@ -20,6 +20,7 @@ from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import NOTHING
 from crl.report.round_tables import success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
+from crl.report.tasks import newest_tasks, task_rows
 from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60
@@ -62,6 +63,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
         "",
         *_table(success_rows(shown, random_policy(summaries))),
     ]
+    lines += tasks_markdown(summaries)
     trained = [each for each in shown if each.label == str(each.round)]
     taken = [f"{sum(each.seconds.values()):.1f}" if each.seconds else NOTHING for each in trained]
     training = [
@@ -78,6 +80,15 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
         command = code(f"crl verify {name} --head {head}")
         lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
+
+
+def tasks_markdown(summaries: Sequence[RoundSummary]) -> list[str]:
+    """Success by task of a mixture, and the average over tasks; nothing of a run of one task."""
+    tasks = newest_tasks(summaries)
+    if tasks is None:
+        return []
+    rows = [row | {"task": plain(row["task"])} for row in task_rows(tasks)]
+    return [f"## Tasks, {tasks.place}", "", "The average gives every task equal weight.", "", *_table(rows)]
 
 
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:

@@ -35,6 +35,7 @@ from crl.report.history import History
 from crl.report.play_charts import play_charts
 from crl.report.standing import last_failure, unfinished
 from crl.report.summary import RoundSummary, random_policy
+from crl.report.tasks import newest_tasks
 from crl.report.usefulness import Usefulness, usefulness
 from crl.run.files import unwritable, write_atomically
 from crl.run.journal import Journal
@@ -117,6 +118,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             evaluations=[(each.label, averages(each.evaluations)) for each in reversed(listed) if each.evaluations],
             random=random_policy(trained),
             success_charts=success_charts(trained),
+            tasks=newest_tasks(trained),
             play_charts=play_charts(trained),
             bank_charts=bank_charts(trained),
             health_charts=health_charts(trained),

@@ -1,4 +1,5 @@
-"""The SQL of the results and the cost of playing: the views `success_by_arm` and `timings`, and the interval macros."""
+"""The SQL of the results and the cost of playing: the views `success_by_arm`, `success_by_task` and
+`timings`, and the interval macros."""
 
 from __future__ import annotations
 
@@ -23,21 +24,23 @@ TIMING_COLUMNS = (
 )  # fmt: skip
 """Columns of the view `timings`, one row per stage and kind of work: name, type, meaning."""
 
-SUCCESS_BY_ARM = """
+_SUCCESS = """
 SELECT
-    round, stage, arm, count(*) FILTER (success) AS won, count(*) AS games, avg(success::INT) AS success,
+    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games, avg(success::INT) AS success,
     wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
-    SELECT round, stage, if(guided, 'guided', 'free') AS arm, success, turns, invalid_actions, tokens_read,
+    SELECT round, stage, if(guided, 'guided', 'free') AS arm, family, success, turns, invalid_actions, tokens_read,
         tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
-    SELECT round, stage, arm, success, turns, invalid_actions, tokens_read, tokens_sampled FROM evaluations
+    SELECT round, stage, arm, family, success, turns, invalid_actions, tokens_read, tokens_sampled FROM evaluations
 )
-GROUP BY round, stage, arm ORDER BY round, stage, arm
+GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
 """
+SUCCESS_BY_ARM = _SUCCESS.format(family="", by="")
+SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
@@ -53,6 +56,8 @@ SUCCESS_COLUMNS = (
     ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
 )
 """Columns of the view `success_by_arm`: name, type, meaning."""
+TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
+"""Columns of the view `success_by_task`."""
 
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from crl.report.rates import NOTHING, Rate
 from crl.report.summary import RoundSummary, random_policy
+from crl.report.tasks import newest_tasks, task_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,7 +58,10 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; form, bank and training; seconds by stage. All but the last fit 80 columns. None for an empty run."""
+    """Success; of a mixture by task; form, bank and training; seconds by stage. None for an empty run.
+
+    All but the last fit 80 columns.
+    """
     # Preparation has stages of its own; its seconds are a line of `notes`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
@@ -71,10 +75,17 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     ]
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
+        **_by_task(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
     }
-    return [_table(title, rows, ("round", "operations")) for title, rows in tables.items() if rows]
+    return [_table(title, rows, ("round", "task", "operations")) for title, rows in tables.items() if rows]
+
+
+def _by_task(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
+    """The table of a mixture under its title; nothing of a run of one task."""
+    tasks = newest_tasks(summaries)
+    return {} if tasks is None else {f"success by task, {tasks.place}; average over tasks": task_rows(tasks)}
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from crl.config.load import load_experiment
 from crl.recipes import recipe_of
 from crl.records import ROW_TYPES, BankEntry, Row
-from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
+from crl.report.play_sql import SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS
 from crl.report.view_sql import STAGE_COLUMNS, columns_of
 
 _HEAD = """# The views of a run
@@ -29,6 +29,7 @@ recipe `complementary` with every mechanism switched on), in
 | `stages` | one per committed stage, from its manifest (below) |
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
 | `success_by_arm` | one per round and arm: success with its interval, actions and tokens per game (below) |
+| `success_by_task` | the same by task family (below) |
 | `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
 | `lineage` | one per use of an experience, with all that led to it: [sql.md](sql.md) shows the query |
 
@@ -58,6 +59,7 @@ _EVERY_MECHANISM = {
     "method.recipe.actor_critic": {"max_new_tokens": 64},
     "method.prompts.critic": {"system": "Judge it.", "first": "{goal} {observation} {experience}"},
     "method.recipe.self_distillation": {},
+    "method.families.0.reward": {"success": 1, "failure": -1},
     "method.recipe.extractor_objective.credit": "guided_minus_free",
     "method.recipe.bank.duplicates": "near",
 }
@@ -97,6 +99,8 @@ def page() -> str:
     parts.append(_table([*place, *own, ("manifest", "JSON", "the whole manifest")]))
     parts.append("\n## success_by_arm\n\nSuccess of one arm in one round, and what its games took.\n")
     parts.append(_table(list(SUCCESS_COLUMNS)))
+    parts.append("\n## success_by_task\n\nSuccess of one arm in one round on one task, and what its games took.\n")
+    parts.append(_table(list(TASK_COLUMNS)))
     parts.append(_TIMINGS)
     parts.append(_table(list(TIMING_COLUMNS)))
     return "".join(parts)

@@ -64,6 +64,8 @@ class RoundSummary:
     without_bank: Rate = NONE
     random: Rate = NONE
     """Held-out success of a policy that takes any legal action; measured once, with round 0."""
+    tasks: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
+    """By arm (guided, free, with_bank, without_bank, random) and task family."""
     bank: int | None = None
     """Entries after the round."""
     operations: Mapping[str, int] = field(default_factory=dict)
@@ -153,6 +155,11 @@ class _FiguresByRound:
                 guided=_whole(guided),
             )  # fmt: skip
             self._evaluations.setdefault(number, []).append(result)
+        self._tasks: dict[Any, dict[str, dict[str, Rate]]] = {}
+        for number, arm, family, won, games in fetch(
+            "SELECT round, arm, family, won, games FROM success_by_task WHERE stage <> 'evaluate_base' ORDER BY ALL"
+        ):
+            self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(_whole(won), _whole(games))
         self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
         for number, stage, work, batches, items, seconds in fetch(
             "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
@@ -226,6 +233,7 @@ class _FiguresByRound:
             with_bank=self._success.get((number, "evaluate", "with_bank"), NONE),
             without_bank=self._success.get((number, "evaluate", "without_bank"), NONE),
             random=self._success.get((number, "evaluate", "random"), NONE),
+            tasks=self._tasks.get(number, {}),
             bank=_optional(self._bank.get(number)),
             operations=self._operations.get(number, {}),
             outputs=self._outputs.get(number, (0, 0))[0],

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
-from crl.report.play_sql import SUCCESS_BY_ARM, TIMINGS
+from crl.report.play_sql import SUCCESS_BY_ARM, SUCCESS_BY_TASK, TIMINGS
 from crl.report.view_files import MANIFEST, Source
 
 _SQL_TYPES = {
@@ -155,6 +155,7 @@ _MADE_OF = {
     "rounds": _ROUNDS,
     "timings": "stages",
     "success_by_arm": SUCCESS_BY_ARM,
+    "success_by_task": SUCCESS_BY_TASK,
     "approvals": "stages",
     "lineage": LINEAGE,
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
@@ -206,6 +207,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies["lineage"] = LINEAGE
     bodies["timings"] = TIMINGS
     bodies["success_by_arm"] = SUCCESS_BY_ARM
+    bodies["success_by_task"] = SUCCESS_BY_TASK
     return bodies
 
 

@@ -8,7 +8,7 @@ written here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,8 +86,11 @@ def judge(
     temperature: float,
     weights_digest: str,
     stage: str,
+    own: Mapping[str, PromptConfig] | None = None,
 ) -> list[Judged]:
     """One verdict per experience, in their order; each is sampled from its own seed, `seed_of(episode_id)`.
+
+    `own` holds the prompts of task families that have one of their own; the others use `prompt`.
 
     A prompt that does not fit the context is not sampled: its verdict is malformed, the experience is used as it is.
     """
@@ -97,7 +100,7 @@ def judge(
         prepared(
             policy,
             each.task.episode_id,
-            messages_of(prompt, _values(each)),
+            messages_of((own or {}).get(each.task.family, prompt), _values(each)),
             room,
             seed=number_of(seed_of(each.task.episode_id)),
         )

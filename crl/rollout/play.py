@@ -1,6 +1,7 @@
 """Playing a wave: all its episodes over one session, each at its own pace, with token-exact bookkeeping.
 
-A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unless waves are mixed. Its rows share one
+A wave is a fixed set of whole groups (:func:`waves_of`), of one task family unless waves are mixed; each row has the
+prompts and the reward convention of its family. Its rows share one
 session, which keeps the key-value cache between turns. A row acts as soon as its turn is sampled, and reads what came
 of it while others still write theirs; a finished row is dropped and makes room for a waiting one. The token record
 of an episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids …
@@ -49,6 +50,8 @@ class PlayedEpisode:
     questions: list[Question]
     answers: list[Generation]
     """Token records of the answers that it got."""
+    raw_reward: float
+    """What the environment gave; `episode.reward` is by the convention of the family."""
 
     @property
     def feedback(self) -> str:
@@ -62,14 +65,14 @@ Progress = Callable[[dict[str, Any]], None]
 """Told `done`, `total`, `turns` and `won` of the wave, at first and after each turn; never part of the record."""
 
 
-def waves_of(tasks: Sequence[Task], wave_groups: int, *, mixed: bool = False) -> list[list[Task]]:
+def waves_of(tasks: Sequence[Task], wave_groups: int, together: Mapping[str, str] | None = None) -> list[list[Task]]:
     """Cut the tasks of a round into waves of at most `wave_groups` whole groups, in planned order.
 
-    A wave is of one family, unless `mixed`: then it takes the next groups whatever their family.
+    A wave is of one family, or of those that `together` maps to the same name: then it takes their next groups.
     """
     families: dict[str, dict[int, list[Task]]] = {}
     for task in tasks:
-        families.setdefault("" if mixed else task.family, {}).setdefault(task.group, []).append(task)
+        families.setdefault((together or {}).get(task.family, task.family), {}).setdefault(task.group, []).append(task)
     waves: list[list[Task]] = []
     for groups in families.values():
         members = list(groups.values())
@@ -96,7 +99,8 @@ def play_wave(
     Each episode is sampled from its own seed, `seed_of(episode_id)`, so its tokens do not depend on which rows share
     its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode ends by
     success, failure or turn limit as the environment says, at the context limit where the next reply and a full turn no
-    longer fit, or by an error of the environment (kept, with a reason code and reward 0). With an `advisor`, guided
+    longer fit, or by an error of the environment (kept, with a reason code and reward 0). `sampling` is that of all
+    families of the wave; the reward is by the convention of the episode's. With an `advisor`, guided
     episodes are offered to ask; questions that are asked at one time are answered as one batch.
 
     Raises PromptTooLong for a first prompt that leaves no room for a turn, StageFailed where the environment starts
@@ -140,7 +144,7 @@ def play_wave(
                 _compare_lengths(session, rows, list(pieces))
                 begin(list(pieces))
                 _tell(progress, rows)
-    return [_played(row, sampling, weights_digest, stage) for row in rows]
+    return [_played(row, method, sampling, weights_digest, stage) for row in rows]
 
 
 def _tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
@@ -170,13 +174,14 @@ def _open_row(
             where=f"environment of family {task.family}, seed {task.environment_seed}",
             next_step="the environment is not deterministic in its seed, or its version changed since the plan",
         )
+    prompts = method.prompts_of(task.family)
     messages, token_ids = opened(
         policy.chat,
-        method.prompts["actor"],
+        prompts["actor"],
         start,
         experience=slot.shown,
         placement=method.rollout.placement,
-        offer=method.prompts["ask"].offer if may_ask and "ask" in method.prompts else "",
+        offer=prompts["ask"].offer if may_ask and "ask" in prompts else "",
     )
     allowed = policy.context - sampling.max_new_tokens
     if len(token_ids) > allowed:
@@ -288,7 +293,7 @@ def _take(
             _finish(row, step)
             continue
         reply = following_text(
-            method.prompts["actor"],
+            method.prompts_of(row.slot.task.family)["actor"],
             goal=row.slot.task.goal,
             observation=step.observation,
             actions=step.actions,
@@ -326,8 +331,11 @@ def _compare_lengths(session: Session, rows: Sequence[LiveEpisode], live: Sequen
             )
 
 
-def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, stage: str) -> PlayedEpisode:
-    task, slot = row.slot.task, row.slot
+def _played(
+    row: LiveEpisode, method: Method, sampling: SamplingConfig, weights_digest: str, stage: str
+) -> PlayedEpisode:
+    task, slot, family = row.slot.task, row.slot, method.family(row.slot.task.family)
+    convention = None if family is None or row.stop_reason is StopReason.error else family.reward
     stop_reason = (row.stop_reason or StopReason.error).value
     generation_id = f"{task.episode_id}-{stage}"
     guided = slot.experience is not None
@@ -350,7 +358,7 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         experiences=[slot.experience or "", *(each.experience for each in slot.others)] if guided else [],
         goal=task.goal,
         success=row.success,
-        reward=row.reward,
+        reward=row.reward if convention is None else convention.of(row.reward, success=row.success),
         turns=len(row.turns),
         invalid_actions=row.invalid_actions,
         tokens_read=len(row.token_ids) - wrote,
@@ -376,4 +384,4 @@ def _played(row: LiveEpisode, sampling: SamplingConfig, weights_digest: str, sta
         output="\n".join(turn.output for turn in row.turns),
         stop_reason=stop_reason,
     )
-    return PlayedEpisode(episode, row.turns, generation, row.start, row.questions, row.answers)
+    return PlayedEpisode(episode, row.turns, generation, row.start, row.questions, row.answers, row.reward)

@@ -18,7 +18,8 @@ from crl.rollout.prompts import opened
 def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> StrippedContext:
     """The stripped context of one guided episode; `chat` is the format that it was played with."""
     record, start = played.generation, played.start
-    _, token_ids = opened(chat, method.prompts["actor"], start, experience=None, placement=method.rollout.placement)
+    prompt = method.prompts_of(played.episode.family)["actor"]
+    _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
     loss_mask = [0] * len(token_ids)
     choices: list[list[int]] = []
     replied: list[int] = []  # what the actor read after its last own turn

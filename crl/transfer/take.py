@@ -18,6 +18,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.policies import load_embedder
 from crl.policies.embedder_sources import embedder_digest
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.partitions import capacities_of
 from crl.recipes.imported import check_vectors
 from crl.recipes.stage import Recipe
 from crl.records import vectors_of
@@ -186,10 +187,11 @@ def _chosen(
         else:
             held.add(place)
             by_family.setdefault(place[0], []).append(entry)
-    for listed in by_family.values():
+    capacities = capacities_of(method)
+    for family, listed in by_family.items():
         # What a full family evicts first stays out: the least useful, or the oldest.
         order = listed if config_of(method).bank.eviction == "fifo" else sorted(listed, key=_usefulness)
-        for entry in order[: max(0, len(listed) - config_of(method).bank.capacity)]:
+        for entry in order[: max(0, len(listed) - capacities.get(family, config_of(method).bank.capacity))]:
             left_out[entry["entry_id"]] = f"capacity_{config_of(method).bank.eviction}"
     return [row for row in by_age if entries[row]["entry_id"] not in left_out], left_out
 

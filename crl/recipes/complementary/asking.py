@@ -40,7 +40,6 @@ class _BankAdvisor:
 
     def __init__(self, ctx: StageContext, bank: Snapshot, seed_of: SeedOf) -> None:
         self._ctx, self._bank, self._seed_of = ctx, bank, seed_of
-        self._prompt = ctx.method.prompts["ask"]
         self._counts = ctx.rows(RetrievalCount, "plan")
         self._weights = weights_of(ctx, "extractor")
         self._retriever: BankRetriever | None = None
@@ -65,7 +64,8 @@ class _BankAdvisor:
                 policy,
                 [each for each, _ in known],
                 [texts[row.content_digest] for _, row in known],
-                prompt=self._prompt,
+                prompt=ctx.method.prompts["ask"],
+                own=ctx.method.own_prompts("ask"),
                 role=ctx.method.role("extractor"),
                 batch=config_of(ctx.method).distill.batch,
                 seed_of=self._seed_of,

@@ -12,6 +12,7 @@ from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.partitions import partitions_of
 from crl.recipes.context import BANK, StageContext
 from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, rows_with
 from crl.run.cache import Shelf
@@ -43,6 +44,7 @@ def open_retriever(
         bank_round=bank_round,
         base=EarlierBank(base_entries, lambda entries: load_embeddings(ctx.run_path, entries)),
         cache=Shelf(ctx.run_path),
+        partitions=partitions_of(ctx.method),
     )
 
 

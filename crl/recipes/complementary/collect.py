@@ -5,13 +5,13 @@ from __future__ import annotations
 from crl.learn.credit import shown_by_episode
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import texts_of
-from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.config import config_of, declares_rewards
 from crl.recipes.complementary.judge import as_judged, verdicts_of
 from crl.recipes.context import StageContext
-from crl.recipes.waves import play, slots_of
+from crl.recipes.waves import play, sampling_of, slots_of, together
 from crl.recipes.weights import weights_of
-from crl.records import Episode, Generation, Question, Retrieval, StrippedContext, Task, Turn
-from crl.rollout.play import waves_of
+from crl.records import Episode, Generation, Question, RawReward, Retrieval, StrippedContext, Task, Turn
+from crl.rollout.play import PlayedEpisode, waves_of
 from crl.rollout.stripped import stripped_context
 
 
@@ -37,7 +37,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
             ctx,
             policy,
             slots,
-            sampling=ctx.method.role("actor").sampling,
+            sampling=sampling_of(ctx.method, [task.family for task in tasks]),
             weights_digest=weights.weights_digest,
             advisor=advisor,
         )
@@ -47,11 +47,19 @@ def collect_part(ctx: StageContext, part: int) -> None:
     ctx.write(Generation, [*(each.generation for each in played), *answers])
     if ctx.method.rollout.search_and_ask is not None:
         ctx.write(Question, [question for each in played for question in each.questions])
+    if declares_rewards(ctx.method):
+        declaring = {family.name for family in ctx.method.families if family.reward is not None}
+        ctx.write(RawReward, [_raw(each) for each in played if each.episode.family in declaring])
     if config_of(ctx.method).self_distillation is not None:
         guided = [each for each in played if each.episode.guided]
         ctx.write(StrippedContext, [stripped_context(policy.chat, each, ctx.method) for each in guided])
 
 
+def _raw(played: PlayedEpisode) -> RawReward:
+    episode = played.episode
+    return RawReward(episode_id=episode.episode_id, family=episode.family, raw_reward=played.raw_reward)
+
+
 def _waves(ctx: StageContext) -> list[list[Task]]:
     rollout = ctx.method.rollout
-    return waves_of(ctx.rows(Task, "plan"), rollout.wave_groups, mixed=rollout.mixed_waves)
+    return waves_of(ctx.rows(Task, "plan"), rollout.wave_groups, together(ctx.method))

@@ -160,6 +160,11 @@ def config_of(method: Method) -> BankRecipeConfig:
     return method.recipe
 
 
+def declares_rewards(method: Method) -> bool:
+    """Whether some task family has a reward convention, so that the environments' own rewards are kept beside."""
+    return any(family.reward is not None for family in method.families)
+
+
 def _recorded(start: WarmStartConfig | None, method: Method) -> Iterator[BadInput]:
     """Recorded games that this experiment cannot learn from."""
     where = "method.recipe.warm_start.recorded"
@@ -198,13 +203,18 @@ def _recorded(start: WarmStartConfig | None, method: Method) -> Iterator[BadInpu
 def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     """Each combination that cannot work; `where` is the setting to change."""
     rollout = method.rollout
-    if rollout.group_size % 2:
-        yield BadInput(
-            f"group_size is {rollout.group_size}",
-            expected="an even number: half of a group is guided, half is free",
-            where="method.rollout.group_size",
-            next_step="make it even",
-        )
+    sizes = {"method.rollout.group_size": rollout.group_size}
+    for index, family in enumerate(method.families):
+        if family.group_size is not None:
+            sizes[f"method.families.{index}.group_size"] = family.group_size
+    for where, size in sizes.items():
+        if size % 2:
+            yield BadInput(
+                f"group_size is {size}",
+                expected="an even number: half of a group is guided, half is free",
+                where=where,
+                next_step="make it even",
+            )
     if config.guided_share_end is not None and config.guided_share_rounds == 0:
         yield BadInput(
             f"the guided share is to end at {config.guided_share_end}, after no rounds",
@@ -266,7 +276,9 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                     where="method.recipe.warm_start.demonstrations",
                     next_step="choose another kind of demonstrations",
                 )
-    shares = {config.guided_members(rollout.group_size, number) for number in (1, 1 + config.guided_share_rounds)}
+    ends = (1, 1 + config.guided_share_rounds)
+    groups = {method.group_size(family) for family in method.families}
+    guided = {size: {config.guided_members(size, number) for number in ends} for size in groups}
     needs_guided = {
         "method.recipe.actor_critic": config.actor_critic is not None,
         "method.recipe.self_distillation": config.self_distillation is not None,
@@ -277,7 +289,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             continue
         if not config.has_bank:
             yield _never_guided(where, f"recipe {config.kind} keeps no bank, so no episode is guided", "another recipe")
-        elif shares == {0}:
+        elif all(members == {0} for members in guided.values()):
             yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
     if config.actor_critic is not None and config.retrieval.top_k > 1:
         yield BadInput(
@@ -309,7 +321,9 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                 where="method.recipe.self_distillation",
                 next_step="leave self_distillation out, or choose another recipe",
             )
-        if config.self_distillation.episodes == "beats_free" and shares == {rollout.group_size}:
+        if config.self_distillation.episodes == "beats_free" and all(
+            members == {size} for size, members in guided.items()
+        ):
             yield BadInput(
                 "guided episodes are to beat unguided rollouts of the same group, and guided_share leaves none",
                 expected="a share that leaves some free, or episodes: wins",
@@ -327,7 +341,7 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
             where="method.roles.extractor.sampling.constrain",
             next_step="leave it out",
         )
-    if method.role(ACTOR).sampling.constrain == "none":
+    if all(method.sampling(ACTOR, family.name).constrain == "none" for family in method.families):
         return
     hindered = {
         "method.rollout.action_format": (

@@ -20,7 +20,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script, shares, write_script
 from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
-from crl.recipes.waves import of_all, play
+from crl.recipes.waves import of_all, play, sampling_of
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
@@ -107,7 +107,7 @@ def written_by_template(
             ctx,
             policy,
             slots,
-            sampling=ctx.method.role("actor").sampling,
+            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=actor.weights_digest,
             progress=of_all(ctx, len(played), sum(map(len, waves))),
         )

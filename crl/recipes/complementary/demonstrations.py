@@ -18,6 +18,7 @@ from crl.extractor.outputs import Distilled
 from crl.protocols import Actions, Advisor, Chat, Environment, Lesson, Start, Step
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.scripted import Script, ScriptedPolicy
+from crl.recipes.waves import sampling_of
 from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
@@ -102,7 +103,7 @@ def play_script(
         slots,
         method=method,
         seed_of=lambda episode_id: _SEED,
-        sampling=method.role("actor").sampling,
+        sampling=sampling_of(method, [slot.task.family for slot in slots]),
         weights_digest=weights_digest,
         stage=stage,
         advisor=advisor,
@@ -129,6 +130,7 @@ def write_script(
             [item],
             role=method.role("extractor"),
             prompt=method.prompts["distill"],
+            own=method.own_prompts("distill"),
             config=config,
             seed_of=lambda distillation_id: _SEED,
             weights_digest=weights_digest,

@@ -49,6 +49,7 @@ def distill_part(ctx: StageContext, part: int) -> None:
             items[at : at + batch],
             role=ctx.method.role("extractor"),
             prompt=ctx.method.prompts["distill"],
+            own=ctx.method.own_prompts("distill"),
             config=config.distill,
             seed_of=lambda distillation_id: ctx.seed(distillation_id),
             weights_digest=weights.weights_digest,
@@ -124,6 +125,8 @@ def merge_part(ctx: StageContext, part: int) -> None:
         applied=applied,
         role=ctx.method.role("extractor"),
         prompt=ctx.method.prompts["merge"],
+        # A walk over the whole bank is no family's.
+        own={} if config.merge.scope == "bank" else ctx.method.own_prompts("merge"),
         config=config.merge,
         output_format=config.distill,
         seed_of=lambda distillation_id: ctx.seed(distillation_id),

@@ -1,8 +1,9 @@
 """Stage `evaluate`: held-out seeds, with and without the bank. Read-only: no counter moves, nothing is trained.
 
 Each held-out task has one random stream, the same in every round and arm, so that differences between rounds and arms
-are not sampling noise of their own. `evaluate_base` is the same for the base model, before a warm start. In round 0 a
-uniformly random legal policy plays the tasks as well (arm `random`): success means little until it is known.
+are not sampling noise of their own. Rewards are the environments' own, whatever convention a family trains with.
+`evaluate_base` is the same for the base model, before a warm start. In round 0 a uniformly random legal policy plays
+the tasks as well (arm `random`): success means little until it is known.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, 
 from crl.recipes.complementary.judge import judged_in_evaluation
 from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
-from crl.recipes.waves import environment_of, play, slots_of
+from crl.recipes.waves import environment_of, play, sampling_of, slots_of, together
 from crl.recipes.weights import weights_of
 from crl.records import Evaluation, Retrieval, RetrievalCount, Task, Turn
 from crl.rollout.actions import named_actions
@@ -74,7 +75,8 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
         retrievals = retrieve_all(ctx, retriever, tasks, advance=False)
     chosen = shown_by_episode(retrievals)
     texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
-    sampling = ctx.method.role("actor").sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
+    sampling = sampling_of(ctx.method, [family for family, _ in wave.tasks])
+    sampling = sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
     policy = ctx.services.policy("actor", weights)
     slots = slots_of(tasks, chosen, texts)
     if wave.arm == WITH_BANK:
@@ -126,12 +128,14 @@ def _waves(ctx: StageContext) -> list[_Wave]:
 
 
 def _held_out(method: Method) -> list[list[tuple[str, int]]]:
-    """(family, seed) of every held-out task: one list per family, or a single one where waves mix families."""
-    of_family = []
+    """(family, seed) of every held-out task: a list of those families that may share a wave."""
+    shared: dict[str, list[tuple[str, int]]] = {}
+    first_of = together(method)
     for family in method.families:
         first, count = family.evaluation_seeds.start, family.evaluation_seeds.count
-        of_family.append([(family.name, seed) for seed in range(first, first + count)])
-    return [[task for tasks in of_family for task in tasks]] if method.rollout.mixed_waves else of_family
+        tasks = shared.setdefault(first_of[family.name], [])
+        tasks += [(family.name, seed) for seed in range(first, first + count)]
+    return list(shared.values())
 
 
 def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
@@ -226,7 +230,7 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
         entry_id=episode.entry_id,
         entry_ids=episode.entry_ids,
         success=episode.success,
-        reward=episode.reward,
+        reward=played.raw_reward,
         turns=episode.turns,
         invalid_actions=episode.invalid_actions,
         tokens_read=episode.tokens_read,

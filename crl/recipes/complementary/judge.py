@@ -105,6 +105,7 @@ def _settings(ctx: StageContext) -> dict[str, Any]:
         "role": ctx.method.role("actor"),
         "critic": config.actor_critic,
         "prompt": ctx.method.prompts["critic"],
+        "own": ctx.method.own_prompts("critic"),
         "output_format": config.distill,
     }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crl.config import FamilyConfig, Method, RoleConfig
+from crl.config import FamilyConfig, Method, RoleConfig, SamplingConfig
 from crl.envs import make_environment
 from crl.extractor.distill import items_of
 from crl.learn.packing import cut, tree_of
@@ -36,18 +36,21 @@ class _Played:
     share: float
     generations: list[Generation]
     turns: float
+    sampling: SamplingConfig
 
 
 def typical_lengths(method: Method) -> dict[str, Lengths]:
     """Lengths by role. Raises BadInput where a model or an environment is not on this machine."""
     config, voices = config_of(method), {name: _voice(method, name) for name in method.recipe.roles()}
-    total = sum(family.groups for family in method.families)
+    total = sum(family.groups * method.group_size(family) for family in method.families)
     actor: list[_Played] = []
     extractor: list[_Played] = []
     for family in method.families:
-        share, games = family.groups / total, _games(method, voices[ACTOR], family)
+        games = _games(method, voices[ACTOR], family)
+        share = family.groups * method.group_size(family) / total
         turns = sum(game.episode.turns for game in games) / len(games)
-        actor.append(_Played(share, [game.generation for game in games], turns))
+        sampling = method.sampling(ACTOR, family.name)
+        actor.append(_Played(share, [game.generation for game in games], turns, sampling))
         if config.has_bank:
             items = items_of(
                 [game.episode for game in games],
@@ -55,7 +58,8 @@ def typical_lengths(method: Method) -> dict[str, Lengths]:
                 config.distill.model_copy(update={"episodes": "all"}),
             )
             written = write_script(method, voices[EXTRACTOR], items, [Lesson("return")] * len(items))
-            extractor.append(_Played(share, [each.generation for each in written], 1.0))
+            own = method.role(EXTRACTOR).sampling
+            extractor.append(_Played(share, [each.generation for each in written], 1.0, own))
     found = {ACTOR: _lengths(method.role(ACTOR), actor)}
     return found | ({EXTRACTOR: _lengths(method.role(EXTRACTOR), extractor)} if extractor else {})
 
@@ -69,7 +73,7 @@ def _voice(method: Method, role: str) -> Voice:
 def _games(method: Method, actor: Voice, family: FamilyConfig) -> list[PlayedEpisode]:
     environment = Watched(make_environment(family))
     random = np.random.default_rng(number_of(seed_for(0)) % 2**32)
-    members = min(_MEMBERS, method.rollout.group_size)
+    members = min(_MEMBERS, method.group_size(family))
     try:
         seeds = [family.train_seeds.start + group % family.train_seeds.count for group in range(_GROUPS)]
         starts = Readable(environment).reset_many(seeds)
@@ -107,8 +111,8 @@ def _lengths(role: RoleConfig, played: Sequence[_Played]) -> Lengths:
         length = sum(len(each.token_ids) for each in records) / len(records)
         written = sum(sum(each.loss_mask) for each in records) / len(records)
         more = 0.0
-        if role.sampling.constrain == "none":
-            more = min(family.turns * role.sampling.max_new_tokens - written, role.context - length)
+        if family.sampling.constrain == "none":
+            more = min(family.turns * family.sampling.max_new_tokens - written, role.context - length)
         tokens += family.share * (length + more)
         sampled += family.share * (written + more)
         computed += family.share * (sum(len(tree_of(batch).token_ids) for batch in rows) / len(records) + more)

@@ -21,7 +21,7 @@ def plan(ctx: StageContext) -> None:
     tasks: list[Task] = []
     for family in ctx.method.families:
         tasks += _family_tasks(ctx, family, first_group=len({task.group for task in tasks}))
-        ctx.progress(len(tasks), sum(each.groups for each in ctx.method.families) * ctx.method.rollout.group_size)
+        ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
     retrievals, counts = _retrieve(ctx, tasks)
     ctx.write(Task, tasks)
     ctx.write(Retrieval, retrievals)
@@ -58,7 +58,7 @@ def task_of(
 def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> list[Task]:
     import numpy as np
 
-    size = ctx.method.rollout.group_size
+    size = ctx.method.group_size(family)
     guided_members = config_of(ctx.method).guided_members(size, ctx.round)
     seeds = family.train_seeds
     generator = np.random.default_rng(ctx.seed(family.name))

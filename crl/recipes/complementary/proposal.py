@@ -13,6 +13,7 @@ from crl.bank.consolidate import Consolidated, Rules, consolidate
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.partitions import capacities_of, partitions_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.stage import RowsOf
 from crl.records import EntryScore, Operation, Resemblance
@@ -59,6 +60,8 @@ def rules_of(method: Method) -> Rules:
         config_of(method).bank,
         config_of(method).distill.max_characters,
         resemblance_anywhere=config_of(method).retrieval.scope == "bank",
+        partitions=partitions_of(method),
+        capacities=capacities_of(method),
         merges_across=config_of(method).merge.scope == "bank",
     )
 

@@ -6,9 +6,11 @@ loaded. Later prompts may be longer; a trajectory is then shortened, and an epis
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from crl.config import Method
+from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.policies import load_chat, resolve_model
 from crl.protocols import Chat, Start
@@ -62,10 +64,16 @@ def check_placeholders(method: Method) -> None:
     from crl.rollout import prompts as actor_prompts
     from crl.rollout.critic import check_critic_prompt
 
-    actor_prompts.check_prompts(method.prompts, method.rollout.placement)
-    extractor_prompts.check_prompts(method.prompts)
-    if "critic" in method.prompts:
-        check_critic_prompt(method.prompts["critic"])
+    def check(prompts: Mapping[str, PromptConfig]) -> None:
+        actor_prompts.check_prompts(prompts, method.rollout.placement)
+        extractor_prompts.check_prompts(prompts)
+        if "critic" in prompts:
+            check_critic_prompt(prompts["critic"])
+
+    check(method.prompts)
+    for family in _with_own_prompts(method):
+        with _told_of(family):
+            check(method.prompts_of(family))
 
 
 def check_room(method: Method) -> None:
@@ -76,10 +84,33 @@ def check_room(method: Method) -> None:
     config = config_of(method)
     actor = _chat(method, ACTOR)
     check_actor_room(actor, method)
-    if config.actor_critic is not None:
-        check_critic_room(actor, method.role(ACTOR).context, method.prompts["critic"], config.actor_critic)
-    if config.has_bank:
-        check_extractor_room(_chat(method, EXTRACTOR), method.role(EXTRACTOR), method.prompts)
+    extractor = _chat(method, EXTRACTOR) if config.has_bank else None
+
+    def check(prompts: Mapping[str, PromptConfig]) -> None:
+        if config.actor_critic is not None:
+            check_critic_room(actor, method.role(ACTOR).context, prompts["critic"], config.actor_critic)
+        if extractor is not None:
+            check_extractor_room(extractor, method.role(EXTRACTOR), prompts)
+
+    check(method.prompts)
+    for family in _with_own_prompts(method):
+        with _told_of(family):
+            check(method.prompts_of(family))
+
+
+def _with_own_prompts(method: Method) -> list[str]:
+    """Names of the task families that have prompts of their own."""
+    return [family.name for family in method.families if family.prompts is not None]
+
+
+@contextmanager
+def _told_of(family: str) -> Iterator[None]:
+    """An error about the prompts of a family names it."""
+    try:
+        yield
+    except BadInput as error:
+        where = f"family {family}, {error.where}"
+        raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
 
 
 def check_actor_room(chat: Chat, method: Method) -> None:
@@ -89,22 +120,23 @@ def check_actor_room(chat: Chat, method: Method) -> None:
     from crl.rollout.readable import Readable
 
     role = method.role(ACTOR)
-    allowed = role.context - role.sampling.max_new_tokens
     for family in method.families:
+        prompt, new = method.prompts_of(family.name)[ACTOR], method.sampling(ACTOR, family.name).max_new_tokens
+        allowed = role.context - new
+        place = f"family {family.name}, method.families[]" if ACTOR in (family.prompts or {}) else "method"
         environment = make_environment(family)
         try:
             start = Readable(environment).reset_many([family.evaluation_seeds.start])[0]
         finally:
             environment.close()
         _check_actions(method, family.name, start)
-        _, token_ids = opened(chat, method.prompts["actor"], start, experience=None, placement=method.rollout.placement)
+        _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
         needed = len(token_ids)
         if needed > allowed:
             raise PromptTooLong(
                 f"the first prompt of family {family.name} takes {needed} tokens",
-                expected=f"at most {allowed}: actor.context {role.context} less "
-                f"{role.sampling.max_new_tokens} new tokens",
-                where="method.prompts.actor",
+                expected=f"at most {allowed}: actor.context {role.context} less {new} new tokens",
+                where=f"{place}.prompts.actor",
                 next_step="shorten the prompt or its examples, or raise method.roles.actor.context",
             )
 
@@ -115,7 +147,7 @@ def _check_actions(method: Method, family: str, start: Start) -> None:
         return
     warm_start = config_of(method).warm_start
     asking = {
-        "method.roles.actor.sampling.constrain": method.role(ACTOR).sampling.constrain == "actions",
+        "method.roles.actor.sampling.constrain": method.sampling(ACTOR, family).constrain == "actions",
         "method.recipe.warm_start.demonstrations": warm_start is not None
         and warm_start.actor_episodes > 0
         and warm_start.demonstrations == "random",

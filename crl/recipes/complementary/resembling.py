@@ -17,6 +17,7 @@ from crl.bank.segments import load_embeddings, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.partitions import Partition, partitions_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import RowsOf
 from crl.records import Operation, Resemblance, rows_with
@@ -36,10 +37,10 @@ class Resembling:
         self.alike = Alike()
         self.rows: list[Resemblance] = []
         self._ctx, self._bank = ctx, bank
-        self._per_family = config_of(ctx.method).retrieval.scope == "family"
+        self._partitions = partitions_of(ctx.method)
         self._embedder = ctx.services.embedder()
         self._of_bank = cache(self._read)
-        self._new: dict[str | None, dict[str, NDArray[np.float32]]] = {}
+        self._new: dict[Partition, dict[str, NDArray[np.float32]]] = {}
         """Vectors of the new texts so far, by scope and digest."""
 
     def know(self, operations: Sequence[Operation], rows: Iterable[Resemblance]) -> None:
@@ -71,25 +72,25 @@ class Resembling:
                 self.alike.add([row])
         self.rows += fresh
 
-    def _texts(self, operations: Iterable[Operation]) -> dict[str | None, dict[str, str]]:
+    def _texts(self, operations: Iterable[Operation]) -> dict[Partition, dict[str, str]]:
         """Texts that may come into the bank, by scope and digest."""
-        found: dict[str | None, dict[str, str]] = {}
+        found: dict[Partition, dict[str, str]] = {}
         for operation in operations:
             text = operation.text
             if operation.kind in ("add", "update", "merge") and text and text.strip() and _writable(text):
-                scope = operation.family if self._per_family else None
+                scope = self._partitions.get(operation.family, (operation.family,))
                 found.setdefault(scope, {})[text_digest(text)] = text
         return found
 
-    def _add(self, scope: str | None, texts: dict[str, str]) -> NDArray[np.float32]:
+    def _add(self, scope: Partition, texts: dict[str, str]) -> NDArray[np.float32]:
         """Vectors [M, D] of texts, which are remembered."""
         vectors_MD = self._embedder.embed(list(texts.values()))
         self._new.setdefault(scope, {}).update(zip(texts, vectors_MD, strict=True))
         return vectors_MD
 
-    def _read(self, scope: str | None) -> tuple[list[str], NDArray[np.float32]]:
+    def _read(self, scope: Partition) -> tuple[list[str], NDArray[np.float32]]:
         """Digests and vectors of a scope's texts in the bank, each text once."""
-        table = self._bank.table if scope is None else rows_with(self._bank.table, "family", [scope])
+        table = self._bank.table if scope is None else rows_with(self._bank.table, "family", scope)
         digests = table["content_digest"].to_pylist()
         once = sorted({digest: row for row, digest in enumerate(digests)}.values())
         if not once:

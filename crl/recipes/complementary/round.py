@@ -29,7 +29,7 @@ from crl.recipes.complementary import (
     ready,
     warm_start,
 )
-from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
+from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.proposal import SCORES
 from crl.recipes.context import BANK
@@ -54,6 +54,7 @@ from crl.records import (
     Metric,
     Operation,
     Question,
+    RawReward,
     Resemblance,
     Retrieval,
     RetrievalCount,
@@ -185,6 +186,7 @@ def build(method: Method) -> Recipe:
                 Generation,
                 *when(config.self_distillation is not None, StrippedContext),
                 *when(asks, Question),
+                *when(declares_rewards(method), RawReward),
             ),
             role=ACTOR,
             parts=collect.count_parts,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from crl.config import SeedRange
+from crl.config import ENVIRONMENTS, SeedRange
 from crl.config.load import load_experiment, parse_experiment, runs_root
 from crl.errors import BadInput
 
@@ -35,6 +35,11 @@ SHIPPED = sorted(found for path in CONF.rglob("*.yaml") if (found := path.relati
 def test_every_experiment_that_ships_is_valid(name):
     from crl.recipes.complementary.ready import check_placeholders
 
+    kinds = {
+        family["environment"]["kind"] for family in yaml.safe_load((CONF / name).read_text())["method"]["families"]
+    }
+    if missing := kinds - {*ENVIRONMENTS.names()}:
+        pytest.skip(f"no environment is registered as {', '.join(sorted(missing))}")
     check_placeholders(load_experiment(CONF / name).method)
 
 
@@ -180,3 +185,5 @@ def test_a_run_that_was_begun_before_a_key_was_added_goes_on(name: str):
     dumped = load_experiment(CONF / f"{name}.yaml").method.model_dump(mode="json")
     assert {"overlap", "correction"}.isdisjoint(dumped | dumped["recipe"] | dumped["recipe"].get("actor_objective", {}))
     assert {"batch", "environment_lag"}.isdisjoint(dumped["rollout"])
+    own = {"group_size", "max_turns", "sampling", "prompts", "reward", "bank"}
+    assert all(own.isdisjoint(family) for family in dumped["families"])

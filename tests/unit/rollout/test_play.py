@@ -279,13 +279,16 @@ def test_waves_are_whole_groups_of_one_family_in_order():
 
 def test_mixed_waves_are_the_next_groups_whatever_their_family():
     tasks = [task(m, 1, group=g, family=f) for f, gs in (("b", (0, 1, 2)), ("a", (3, 4))) for g in gs for m in range(2)]
-    found = [[(each.family, each.group, each.member) for each in wave] for wave in waves_of(tasks, 4, mixed=True)]
+    found = [
+        [(each.family, each.group, each.member) for each in wave] for wave in waves_of(tasks, 4, {"b": "b", "a": "b"})
+    ]
     assert found == [
         [("b", 0, 0), ("b", 0, 1), ("b", 1, 0), ("b", 1, 1), ("b", 2, 0), ("b", 2, 1), ("a", 3, 0), ("a", 3, 1)],
         [("a", 4, 0), ("a", 4, 1)],
     ]
     one_family = [each for each in tasks if each.family == "b"]
-    assert waves_of(one_family, 2, mixed=True) == waves_of(one_family, 2)
+    assert waves_of(one_family, 2, {"b": "b"}) == waves_of(one_family, 2)
+    assert waves_of(tasks, 4, {"b": "b", "a": "a"}) == waves_of(tasks, 4), "families of other sampling play apart"
 
 
 def test_a_mixed_wave_plays_each_slot_in_the_environment_of_its_family():
