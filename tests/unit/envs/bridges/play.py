@@ -13,6 +13,8 @@ from crl.config.environments import ENVIRONMENTS
 
 SAID = (
     "[7]",
+    "[red]",
+    "[blue]",
     "[12]",
     "[1 2 3 4]",
     "[3 1]",
