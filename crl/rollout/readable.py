@@ -82,14 +82,16 @@ class Readable:
         return None if action is None else self._names.get(slot, {}).get(action, action)
 
 
-def _length(first: str, second: str, actions: Actions) -> int:
+def _length(first: Any, second: Any, actions: Any) -> int:
+    """Characters of what is shown; what is no text, against the protocol, has none."""
+    shown = [first, second]
     if isinstance(actions, FreeText):
-        listed = len(actions.form)
+        shown.append(actions.form)
     elif isinstance(actions, ToolCalls):
-        listed = sum(len(tool.name) + len(tool.description) + len(str(tool.parameters)) for tool in actions.tools)
-    else:
-        listed = sum(len(action) + 2 for action in actions)
-    return len(first) + len(second) + listed
+        shown += [f"{tool.name}{tool.description}{tool.parameters}" for tool in actions.tools]
+    elif isinstance(actions, tuple):
+        shown += actions
+    return sum(len(each) for each in shown if isinstance(each, str))
 
 
 def _valid(value: Any) -> Any:

@@ -310,15 +310,18 @@ def test_a_mixed_wave_plays_each_slot_in_the_environment_of_its_family():
         assert alone == [each for each in played if each.episode.family == family]
 
 
-def test_a_family_that_breaks_ends_its_own_slots_of_a_mixed_wave():
+@pytest.mark.parametrize("together", [False, True])
+def test_a_family_that_breaks_ends_its_own_slots_of_a_mixed_wave(together):
     families = ["walk", "broken", "walk", "broken"]
     broken = {"walk": Corridor(), "broken": Corridor(breaks=(1, 1), whole=True)}
+    broken["broken"].steps_together = together
     slots = [EpisodeSlot(task(m, 2, group=m, family=f)) for m, f in enumerate(families)]
     played = play(
         ScriptedPolicy(lambda row, turn: ("right", True)), MixedEnvironment(families, broken.__getitem__), slots
     )
     assert [(each.episode.stop_reason, each.episode.error) for each in played] == [
-        ("success", None), ("error", "environment_KeyError"), ("success", None), ("error", "environment_KeyError"),
+        ("success", None), ("error", "environment_KeyError") if together else ("success", None), ("success", None),
+        ("error", "environment_KeyError"),
     ]  # fmt: skip
 
 
