@@ -42,7 +42,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Evaluate a round of a run on held-out seeds, with and without its bank. The record is read and not changed.
+    """Evaluate a round of a run, with and without its bank. The record is read and not changed.
 
     Success has Wilson intervals; score is the mean reward; actions and tokens are those of an episode. The rows are
     kept beside the record, in evaluations/ of the run, where `crl table` finds them.
