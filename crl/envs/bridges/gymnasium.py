@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig
-from crl.envs.bridges.packages import WHERE, package
+from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, package
 from crl.envs.bridges.streams import GlobalStreams, Untouched
 from crl.envs.bridges.wave import Episode, Outcome, Wave, seed_of
 from crl.errors import BadInput
@@ -39,7 +39,7 @@ class GymnasiumConfig(EnvironmentConfig):
 
     kind: Literal["gymnasium"] = "gymnasium"
     id: str = Field(description="Registered id, or module:id: the module is imported first.")
-    arguments: dict[str, str | int | float | bool | list[str | int | float] | None] = Field(
+    arguments: dict[str, Argument | list[str | Whole | Real]] = Field(
         default_factory=dict, description="Arguments that the environment is made with."
     )
     goal: str = Field(

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Annotated
+
+from pydantic import Field
 
 from crl.errors import BadInput
+
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Real = Annotated[float, Field(ge=-1e300, le=1e300)]
+Argument = str | Whole | Real | bool | None
+"""What other people's code may be given: texts, truth values, and numbers that every library can hold."""
 
 WHERE = "method.families[].environment"
 """Where an experiment names an environment."""

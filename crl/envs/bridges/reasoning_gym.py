@@ -20,14 +20,14 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.bridges.packages import WHERE, package
+from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, package
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.bridges.wave import Episode, LeveledWave, Outcome, seed_of
 from crl.envs.levels import Levels
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 
-Parameter = str | int | float | bool | None | list[str] | list[int] | list[float] | dict[str, Any]
+Parameter = Argument | list[str] | list[Whole] | list[Real] | dict[str, Any]
 """What a dataset's parameter may be."""
 
 _GOAL = "Answer the question."

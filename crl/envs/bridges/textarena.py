@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig
-from crl.envs.bridges.packages import WHERE, package
+from crl.envs.bridges.packages import WHERE, Argument, package
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.bridges.wave import Episode, Outcome, Wave, seed_of
 from crl.errors import BadInput
@@ -41,7 +41,7 @@ class TextArenaConfig(EnvironmentConfig):
 
     kind: Literal["textarena"] = "textarena"
     id: str = Field("GuessTheNumber-v0", description="Registered id of a single-player game, such as Mastermind-v0.")
-    arguments: dict[str, str | int | float | bool | None] = Field(
+    arguments: dict[str, Argument] = Field(
         default_factory=dict, description="Arguments of the game that differ from those of its id."
     )
     form: str = Field(
