@@ -163,14 +163,36 @@ def _build(config: MiniHackConfig, changed: Callable[[type], type] = lambda task
     arguments = {**spec.kwargs, "max_episode_steps": config.max_turns + 1, "fix_moon_phase": True}
     try:
         with _python_random(0):
-            return creator(**arguments)
+            env = creator(**arguments)
     except Exception as error:
+        said = " ".join(str(error).split()) or f"{type(error).__name__} in {config.id}'s own constructor"
         raise BadInput(
-            f"MiniHack task {config.id!r} cannot be built: {' '.join(str(error).split())}",
+            f"MiniHack task {config.id!r} cannot be built: {said}",
             expected="a task that needs no further files or arguments",
             where=where,
             next_step="install what the message names, or choose another id",
         ) from error
+    if hasattr(env, "minigrid_env"):
+        env.minigrid_env = _SeededMiniGrid(env.minigrid_env)
+    return env
+
+
+class _SeededMiniGrid:
+    """The MiniGrid environment that draws a task's rooms, as MiniHack 1.0.2 uses one: it has `seed`, which newer
+    versions have not; there `reset` takes the seed."""
+
+    def __init__(self, env: Any) -> None:
+        self._env, self._drawn_from = env, 0
+
+    @property
+    def unwrapped(self) -> Any:
+        return self._env.unwrapped
+
+    def seed(self, seed: int) -> None:
+        self._drawn_from = seed
+
+    def reset(self) -> Any:
+        return self._env.reset(seed=self._drawn_from)
 
 
 def _seed(env: Any, seed: int) -> None:
