@@ -132,6 +132,11 @@ def asking() -> dict[type[Row], list[Row]]:
         r.Generation: [*rows[r.Generation], _generation("a0", "extractor", "ask", "collect")],
         r.Question: [*questions],
         r.StrippedContext: [*contexts],
+        r.RawReward: [
+            r.RawReward(episode_id=row.episode_id, family="room", raw_reward=row.reward)
+            for row in episodes
+            if isinstance(row, r.Episode)
+        ],
     }
 
 
