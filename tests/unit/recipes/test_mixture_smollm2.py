@@ -1,0 +1,43 @@
+"""conf/mixture.yaml with SmolLM2, two rounds at a size for two processor cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.config.load import load_experiment
+from crl.recipes import recipe_of
+from crl.recipes.audit import problems_of
+from crl.records import Episode, Turn
+from crl.run.verify import verify
+from tests.learning.harness import rows, train
+
+CONF = Path(__file__).parents[3] / "conf"
+ROUNDS = 2
+CUT: dict[str, Any] = {
+    "method.families.0.group_size": 4,
+    **{f"method.families.{index}.groups": 1 for index in range(3)},
+    **{f"method.families.{index}.evaluation_seeds.count": 1 for index in range(3)},
+    "method.families.0.environment.max_turns": 3,
+    "method.rollout.group_size": 2,
+    "method.recipe.warm_start": None,
+    "method.recipe.extractor_objective.batch": 8,
+    "method.evaluation.every": ROUNDS,
+    "method.threads": 1,
+}
+
+
+@pytest.mark.slow
+def test_every_task_is_played_in_form_and_every_row_holds_its_rules(tmp_path: Path) -> None:
+    pytest.importorskip("minihack")
+    loaded = load_experiment(CONF / "mixture.yaml", CUT)
+    run = train(loaded, tmp_path, ROUNDS)
+    played = rows(run, Episode, "collect", range(1, ROUNDS + 1))
+    names = [family.name for family in loaded.method.families]
+    assert {each.family for each in played} == set(names) and len(names) == 6
+    assert not [each for each in played if each.error]
+    # Answers are constrained to legal actions, in every task.
+    assert all(turn.valid for turn in rows(run, Turn, "collect", range(1, ROUNDS + 1)))
+    assert verify(run.path) == [] and not problems_of(run, recipe_of(run.method))
