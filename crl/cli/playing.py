@@ -13,7 +13,7 @@ import typer
 
 from crl.cli.escaping import say
 from crl.cli.interrupts import INTERRUPTED
-from crl.errors import BadInput
+from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.protocols import Actions, Start, Step
 from crl.rollout.actions import actions_text, parse_action
@@ -93,7 +93,12 @@ class Recording:
         self.path, self._lines, self.games = path, JsonLines(path), 0
         head = first_line(family.environment)
         if not path.exists() or path.stat().st_size == 0:
-            self._lines.append(head)
+            try:
+                self._lines.append(head)
+            except CrlError:
+                if path.exists() and path.stat().st_size == 0:
+                    path.unlink()  # nothing half-written is left over
+                raise
             return
         with path.open("rb") as file:
             line = file.readline(2**20)
