@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from crl.bank.consolidate import Consolidated, Rules, consolidate
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.stage import RowsOf
 from crl.records import EntryScore, Operation, Resemblance
@@ -55,12 +54,8 @@ class Proposal:
 
 def rules_of(method: Method) -> Rules:
     """What decides about operations in a method."""
-    return Rules(
-        config_of(method).bank,
-        config_of(method).distill.max_characters,
-        resemblance_anywhere=config_of(method).retrieval.scope == "bank",
-        merges_across=config_of(method).merge.scope == "bank",
-    )
+    use = method.recipe.bank_use()
+    return Rules(use.bank, use.max_characters, resemblance_anywhere=use.search_whole, merges_across=use.merges_across)
 
 
 def changing(operations: Iterable[Operation]) -> list[str]:
