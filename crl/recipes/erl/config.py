@@ -31,6 +31,9 @@ class ReflectConfig(Model):
         "text", description="The whole output is the new instructions, or what is inside the last <instructions> tag."
     )
     max_characters: int = Field(4000, ge=8, le=20_000, description="Longest reflection; a longer one is malformed.")
+    truncated: Literal["malformed", "keep"] = Field(
+        "malformed", description="A reflection that the length limit ended is malformed, or kept as far as it goes."
+    )
     batch: int = Field(64, ge=1, le=4096, description="Reflections sampled side by side.")
     malformed_reward: Literal["outcome"] | Annotated[float, Field(ge=-1000, le=1000)] = Field(
         "outcome",

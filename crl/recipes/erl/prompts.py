@@ -78,7 +78,7 @@ def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:
     """(reason code, new instructions) of an output: `ok`, or the first thing that is wrong with it and None."""
     if output.sampled is None:
         return PROMPT_TOO_LONG, None
-    if output.truncated:
+    if output.truncated and config.truncated == "malformed":
         return "truncated", None
     answer = after_thoughts(output.text, begun=output.thinking)
     if answer is None:
