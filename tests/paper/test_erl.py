@@ -176,7 +176,9 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     ).method  # fmt: skip
     rewards = {"first": [1.0, 0.0, 0.0, 1.0], "reflection": [1.0, 0.25], "second": [1.0, 0.25]}
     sequences = [
-        Sequenced("reflector" if stream == "reflection" else "actor", generation(f"{stream}{index}", rng), reward, stream)
+        Sequenced(
+            "reflector" if stream == "reflection" else "actor", generation(f"{stream}{index}", rng), reward, stream
+        )
         for stream, earned in rewards.items()
         for index, reward in enumerate(earned)
     ]
@@ -185,9 +187,14 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
         start = each.generation.loss_mask.index(1)
         prompt = [int(token) for token in rng.integers(0, VOCABULARY, 4)]
         tokens = prompt + each.generation.token_ids[start:]
-        learned.append(Internalized(each.generation, each.reward, tokens, [0] * 4 + each.generation.loss_mask[start:], []))
+        learned.append(
+            Internalized(each.generation, each.reward, tokens, [0] * 4 + each.generation.loss_mask[start:], [])
+        )
     samples = samples_of(sequences, learned, method, round=3)
-    objectives = {"grpo": Objective("crl.learn.clipped:clipped_term", method.recipe.objective, reference=True), "nll": NLL}  # type: ignore[attr-defined]  # noqa: E501
+    objectives = {
+        "grpo": Objective("crl.learn.clipped:clipped_term", method.recipe.objective, reference=True),
+        "nll": NLL,
+    }  # type: ignore[attr-defined]  # noqa: E501
 
     role = RoleConfig(
         model="miniature", lora=lora, optimizer=OptimizerConfig(kind="sgd", learning_rate=0.3, gradient_clip=0),
@@ -208,10 +215,15 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
         moved = peft.PeftModel.from_pretrained(moved, str(tmp_path)).double()
     moved.eval()
     count, penalties, loss = len(sequences) + len(learned), [], 0.0
-    advantages = stream_advantages([each.reward for each in sequences], [each.group for each in sequences], ClippedObjective())  # noqa: E501
+    advantages = stream_advantages(
+        [each.reward for each in sequences], [each.group for each in sequences], ClippedObjective()
+    )  # noqa: E501
     for each, a in zip(sequences, advantages, strict=True):
         record = each.generation
-        new, old = logprobs(moved, record.token_ids, record.loss_mask), logprobs(base, record.token_ids, record.loss_mask)  # noqa: E501
+        new, old = (
+            logprobs(moved, record.token_ids, record.loss_mask),
+            logprobs(base, record.token_ids, record.loss_mask),
+        )  # noqa: E501
         stored = np.array([value for value, trained in zip(record.logprobs, record.loss_mask, strict=True) if trained])
         rho = np.exp(new - stored)
         penalty = np.exp(old - new) - 1 - (old - new)
