@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from crl.report.attempts import attempt_rows
 from crl.report.rates import NOTHING, Rate
 from crl.report.summary import RoundSummary, random_policy
 
@@ -57,7 +58,8 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; form, bank and training; seconds by stage. All but the last fit 80 columns. None for an empty run."""
+    """Success; attempts, where some are tried again; form, bank and training; seconds by stage. All but the last fit 80
+    columns. None for an empty run."""
     # Preparation has stages of its own; its seconds are a line of `notes`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
@@ -71,6 +73,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     ]
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
+        "attempts and reflections": attempt_rows(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
     }

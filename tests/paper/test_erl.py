@@ -194,7 +194,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     objectives = {
         "grpo": Objective("crl.learn.clipped:clipped_term", method.recipe.objective, reference=True),
         "nll": NLL,
-    }  # type: ignore[attr-defined]  # noqa: E501
+    }  # type: ignore[attr-defined]
 
     role = RoleConfig(
         model="miniature", lora=lora, optimizer=OptimizerConfig(kind="sgd", learning_rate=0.3, gradient_clip=0),
@@ -217,13 +217,13 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     count, penalties, loss = len(sequences) + len(learned), [], 0.0
     advantages = stream_advantages(
         [each.reward for each in sequences], [each.group for each in sequences], ClippedObjective()
-    )  # noqa: E501
+    )
     for each, a in zip(sequences, advantages, strict=True):
         record = each.generation
         new, old = (
             logprobs(moved, record.token_ids, record.loss_mask),
             logprobs(base, record.token_ids, record.loss_mask),
-        )  # noqa: E501
+        )
         stored = np.array([value for value, trained in zip(record.logprobs, record.loss_mask, strict=True) if trained])
         rho = np.exp(new - stored)
         penalty = np.exp(old - new) - 1 - (old - new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crl.learn.collapse import health_metrics
-from crl.learn.form import output_figures, turn_figures
+from crl.learn.form import turn_figures
 from crl.learn.health import clip_figures, group_figures, mismatch_alarms, play_figures
 from crl.protocols import StopReason
 from crl.recipes.complementary.credit import NEW_BANK
@@ -64,7 +64,8 @@ def _reflections(ctx: StageContext, revisions: int) -> dict[str, float]:
     rows = [row for stage in stages for row in ctx.rows(Reflection, stage)]
     records = [row for stage in stages for row in ctx.rows(Generation, stage)]
     sampled = sum(sum(row.loss_mask) for row in records)
-    cut = output_figures([row.stop_reason for row in records if row.stop_reason != StopReason.context_limit])
+    ended = [row.stop_reason for row in records if row.stop_reason != StopReason.context_limit]
+    cut = {"reflections_cut": ended.count(StopReason.length) / len(ended)} if ended else {}
     return {
         **reflection_figures(rows),
         **cut,

@@ -213,7 +213,7 @@ def test_what_succeeded_by_a_reflection_is_learned_in_the_context_of_the_first_p
             assert (
                 sample.loss_mask
                 == [0] * len(prompt) + record.loss_mask[own : own + len(sample.token_ids) - len(prompt)]
-            )  # noqa: E501
+            )
             assert sum(sample.loss_mask) == sum(record.loss_mask) and sample.loss_mask[-1] == 1
             count = len(run.rows(Sample, "credit", number))
             assert sample.weight == pytest.approx(episode.reward * total / count)
