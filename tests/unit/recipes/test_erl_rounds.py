@@ -245,7 +245,10 @@ def test_the_record_is_intact_and_the_same_again(run: Played, tmp_path: Path) ->
     assert played(tmp_path, ROUNDS).digests() == run.digests()
 
 
-@pytest.mark.parametrize("stage", ["collect", "reflect", "retry", "distill", "consolidate", "credit", "health"])
+_SLOW = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("collect", "distill", "consolidate", "health")]
+
+
+@pytest.mark.parametrize("stage", ["reflect", "retry", "credit", *_SLOW])
 def test_whatever_is_lost_is_made_again_with_the_same_digests(run: Played, tmp_path: Path, stage: str) -> None:
     copied = shutil.copytree(run.run.path, tmp_path / run.run.path.name)
     cut_back(copied, 2, stage)
