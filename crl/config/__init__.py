@@ -26,8 +26,9 @@ from crl.config.mechanisms import (
     SelfDistillationConfig,
     WarmStartConfig,
 )
-from crl.config.method import RECIPES, EmbedderUse, Method, RecipeConfig, RoleUse
+from crl.config.method import RECIPES, BankUse, EmbedderUse, Method, RecipeConfig, RoleUse
 from crl.config.nodes import NodesConfig
+from crl.config.objectives import ClippedObjective
 from crl.config.prompts import Exchange, PromptConfig
 from crl.config.registry import Registry
 from crl.config.roles import (
@@ -47,6 +48,8 @@ __all__ = [
     "ActorCriticConfig",
     "ActorObjective",
     "BankConfig",
+    "BankUse",
+    "ClippedObjective",
     "CorrectionConfig",
     "DeepSpeedConfig",
     "DistillConfig",

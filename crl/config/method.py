@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from crl.config.base import Model
 from crl.config.environments import FamilyConfig
-from crl.config.mechanisms import EvaluationConfig, RolloutConfig
+from crl.config.mechanisms import BankConfig, EvaluationConfig, RolloutConfig
 from crl.config.prompts import PromptConfig
 from crl.config.registry import Registry
 from crl.config.roles import ENDPOINT, RoleConfig, SamplingConfig
@@ -40,6 +40,21 @@ class EmbedderUse:
 
     name: str
     query_instruction: str | None = None
+
+
+@dataclass(frozen=True)
+class BankUse:
+    """What a recipe lets into its experience bank, and what goes when it is full."""
+
+    bank: BankConfig
+    max_characters: int
+    """Longest text."""
+    search_whole: bool = False
+    """Whether retrieval searches all families."""
+    merges_across: bool = False
+    """Whether a merge may have parents of several families."""
+    approved: bool = False
+    """Whether a person approves each round's bank first."""
 
 
 class RecipeConfig(Model):
@@ -65,6 +80,12 @@ class RecipeConfig(Model):
         """The embedder it retrieves with; None where it retrieves nothing."""
         return None
 
+    def bank_use(self) -> BankUse:
+        """The rules of its bank. Raises BadInput where it keeps none."""
+        raise BadInput(
+            f"recipe {self.kind} keeps no bank", expected="a recipe that keeps one", where="method.recipe.kind"
+        )
+
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Settings that are fine one by one and impossible together, each at its place; refused before any work."""
         return iter(())
@@ -79,6 +100,7 @@ RECIPES = Registry(
         "static_online": "crl.recipes.complementary.config:StaticOnlineConfig",
         "experience_only": "crl.recipes.complementary.config:ExperienceOnlyConfig",
         "offline_bank": "crl.recipes.complementary.config:OfflineBankConfig",
+        "erl": "crl.recipes.erl.config:ErlConfig",
     },
 )
 """Recipes by kind; other packages add theirs in the entry-point group `crl.recipes`."""

@@ -44,6 +44,8 @@ class MicroBatch:
     choices_NC: torch.Tensor | None = None
     """For the N targets with mask 1, row by row: the ids each was chosen among, padded with -1 (all -1: the whole
     vocabulary). None where no sample has any."""
+    reference_BT: torch.Tensor | None = None
+    """The base model's log-probabilities of the targets; None where the objective does not compare with it."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""

@@ -40,6 +40,8 @@ class Statistics:
     """Tokens that the weights before the step sampled; the trainer counts these two."""
     kl_sum: float = 0.0
     """Over them, the estimate of the divergence of trainer and sampler: `mismatch.mismatch`."""
+    reference_sum: float = 0.0
+    """Over all tokens, the estimate of the divergence from the base model: `clipped.divergence`."""
 
     def __add__(self, other: Statistics) -> Statistics:
         totals = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}

@@ -29,6 +29,8 @@ class Objective:
     """Its settings, handed to the function as they are."""
     on_policy: bool = True
     """Whether it compares with the probabilities that sampled the tokens: ratios of the figures are of such ones."""
+    reference: bool = False
+    """Whether it compares with the base model: the update then has its log-probabilities too (`reference.py`)."""
 
     def load(self) -> Callable[..., Any]:
         """The function. Raises BadInput where the name leads nowhere."""

@@ -28,6 +28,7 @@ from crl.learn.objectives import Statistics
 from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.packing import cut
 from crl.learn.process_group import import_deepspeed, join
+from crl.learn.reference import Reference
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.terms import Objective
 from crl.learn.tree_attention import Paths
@@ -90,6 +91,8 @@ class Trainer:
         )
         self._engine = require_deepspeed(engine)
         self._parts = self._stepped_tensors(trainable)
+        self._model_path = model_path
+        self._reference: Reference | None = None
         self._signature = {"zero_stage": settings.zero_stage, "ranks": settings.ranks, "kind": role.optimizer.kind}
         self._updates = 0
         """Steps that the optimizer has taken, in this process or before: the warm-up goes by them."""
@@ -121,7 +124,7 @@ class Trainer:
         """
         for sample in samples:
             check_sample(sample)
-        active = [sample for sample in samples if has_gradient(sample)]
+        active = _active(samples, objectives)
         figures = {
             "samples": float(len(samples)),
             "samples_without_gradient": float(len(samples) - len(active)),
@@ -164,6 +167,8 @@ class Trainer:
             "clipped_high": statistics.clipped_high / tokens,
             "logprob_mismatch": statistics.mismatch_sum / tokens,
         }
+        if any(objectives[kind].reference for kind in sums):
+            figures["reference_kl"] = statistics.reference_sum / tokens
         if statistics.fresh_tokens:
             figures["mismatch_kl"] = statistics.kl_sum / statistics.fresh_tokens
         return figures
@@ -186,7 +191,7 @@ class Trainer:
             self._engine.set_gradient_accumulation_boundary(step == len(mine) - 1)
             # A rank that has run out still takes part in every collective operation, at weight 0.
             batch = collate(share or [min(active, key=lambda sample: len(sample.token_ids))]).to(self._ranks.device)
-            logprobs_BT = self._engine(
+            inputs = (
                 batch.input_ids_P,
                 batch.depths_P,
                 Paths.of(batch.tree, self._ranks.device),
@@ -197,6 +202,9 @@ class Trainer:
                 batch.choices_NC,
             )
             kind = batch.objective
+            if objectives[kind].reference:
+                batch = replace(batch, reference_BT=self._base().logprobs(inputs))
+            logprobs_BT = self._engine(*inputs)
             loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalizers[kind])
             if share:
                 if objectives[kind].on_policy:
@@ -208,6 +216,11 @@ class Trainer:
                 loss = loss * 0.0
             self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
         return {kind: self._over_ranks(*each) for kind, each in sums.items()}
+
+    def _base(self) -> Reference:
+        if self._reference is None:
+            self._reference = Reference(self.role, self._model_path, self._engine.module, self._ranks.device)
+        return self._reference
 
     def _term(self, kind: str, objectives: Mapping[str, Objective]) -> Callable[..., tuple[torch.Tensor, Statistics]]:
         if kind not in objectives:
@@ -309,6 +322,8 @@ class Trainer:
     def dispose(self) -> None:
         """Free the model, the optimizer and the engine. The trainer may not be used afterward."""
         zero, module = self._engine.optimizer, self._engine.module
+        if self._reference is not None:
+            self._reference.dispose()
         self._engine.destroy()
         # Hooks inside autograd hold the engine in cycles that the collector cannot see: empty what they hold.
         for parameter in module.parameters():
@@ -321,6 +336,19 @@ class Trainer:
         self._engine = None
         self._parts = []
         gc.collect()
+
+
+def _active(samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> list[Sample]:
+    """The samples to run, in their order: those that can change the weights. A penalty for leaving the base model acts
+    on samples without an advantage as well, but does not make a step alone."""
+    if not any(has_gradient(sample) for sample in samples):
+        return []
+    compared = {name for name, objective in objectives.items() if objective.reference}
+    return [
+        sample
+        for sample in samples
+        if has_gradient(sample) or (sample.objective in compared and sample.weight and trained_tokens(sample))
+    ]
 
 
 def require_deepspeed(engine: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from crl.report.attempts import attempt_rows
 from crl.report.rates import NOTHING, Rate
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
@@ -58,7 +59,8 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; of a mixture by task; form, bank and training; seconds by stage. None for an empty run.
+    """Success; of a mixture by task; attempts, where some are tried again; form, bank and training; seconds by stage. None
+    for an empty run.
 
     All but the last fit 80 columns.
     """
@@ -76,6 +78,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
         **_by_task(summaries),
+        "attempts and reflections": attempt_rows(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
     }

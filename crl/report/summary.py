@@ -141,7 +141,8 @@ class _FiguresByRound:
             "(games * tokens_sampled)::BIGINT FROM success_by_arm"
         ):
             self._success[number, stage, arm] = Rate(_whole(won), _whole(games))
-            if stage != "evaluate_base" and arm != "random":
+            # Further attempts (ERL) that go by the old instructions are no games of the free arm.
+            if stage in ("collect", "evaluate") and arm != "random":
                 self._costs.setdefault(number, {})[str(arm)] = Cost(_whole(games), *map(_whole, took))
         self._evaluations: dict[Any, list[ArmResult]] = {}
         for number, task, arm, won, games, score, actions, read, written, invalid, guided in fetch(

@@ -206,7 +206,7 @@ class _Facts:
         digests = {row["weights_digest"] for row in generations}
         columns = ["weights_digest", "checkpoint", "source", "updates"]
         self._writers: dict[str, dict[str, Any]] = {}
-        for row in tables.select(Weights, columns, among={"weights_digest": digests}, where="role = 'extractor'"):
+        for row in tables.select(Weights, columns, among={"weights_digest": digests}, where="role <> 'embedder'"):
             self._writers.setdefault(row["weights_digest"], row)  # where they first appeared
         wanted = [episode_id for row in operations for episode_id in row["episode_ids"]]
         columns = ["episode_id", "success", "goal", "entry_id"]

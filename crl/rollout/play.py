@@ -56,9 +56,14 @@ class PlayedEpisode:
     @property
     def feedback(self) -> str:
         """What may be said about the whole episode: the environment's last words on it, else its outcome."""
-        said = self.turns[-1].feedback if self.turns else None
-        ended = self.episode.stop_reason.replace("_", " ")
-        return said or f"The episode ended: {ended}. Reward: {self.episode.reward:g}."
+        return feedback_of(self.episode, self.turns)
+
+
+def feedback_of(episode: Episode, turns: Sequence[Turn]) -> str:
+    """What may be said about a whole episode: the environment's last words on it, else its outcome."""
+    said = turns[-1].feedback if turns else None
+    ended = episode.stop_reason.replace("_", " ")
+    return said or f"The episode ended: {ended}. Reward: {episode.reward:g}."
 
 
 Progress = Callable[[dict[str, Any]], None]
@@ -180,7 +185,7 @@ def _open_row(
         prompts["actor"],
         start,
         experience=slot.shown,
-        placement=method.rollout.placement,
+        placement="instructions" if slot.as_instructions else method.rollout.placement,
         offer=prompts["ask"].offer if may_ask and "ask" in prompts else "",
     )
     allowed = policy.context - sampling.max_new_tokens

@@ -2,7 +2,8 @@
 
 Placeholders are filled by name in one pass (`crl/text/templates.py`), so braces in observations and experiences stay as
 they are. The experience comes last before the first observation, or at the end of the system text (`placement`, section
-2 of the method notes): with `user`, guided and free members of a group share everything before it. The extractor's
+2 of the method notes): with `user`, guided and free members of a group share everything before it. A reflection stands
+in place of the system text (`instructions`), whatever the setting. The extractor's
 templates are filled and checked in `crl/extractor/prompts.py`.
 """
 
@@ -18,7 +19,8 @@ from crl.protocols import Actions, Chat, Start, ToolCalls
 from crl.rollout.actions import actions_text
 from crl.text.templates import check, fill, placeholders
 
-Placement = Literal["system", "user"]
+Placement = Literal["system", "user", "instructions"]
+"""Where an experience is shown; with `instructions` it stands in place of the system text."""
 
 _SYSTEM = frozenset({"goal", "actions"})
 _FIRST = frozenset({"goal", "actions", "experience", "observation"})
@@ -84,7 +86,10 @@ def actor_messages(
     """
     shown = "" if experience is None else fill(prompt.experience, {"experience": experience}) + offer
     values = {"goal": goal, "actions": actions_text(actions, takes_tools=takes_tools)}
-    system = fill(prompt.system, values)
+    if placement == "instructions" and experience is not None:
+        system = experience
+    else:
+        system = fill(prompt.system, values)
     if placement == "system" and shown:
         system = f"{system}\n{shown.rstrip()}"
     messages = [{"role": "system", "content": system}]

@@ -17,7 +17,6 @@ from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
 from crl.policies import load_embedder
 from crl.policies.embedder_sources import embedder_digest
-from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.partitions import capacities_of
 from crl.recipes.imported import check_vectors
 from crl.recipes.stage import Recipe
@@ -180,19 +179,19 @@ def _chosen(
                 next_step="export the bank again",
             )
         place = (names[entry["family"]], entry["content_digest"])
-        if len(entry["text"]) > config_of(method).distill.max_characters:
+        if len(entry["text"]) > method.recipe.bank_use().max_characters:
             left_out[entry["entry_id"]] = "text_too_long"
-        elif place in held and config_of(method).bank.duplicates != "keep":
+        elif place in held and method.recipe.bank_use().bank.duplicates != "keep":
             left_out[entry["entry_id"]] = "duplicate"
         else:
             held.add(place)
             by_family.setdefault(place[0], []).append(entry)
-    capacities = capacities_of(method)
+    capacities, rules = capacities_of(method), method.recipe.bank_use().bank
     for family, listed in by_family.items():
         # What a full family evicts first stays out: the least useful, or the oldest.
-        order = listed if config_of(method).bank.eviction == "fifo" else sorted(listed, key=_usefulness)
-        for entry in order[: max(0, len(listed) - capacities.get(family, config_of(method).bank.capacity))]:
-            left_out[entry["entry_id"]] = f"capacity_{config_of(method).bank.eviction}"
+        order = listed if rules.eviction == "fifo" else sorted(listed, key=_usefulness)
+        for entry in order[: max(0, len(listed) - capacities.get(family, rules.capacity))]:
+            left_out[entry["entry_id"]] = f"capacity_{rules.eviction}"
     return [row for row in by_age if entries[row]["entry_id"] not in left_out], left_out
 
 

@@ -168,7 +168,10 @@ def _episodes(run: RunDirectory, numbers: list[int]) -> dict[int, int]:
     total, found = 0, {}
     for number in numbers:
         if number > 0 and run.is_complete(number, COLLECT):
-            total += run.manifest(number, COLLECT).rows().get(Episode.table, 0)
+            # Whatever stage plays: attempts after the first ones (ERL) are episodes too.
+            total += sum(
+                run.manifest(number, stage).rows().get(Episode.table, 0) for stage in run.complete_stages(number)
+            )
         found[number] = total
     return found
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
-from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.proposal import changing, operations_of, proposal_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import RowsOf
@@ -25,7 +24,7 @@ DECISION_NOTE = "decision"
 
 def due(method: Method, round_number: int) -> bool:
     """Where a person approves the bank."""
-    return config_of(method).approve_bank
+    return method.recipe.bank_use().approved
 
 
 def choices(method: Method, round_number: int, rows: RowsOf) -> list[str]:

@@ -19,6 +19,7 @@ from crl.config import (
     ActorCriticConfig,
     ActorObjective,
     BankConfig,
+    BankUse,
     DistillConfig,
     EmbedderUse,
     ExtractorObjective,
@@ -97,6 +98,16 @@ class BankRecipeConfig(RecipeConfig):
     def embedder(self) -> EmbedderUse | None:
         """That of the retrieval."""
         return EmbedderUse(self.retrieval.embedder, self.retrieval.query_instruction) if self.has_bank else None
+
+    def bank_use(self) -> BankUse:
+        """That of the bank's settings; retrieval and merge say how far a text reaches."""
+        return BankUse(
+            self.bank,
+            self.distill.max_characters,
+            search_whole=self.retrieval.scope == "bank",
+            merges_across=self.merge.scope == "bank",
+            approved=self.approve_bank,
+        )
 
     @staticmethod
     def lag(method: Method) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from crl.bank.retrieve import Partition
 from crl.config import FamilyConfig, Method
-from crl.recipes.complementary.config import config_of
 
 __all__ = ["Partition", "capacities_of", "partitions_of"]
 
@@ -32,4 +31,4 @@ def capacities_of(method: Method) -> dict[str, int]:
 
 def _shares(method: Method, family: FamilyConfig) -> bool:
     own = None if family.bank is None else family.bank.partition
-    return config_of(method).retrieval.scope == "bank" if own is None else own == "shared"
+    return method.recipe.bank_use().search_whole if own is None else own == "shared"

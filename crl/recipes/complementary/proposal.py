@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from crl.bank.consolidate import Consolidated, Rules, consolidate
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.partitions import capacities_of, partitions_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.stage import RowsOf
@@ -56,13 +55,14 @@ class Proposal:
 
 def rules_of(method: Method) -> Rules:
     """What decides about operations in a method."""
+    use = method.recipe.bank_use()
     return Rules(
-        config_of(method).bank,
-        config_of(method).distill.max_characters,
-        resemblance_anywhere=config_of(method).retrieval.scope == "bank",
+        use.bank,
+        use.max_characters,
+        resemblance_anywhere=use.search_whole,
         partitions=partitions_of(method),
         capacities=capacities_of(method),
-        merges_across=config_of(method).merge.scope == "bank",
+        merges_across=use.merges_across,
     )
 
 

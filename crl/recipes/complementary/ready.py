@@ -145,7 +145,7 @@ def _check_actions(method: Method, family: str, start: Start) -> None:
     """Raise BadInput where a setting needs actions that can be listed and the environment lists none."""
     if isinstance(start.actions, tuple):
         return
-    warm_start = config_of(method).warm_start
+    warm_start = getattr(method.recipe, "warm_start", None)
     asking = {
         "method.roles.actor.sampling.constrain": method.sampling(ACTOR, family).constrain == "actions",
         "method.recipe.warm_start.demonstrations": warm_start is not None

@@ -26,7 +26,9 @@ from crl.records import Operation, Resemblance, rows_with
 def recorded_resemblances(method: Method, rows: RowsOf) -> list[Resemblance]:
     """What the round's texts resemble, as its stages wrote it; nothing where near-duplicates are not refused."""
     return (
-        rows(Resemblance, "distill") + rows(Resemblance, "merge") if config_of(method).bank.duplicates == "near" else []
+        rows(Resemblance, "distill") + rows(Resemblance, "merge")
+        if method.recipe.bank_use().bank.duplicates == "near"
+        else []
     )
 
 

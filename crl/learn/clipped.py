@@ -1,0 +1,74 @@
+"""GRPO with two clip bounds and a penalty for leaving the base model: the objective of Experiential RL.
+
+Shapes as in `objectives.py`. The penalty compares with the **base model**, which the update reads beside the weights
+that it trains (`reference.py`): `reference_BT` are its log-probabilities of the same tokens at the same temperature.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from crl.config.objectives import ClippedObjective
+from crl.learn.batches import MicroBatch
+from crl.learn.mismatch import log_ratio
+from crl.learn.objectives import Statistics, Term
+
+
+def divergence(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """k3 [B, T] of every token: r - 1 - log r with r = reference / policy; 0 outside the mask.
+
+    Its mean over tokens that the policy sampled estimates KL(policy || reference) without bias, and no term of it is
+    negative (Schulman 2020, "Approximating KL Divergence"): the low-variance estimator of the ERL paper. Its derivative
+    in log policy is 1 - r.
+    """
+    log_BT = log_ratio(reference_BT, logprobs_BT, mask_BT)
+    return log_BT.expm1() - log_BT
+
+
+def clipped_objective(
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    reference_BT: torch.Tensor | None,
+    mask_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    weights_B: torch.Tensor,
+    config: ClippedObjective,
+) -> tuple[torch.Tensor, Statistics]:
+    """- sum_k w_k agg_t [min(rho A, clip(rho, 1 - low, 1 + high) A) - kl k3], agg the sum or mean over trained tokens.
+
+    `reference_BT` may be None where `kl` is 0. A token counts as clipped where a bound takes its gradient away.
+    Raises ValueError where there is a penalty and nothing to compare with.
+    """
+    if config.kl and reference_BT is None:
+        raise ValueError("the objective has a penalty, and nobody gave the base model's log-probabilities")
+    ratio_BT = log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
+    advantages_B1 = advantages_B[:, None]
+    clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
+    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
+    penalty_sum = 0.0
+    if reference_BT is not None:
+        penalty_BT = divergence(logprobs_BT, reference_BT, mask_BT)
+        objective_BT = objective_BT - config.kl * penalty_BT
+        penalty_sum = float(penalty_BT.detach().sum())
+    objective_B = (objective_BT * mask_BT).sum(1)
+    if config.aggregation == "token_mean":
+        objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
+    with torch.no_grad():
+        low_BT = (ratio_BT < 1 - config.clip_low) & (advantages_B1 < 0)
+        high_BT = (ratio_BT > 1 + config.clip_high) & (advantages_B1 > 0)
+        counted = Statistics(
+            tokens=float(mask_BT.sum()),
+            ratio_sum=float((ratio_BT * mask_BT).sum()),
+            ratio_max=float((ratio_BT * mask_BT).max()) if mask_BT.numel() else 0.0,
+            clipped_low=float((low_BT * mask_BT).sum()),
+            clipped_high=float((high_BT * mask_BT).sum()),
+            mismatch_sum=float(((logprobs_BT - behavior_BT).abs() * mask_BT).sum()),
+            reference_sum=penalty_sum,
+        )
+    return -(weights_B * objective_B).sum(), counted
+
+
+def clipped_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ClippedObjective, normalizer: float) -> Term:
+    """:func:`clipped_objective` of a micro-batch; its weights hold all that it divides by."""
+    tensors = (batch.behavior_BT, batch.reference_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    return clipped_objective(logprobs_BT, *tensors, config)

@@ -1,0 +1,131 @@
+"""Stages `collect` and `retry`: first attempts, and attempts after one that earned less than the gate.
+
+A further attempt begins anew, in the same level, with its own random stream. The reflection stands in place of the
+instructions, and nothing of the attempt before is in its context; where the reflection is malformed the instructions
+stay as they were. Both stages have parts: a part is a wave of whole groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crl.bank.segments import text_digest
+from crl.learn.credit import usable
+from crl.recipes.context import StageContext
+from crl.recipes.erl.config import ACTOR, config_of
+from crl.recipes.erl.rows import SECOND, Reflection
+from crl.recipes.waves import play
+from crl.recipes.weights import weights_of
+from crl.records import Episode, Generation, StrippedContext, Task, Turn
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
+from crl.rollout.stripped import stripped_context
+
+COLLECT, PLAN = "collect", "plan"
+
+
+def reflect_stage(revision: int) -> str:
+    """Name of the stage that reflects for the attempt of a revision, from 1."""
+    return "reflect" if revision == 1 else f"reflect_{revision}"
+
+
+def attempt_stage(revision: int) -> str:
+    """Name of the stage that plays the attempts of a revision; 0: the first ones."""
+    return COLLECT if revision == 0 else "retry" if revision == 1 else f"retry_{revision}"
+
+
+def attempt_id(first_id: str, revision: int) -> str:
+    """Id of an attempt of a revision: that of the first one, and how many there were."""
+    return first_id if revision == 0 else f"{first_id}-a{revision + 1}"
+
+
+def entry_id_of(reflection_id: str) -> str:
+    """Id that a reflection has in the memory, if it comes to be there."""
+    return f"x-{reflection_id}-o0"
+
+
+class Pending(NamedTuple):
+    """A task that is tried again: as planned, and the attempt before."""
+
+    task: Task
+    before: Episode
+
+
+def waves(ctx: StageContext) -> list[list[Task]]:
+    """The tasks of the round in waves of whole groups of one family."""
+    return waves_of(ctx.rows(Task, PLAN), ctx.method.rollout.wave_groups)
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves of the round."""
+    return len(waves(ctx))
+
+
+def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pending]:
+    """Which tasks are tried again in a revision: those whose attempt before ended by the rules and earned too little.
+
+    In the order of the tasks.
+    """
+    config, stage = config_of(ctx.method), attempt_stage(revision - 1)
+    before = {episode.episode_id: episode for episode in ctx.rows(Episode, stage)}
+    found = []
+    for task in tasks:
+        episode = before.get(attempt_id(task.episode_id, revision - 1))
+        if episode is not None and usable(episode) and not config.passes(episode.reward):
+            found.append(Pending(task, episode))
+    return found
+
+
+def collect_part(ctx: StageContext, part: int) -> None:
+    """Play one wave of first attempts with the actor of the round before."""
+    played = _played(ctx, [EpisodeSlot(task) for task in waves(ctx)[part]])
+    _write(ctx, played)
+
+
+def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
+    """Play the further attempts of one wave, each by its reflection; and their contexts without it."""
+    again = pending(ctx, waves(ctx)[part], revision)
+    written = {}
+    if config_of(ctx.method).reflect is not None:
+        written = {row.retry_id: row for row in ctx.rows(Reflection, reflect_stage(revision))}
+    slots = []
+    for task, before in again:
+        name = attempt_id(task.episode_id, revision)
+        slots.append(_slot(dataclasses.replace(task, episode_id=name, stream=SECOND), before, written.get(name)))
+    played = _played(ctx, slots)
+    _write(ctx, played)
+    if config_of(ctx.method).internalise is not None:
+        guided = [each for each in played if each.episode.guided]
+        chat = ctx.services.policy(ACTOR, weights_of(ctx, ACTOR)).chat if guided else None
+        ctx.write(StrippedContext, [stripped_context(chat, each, ctx.method) for each in guided if chat is not None])
+
+
+def _slot(task: Task, before: Episode, reflection: Reflection | None) -> EpisodeSlot:
+    if reflection is not None and reflection.text is not None:
+        digest = text_digest(reflection.text)
+        entry_id = entry_id_of(reflection.reflection_id)
+        return EpisodeSlot(task, entry_id, digest, reflection.text, as_instructions=True)
+    # The instructions stay: the prompt's own, or those that the attempt before went by.
+    return EpisodeSlot(task, before.entry_id, before.content_digest, before.experience, as_instructions=before.guided)
+
+
+def _played(ctx: StageContext, slots: Sequence[EpisodeSlot]) -> list[PlayedEpisode]:
+    if not slots:
+        return []
+    weights = weights_of(ctx, ACTOR)
+    policy = ctx.services.policy(ACTOR, weights)
+    with ctx.timed("play", len(slots)):
+        return play(
+            ctx,
+            policy,
+            slots,
+            sampling=ctx.method.role(ACTOR).sampling,
+            weights_digest=weights.weights_digest,
+        )
+
+
+def _write(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
+    ctx.write(Episode, [each.episode for each in played])
+    ctx.write(Turn, [turn for each in played for turn in each.turns])
+    ctx.write(Generation, [each.generation for each in played])

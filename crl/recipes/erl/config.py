@@ -1,0 +1,177 @@
+"""The mechanisms of Experiential RL (arXiv 2602.13949), and what it says of itself. No stage is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from crl.config import (
+    BankConfig,
+    BankUse,
+    ClippedObjective,
+    EmbedderUse,
+    Method,
+    Model,
+    RecipeConfig,
+    RoleUse,
+)
+from crl.errors import BadInput
+
+ACTOR, REFLECTOR = "actor", "reflector"
+REFLECT = "reflect"
+"""Name of the prompt that reflections are asked for with."""
+
+
+class ReflectConfig(Model):
+    """What the reflector reads and writes."""
+
+    form: Literal["text", "tag"] = Field(
+        "text", description="The whole output is the new instructions, or what is inside the last <instructions> tag."
+    )
+    max_characters: int = Field(4000, ge=8, le=20_000, description="Longest reflection; a longer one is malformed.")
+    truncated: Literal["malformed", "keep"] = Field(
+        "malformed", description="A reflection that the length limit ended is malformed, or kept as far as it goes."
+    )
+    batch: int = Field(64, ge=1, le=4096, description="Reflections sampled side by side.")
+    malformed_reward: Literal["outcome"] | Annotated[float, Field(ge=-1000, le=1000)] = Field(
+        "outcome",
+        description="Reward of a malformed reflection: that of the next attempt, which the old instructions guided, as "
+        "the authors' code has it; or a number.",
+    )
+
+
+class MemoryConfig(Model):
+    """How reflecting reads the bank of reflections that led to a success."""
+
+    order: Literal["similarity", "recency", "last"] = Field(
+        "similarity",
+        description="Which reflections are shown: the most similar of the task family, its newest, or the newest of "
+        "all families (the authors' memory of one text).",
+    )
+    top_k: int = Field(2, ge=1, le=16, description="Reflections shown at most; `last` shows one.")
+    threshold: float = Field(-1.0, ge=-1, le=1, description="Least cosine of what is shown (similarity only).")
+    embedder: str = Field(
+        "minilm",
+        min_length=1,
+        description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
+        "directory or a Hugging Face id.",
+    )
+    query_instruction: str | None = Field(
+        None, max_length=4000, description="What precedes queries only; none: the model's own prompt `query`."
+    )
+
+    @property
+    def shown(self) -> int:
+        """Entries that a reflection may be shown."""
+        return 1 if self.order == "last" else self.top_k
+
+
+class InternaliseConfig(Model):
+    """Second attempts that earned something, learned in the context of the first prompt."""
+
+    weight: float = Field(1.0, gt=0, le=1000, description="Factor of the loss; the reward is another.")
+
+
+class ErlConfig(RecipeConfig):
+    """Experiential RL: an attempt, a reflection on it, another attempt that the reflection guides."""
+
+    kind: Literal["erl"] = "erl"
+    BUILDER: ClassVar[str] = "crl.recipes.erl.round:build"
+
+    revisions: int = Field(1, ge=1, le=8, description="Further attempts of an episode, each with fresh feedback.")
+    gate: float | None = Field(
+        1.0, ge=-1e6, le=1e6, description="An attempt that earned less is tried again; none: every attempt is."
+    )
+    reflect: ReflectConfig | None = Field(
+        ReflectConfig(), description="Reflections; none: further attempts go by the old instructions."
+    )
+    memory: MemoryConfig | None = Field(
+        MemoryConfig(), description="Reflecting reads what led to a success; none: no bank is kept."
+    )
+    bank: BankConfig = Field(BankConfig(capacity=1000), description="Capacity and eviction of the memory.")
+    approve_bank: bool = Field(False, description="A person approves each round's bank first.")
+    objective: ClippedObjective = Field(ClippedObjective(), description="GRPO of every stream.")
+    internalise: InternaliseConfig | None = Field(
+        InternaliseConfig(), description="Next-token loss on what succeeded with guidance, without it; none: not."
+    )
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it keeps a bank of reflections."""
+        return self.reflect is not None and self.memory is not None
+
+    def passes(self, reward: float) -> bool:
+        """Whether an attempt of such a reward is left as it is."""
+        return self.gate is not None and reward >= self.gate
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        """An actor that plays, and a reflector that writes one turn; they may share their weights."""
+        uses = {ACTOR: RoleUse(multi_turn=True)}
+        if self.reflect is not None:
+            uses[REFLECTOR] = RoleUse()
+        return uses
+
+    def prompts(self) -> frozenset[str]:
+        """One for playing, one for reflecting."""
+        return frozenset({ACTOR} | ({REFLECT} if self.reflect is not None else set()))
+
+    def embedder(self) -> EmbedderUse | None:
+        """That of the memory."""
+        if not self.has_memory or self.memory is None:
+            return None
+        return EmbedderUse(self.memory.embedder, self.memory.query_instruction)
+
+    def bank_use(self) -> BankUse:
+        """The memory: reflections of a family are compared with those of the family."""
+        if not self.has_memory or self.reflect is None:
+            return super().bank_use()
+        return BankUse(self.bank, self.reflect.max_characters, approved=self.approve_bank)
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        """Combinations that would run for hours and do nothing of what was asked for."""
+        rollout = method.rollout
+        if rollout.search_and_ask is not None:
+            yield _refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
+        if rollout.mixed_waves:
+            yield _refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
+        if self.reflect is None and self.memory is not None:
+            yield _refused("method.recipe.memory", "nothing is reflected on, so the memory stays empty", "none")
+        if self.approve_bank and not self.has_memory:
+            yield _refused("method.recipe.approve_bank", "there is no memory whose changes a person could see", "false")
+        if self.bank.duplicates == "near":
+            yield _refused("method.recipe.bank.duplicates", "texts are not compared with each other", "reject or keep")
+        if self.reflect is not None and method.role(REFLECTOR).sampling.constrain == "actions":
+            yield _refused("method.roles.reflector.sampling.constrain", "a reflection is text, not an action", "none")
+        for owner in method.trained():
+            if self.objective.kl and method.role(owner).deepspeed.zero_stage == 3:
+                yield _refused(
+                    f"method.roles.{owner}.deepspeed.zero_stage",
+                    "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
+                    "0, 1 or 2, or objective.kl: 0",
+                )
+
+
+def config_of(method: Method) -> ErlConfig:
+    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
+    if not isinstance(method.recipe, ErlConfig):
+        raise BadInput(f"recipe {method.recipe.kind} has other mechanisms", expected="erl", where="method.recipe.kind")
+    return method.recipe
+
+
+def reflect_of(method: Method) -> ReflectConfig:
+    """How it reflects. Raises BadInput where it does not."""
+    config = config_of(method).reflect
+    if config is None:
+        raise BadInput("this experiment writes no reflections", where="method.recipe.reflect")
+    return config
+
+
+def _refused(where: str, found: str, expected: str) -> BadInput:
+    return BadInput(
+        f"{where.removeprefix('method.')} is set, and {found}",
+        expected=expected,
+        where=where,
+        next_step="change it, or leave it out",
+    )

@@ -1,0 +1,235 @@
+"""Stage `credit`: the samples of every stream, what is internalized, and what each memory earned.
+
+First attempts, reflections and further attempts are trained with GRPO, each normalized among its own (task, stream,
+revision); a reflection earns the reward of the attempt that it guided. A guided attempt that earned something is also
+learned by next-token loss in the context of the first prompt.
+
+The loss is the mean over the sequences that train a set of weights, the internalized ones included; over the tokens of
+a sequence it is a sum or a mean (`objective.aggregation`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from crl.config import Method
+from crl.errors import RecordDamaged
+from crl.learn.credit import entry_scores, outcome, usable
+from crl.learn.streams import stream_advantages
+from crl.recipes.context import StageContext
+from crl.recipes.erl.attempts import attempt_stage, reflect_stage
+from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
+from crl.recipes.erl.prompts import OK
+from crl.recipes.erl.rows import FIRST, REFLECTION, SECOND, Reflection
+from crl.recipes.stage import BEFORE
+from crl.records import (
+    Credit,
+    EntryScore,
+    Episode,
+    Generation,
+    Metric,
+    Retrieval,
+    Sample,
+    StrippedContext,
+)
+
+SUFFIX = "-internalized"
+"""End of the id of a sample that learns an attempt in the context of the first prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequenced:
+    """One sequence of a stream, with its reward and the group that it is compared in."""
+
+    role: str
+    generation: Generation
+    reward: float
+    group: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Internalized:
+    """A further attempt in the context of the first prompt."""
+
+    generation: Generation
+    reward: float
+    token_ids: list[int]
+    loss_mask: list[int]
+    choices: list[list[int]]
+
+
+def credit(ctx: StageContext) -> None:
+    """Samples of every role, credits of the memories that were read, figures."""
+    config, sequences, learned = config_of(ctx.method), [*_sequences(ctx)], [*_internalized(ctx)]
+    ctx.write(Sample, samples_of(sequences, learned, ctx.method, round=ctx.round))
+    if config.has_memory:
+        credits = _credits(ctx)
+        ctx.write(Credit, credits)
+        ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
+    errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
+    broke = f"{errored} episodes broke and train nothing" if errored else None
+    figures = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
+    ctx.write(
+        Metric,
+        [
+            Metric(
+                round=ctx.round,
+                stage=ctx.stage.name,
+                name=name,
+                value=float(value),
+                alarm=broke if name == "episodes_errored" else None,
+            )
+            for name, value in figures.items()
+        ],
+    )
+
+
+def samples_of(
+    sequences: Sequence[Sequenced], learned: Sequence[Internalized], method: Method, *, round: int
+) -> list[Sample]:
+    """One GRPO sample per sequence, then one next-token sample per internalized attempt, in their order.
+
+    With N sequences of a set of weights, internalized ones included, a GRPO sample has the weight 1/N. The update
+    divides the next-token loss by the T tokens of all its samples, so a sample of reward r has the weight
+    c max(r, 0) T/N (c: `internalise.weight`); with `token_mean` also 1 over its own tokens.
+    """
+    config = config_of(method)
+    advantages = stream_advantages(
+        [each.reward for each in sequences], [each.group for each in sequences], config.objective
+    )
+    counts = Counter(method.owner(each.role) for each in sequences)
+    counts[method.owner(ACTOR)] += len(learned)
+    found = [
+        Sample(
+            sample_id=f"r{round:04d}-{each.role}-{each.generation.generation_id}",
+            round=round,
+            role=each.role,
+            objective="grpo",
+            source=f"{each.generation.round:04d}/{each.generation.stage}",
+            generation_id=each.generation.generation_id,
+            reward=each.reward,
+            advantage=float(advantage),
+            # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
+            weight=1 / counts[method.owner(each.role)] if any(each.generation.loss_mask) else 0.0,
+            temperature=each.generation.temperature,
+            token_ids=each.generation.token_ids,
+            loss_mask=each.generation.loss_mask,
+            logprobs=each.generation.logprobs,
+            choices=each.generation.choices,
+        )
+        for each, advantage in zip(sequences, advantages, strict=True)
+    ]
+    tokens = sum(sum(each.loss_mask) for each in learned)
+    factor = config.internalise.weight if config.internalise is not None else 0.0
+    for each in learned:
+        own = max(1, sum(each.loss_mask)) if config.objective.aggregation == "token_mean" else 1
+        found.append(
+            Sample(
+                sample_id=f"r{round:04d}-{ACTOR}-{each.generation.generation_id}{SUFFIX}",
+                round=round,
+                role=ACTOR,
+                objective="nll",
+                source=f"{each.generation.round:04d}/{each.generation.stage}",
+                generation_id=each.generation.generation_id,
+                reward=each.reward,
+                advantage=1.0,
+                weight=factor * max(each.reward, 0.0) * tokens / counts[method.owner(ACTOR)] / own,
+                temperature=each.generation.temperature,
+                token_ids=each.token_ids,
+                loss_mask=each.loss_mask,
+                # Nothing was sampled in this context.
+                logprobs=[0.0] * len(each.token_ids),
+                choices=each.choices,
+            )
+        )
+    return found
+
+
+def _attempt_stages(config: ErlConfig) -> list[str]:
+    return [attempt_stage(revision) for revision in range(config.revisions + 1)]
+
+
+def _sequences(ctx: StageContext) -> Iterator[Sequenced]:
+    """Every sequence that a policy objective trains: first attempts, then of each revision reflections and attempts."""
+    config = config_of(ctx.method)
+    yield from _of_attempts(ctx, 0, FIRST)
+    for revision in range(1, config.revisions + 1):
+        if config.reflect is not None:
+            retries = {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
+            written = _generations(ctx, reflect_stage(revision))
+            for row in ctx.rows(Reflection, reflect_stage(revision)):
+                retry, record = retries[row.retry_id], _record(written, row.generation_id)
+                # What was never sampled trains nobody, and an attempt that broke says nothing.
+                if record.token_ids and usable(retry):
+                    group = (retry.family, retry.group, REFLECTION, revision)
+                    yield Sequenced(REFLECTOR, record, reflection_reward(row, retry, config), group)
+        yield from _of_attempts(ctx, revision, SECOND)
+
+
+def reflection_reward(row: Reflection, retry: Episode, config: ErlConfig) -> float:
+    """r2 of the attempt that it guided; of a malformed one what the experiment says."""
+    malformed = config.reflect.malformed_reward if config.reflect is not None else "outcome"
+    return retry.reward if row.reason_code == OK or malformed == "outcome" else malformed
+
+
+def _of_attempts(ctx: StageContext, revision: int, stream: str) -> Iterator[Sequenced]:
+    played = _generations(ctx, attempt_stage(revision))
+    for episode in ctx.rows(Episode, attempt_stage(revision)):
+        if usable(episode):
+            group = (episode.family, episode.group, stream, revision)
+            yield Sequenced(ACTOR, _record(played, episode.generation_id), episode.reward, group)
+
+
+def _internalized(ctx: StageContext) -> Iterator[Internalized]:
+    config = config_of(ctx.method)
+    if config.internalise is None:
+        return
+    for revision in range(1, config.revisions + 1):
+        stage = attempt_stage(revision)
+        played = _generations(ctx, stage)
+        contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, stage)}
+        for episode in ctx.rows(Episode, stage):
+            if not usable(episode) or episode.reward <= 0:
+                continue
+            record = _record(played, episode.generation_id)
+            # An attempt that went by the prompt's own instructions was played in the context of the first prompt.
+            made: StrippedContext | Generation = contexts[episode.episode_id] if episode.guided else record
+            yield Internalized(record, episode.reward, made.token_ids, made.loss_mask, made.choices)
+
+
+def _credits(ctx: StageContext) -> list[Credit]:
+    """One use per memory that a reflection read: the outcome of the attempt that the reflection guided."""
+    found = []
+    for revision in range(1, config_of(ctx.method).revisions + 1):
+        retries = {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
+        for row in ctx.rows(Retrieval, reflect_stage(revision)):
+            if row.chosen and usable(retries[row.episode_id]):
+                found.append(
+                    Credit(
+                        round=ctx.round,
+                        episode_id=row.episode_id,
+                        entry_id=row.entry_id,
+                        content_digest=row.content_digest,
+                        generation_id=row.generation_id,
+                        outcome=outcome(retries[row.episode_id]),
+                        free_mean=None,
+                        guided_minus_free=None,
+                    )
+                )
+    return found
+
+
+def _generations(ctx: StageContext, stage: str) -> dict[str, Generation]:
+    return {row.generation_id: row for row in ctx.rows(Generation, stage)}
+
+
+def _record(records: Mapping[str, Generation], generation_id: str) -> Generation:
+    if generation_id not in records:
+        raise RecordDamaged(
+            f"no token record of {generation_id}",
+            expected="the generations of the stage that wrote it",
+            next_step="run `crl verify` on the run",
+        )
+    return records[generation_id]

@@ -1,0 +1,80 @@
+"""Stage `health`: what a round says about attempts, reflections, memory and updates, from recorded rows alone."""
+
+from __future__ import annotations
+
+from crl.learn.collapse import health_metrics
+from crl.learn.form import turn_figures
+from crl.learn.health import clip_figures, group_figures, mismatch_alarms, play_figures
+from crl.protocols import StopReason
+from crl.recipes.complementary.credit import NEW_BANK
+from crl.recipes.context import StageContext
+from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage
+from crl.recipes.erl.config import ACTOR, config_of
+from crl.recipes.erl.figures import attempt_figures, carried, memory_figures, reflection_figures
+from crl.recipes.erl.rows import Reflection
+from crl.recipes.stage import BEFORE
+from crl.recipes.update import update_name
+from crl.records import BankEvent, Episode, Generation, Metric, Turn
+
+MOST_MALFORMED = 0.5
+"""Above this share of malformed reflections most further attempts go by the old instructions."""
+
+
+def health(ctx: StageContext) -> None:
+    """Write the figures of the round."""
+    config = config_of(ctx.method)
+    stages = [attempt_stage(revision) for revision in range(config.revisions + 1)]
+    attempts = {stage: ctx.rows(Episode, stage) for stage in stages}
+    first, everything = attempts[stages[0]], [row for rows in attempts.values() for row in rows]
+    by_id = {row.episode_id: row for row in everything}
+    pairs = [
+        (by_id[before], by_id[after])
+        for revision in range(1, config.revisions + 1)
+        for episode in first
+        if (after := attempt_id(episode.episode_id, revision)) in by_id
+        and (before := attempt_id(episode.episode_id, revision - 1)) in by_id
+    ]
+    turns = [reason for stage in stages for reason in ctx.table(Turn, stage)["stop_reason"].to_pylist()]
+    figures = {
+        # Success and equal rewards are those of first attempts: what the actor does alone.
+        **play_figures(first),
+        **turn_figures(everything, turns),
+        **group_figures(first, subgroups=True),
+        **attempt_figures(first, pairs),
+        "actor_tokens_read": float(sum(row.tokens_read for row in everything)),
+        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in everything)),
+        **carried(_recorded(ctx, "credit"), ("distilled_samples",)),
+    }
+    alarms: dict[str, str] = {}
+    if config.reflect is not None:
+        figures |= _reflections(ctx, config.revisions)
+        if figures.get("share_malformed", 0.0) > MOST_MALFORMED:
+            told = f"more than {MOST_MALFORMED:.0%} of the reflections are malformed"
+            alarms["share_malformed"] = f"{told}: their attempts go by the old instructions"
+    if config.has_memory:
+        figures |= memory_figures(ctx.rows(BankEvent, NEW_BANK))
+    for owner in sorted(ctx.recipe.trains):
+        figures |= clip_figures(owner, _recorded(ctx, update_name(owner)))
+    alarms |= mismatch_alarms(figures)
+    ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
+
+
+def _reflections(ctx: StageContext, revisions: int) -> dict[str, float]:
+    stages = [reflect_stage(revision) for revision in range(1, revisions + 1)]
+    rows = [row for stage in stages for row in ctx.rows(Reflection, stage)]
+    records = [row for stage in stages for row in ctx.rows(Generation, stage)]
+    sampled = sum(sum(row.loss_mask) for row in records)
+    ended = [row.stop_reason for row in records if row.stop_reason != StopReason.context_limit]
+    cut = {"reflections_cut": ended.count(StopReason.length) / len(ended)} if ended else {}
+    return {
+        **reflection_figures(rows),
+        **cut,
+        "reflector_tokens_read": float(sum(len(row.token_ids) for row in records) - sampled),
+        "reflector_tokens_sampled": float(sampled),
+    }
+
+
+def _recorded(ctx: StageContext, stage: str) -> dict[str, float]:
+    """Figures of a stage by name."""
+    rows = ctx.table(Metric, stage)
+    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))

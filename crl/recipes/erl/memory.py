@@ -1,0 +1,174 @@
+"""The memory: reflections that led to a success, in the experience bank. Reflecting reads it; nothing else does.
+
+The stage `distill` puts a reflection into the terms of the bank: an operation `add` where the attempt that it guided
+succeeded, `return` where it did not, a malformed output as such. So the bank, its history and its approval are those of
+every recipe, and what a reflection is worth afterward is credited to its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from crl.bank.retrieve import BankRetriever
+from crl.bank.segments import load_embeddings, load_texts
+from crl.bank.snapshot import Snapshot
+from crl.config import RetrievalConfig
+from crl.protocols import Embedder
+from crl.recipes.complementary.bank_access import with_cuts
+from crl.recipes.complementary.proposal import SCORES
+from crl.recipes.context import BANK, StageContext
+from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, entry_id_of, reflect_stage
+from crl.recipes.erl.config import MemoryConfig, config_of
+from crl.recipes.erl.prompts import OK
+from crl.recipes.erl.rows import Reflection
+from crl.records import Distillation, EntryScore, Episode, Operation, Retrieval, RetrievalCount, rows_with
+
+
+def retrieved(ctx: StageContext, again: Sequence[Pending], revision: int) -> list[Retrieval]:
+    """What the reflector is shown for each attempt, in their order: none of an empty memory.
+
+    Rows are for the attempt that the reflection is to guide. Their counts are uses so far; none of them advances here.
+    """
+    config = config_of(ctx.method).memory
+    if config is None or not again:
+        return []
+    bank = ctx.bank()
+    if not len(bank):
+        return []
+    scores = ctx.rows(EntryScore, SCORES)
+    counts = [RetrievalCount(entry_id=row.entry_id, count=row.uses, last_round=row.last_used_round) for row in scores]
+    with ctx.timed("retrieval", len(again)):
+        if config.order == "similarity":
+            return _similar(ctx, bank, counts, config, again, revision)
+        return _newest(ctx, bank, counts, config, again, revision)
+
+
+def texts_of(ctx: StageContext, rows: Sequence[Retrieval]) -> dict[str, str]:
+    """Texts of retrieved memories by content digest."""
+    if not rows:
+        return {}
+    return load_texts(ctx.run_path, rows_with(ctx.bank().table, "content_digest", {row.content_digest for row in rows}))
+
+
+def _similar(
+    ctx: StageContext,
+    bank: Snapshot,
+    counts: Sequence[RetrievalCount],
+    config: MemoryConfig,
+    again: Sequence[Pending],
+    revision: int,
+) -> list[Retrieval]:
+    retriever = BankRetriever(
+        bank,
+        load_embeddings(ctx.run_path, bank.table),
+        counts,
+        RetrievalConfig(
+            embedder=config.embedder, top_k=config.shown, candidates=1, diversify=False, threshold=config.threshold
+        ),
+        round=ctx.round,
+        bank_round=ctx.round_of(BANK),
+    )
+    vectors_QD = ctx.services.embedder().embed_queries([each.task.query for each in again])
+    asked = [(attempt_id(each.task.episode_id, revision), each.task.family) for each in again]
+    return [row for rows in retriever.retrieve_many(asked, vectors_QD, advance=False) for row in rows]
+
+
+def _newest(
+    ctx: StageContext,
+    bank: Snapshot,
+    counts: Sequence[RetrievalCount],
+    config: MemoryConfig,
+    again: Sequence[Pending],
+    revision: int,
+) -> list[Retrieval]:
+    """The newest entries, the last one first; how similar they are is recorded, and decides nothing."""
+    embedder: Embedder = ctx.services.embedder()
+    uses = {row.entry_id: row.count for row in counts}
+    families = {each.task.family for each in again}
+    entries = {
+        family: bank.table if config.order == "last" else rows_with(bank.table, "family", [family])
+        for family in families
+    }
+    found = []
+    vectors_QD = embedder.embed_queries([each.task.query for each in again])
+    for each, query_D in zip(again, vectors_QD, strict=True):
+        table = entries[each.task.family]
+        # A snapshot is by age: the newest are at its end.
+        shown = table.take(np.arange(table.num_rows)[::-1][: config.shown])
+        cosines = load_embeddings(ctx.run_path, shown) @ query_D if shown.num_rows else []
+        for rank, (entry, cosine) in enumerate(zip(shown.to_pylist(), cosines, strict=True)):
+            found.append(
+                Retrieval(
+                    episode_id=attempt_id(each.task.episode_id, revision),
+                    round=ctx.round,
+                    bank_round=ctx.round_of(BANK),
+                    family=each.task.family,
+                    entry_id=entry["entry_id"],
+                    content_digest=entry["content_digest"],
+                    generation_id=entry["generation_id"],
+                    rank=rank,
+                    similarity=float(cosine),
+                    rank_score=-float(rank),
+                    count=uses.get(entry["entry_id"], 0),
+                    recent=False,
+                    score=-float(rank),
+                    chosen=True,
+                )
+            )
+    return found
+
+
+def distill(ctx: StageContext) -> None:
+    """What the round's reflections ask of the memory, in the order they were written."""
+    outputs: list[Distillation] = []
+    operations: list[Operation] = []
+    for revision in range(1, config_of(ctx.method).revisions + 1):
+        retries = {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
+        for row in ctx.rows(Reflection, reflect_stage(revision)):
+            operation = _operation(ctx, row, retries[row.retry_id])
+            operations += [] if operation is None else [operation]
+            outputs.append(_output(ctx, row, operation))
+    ctx.write(Distillation, outputs)
+    ctx.write(Operation, with_cuts(ctx, operations))
+
+
+def _operation(ctx: StageContext, row: Reflection, retry: Episode) -> Operation | None:
+    """`add` of a reflection that led to a success, `return` of one that did not; None of a malformed one."""
+    if row.reason_code != OK:
+        return None
+    kept = retry.success
+    return Operation(
+        operation_id=f"{row.reflection_id}-o0",
+        distillation_id=row.reflection_id,
+        generation_id=row.generation_id,
+        round=ctx.round,
+        index=0,
+        kind="add" if kept else "return",
+        family=row.family,
+        entry_id=entry_id_of(row.reflection_id) if kept else None,
+        parents=[],
+        episode_ids=[row.episode_id, row.retry_id],
+        text=row.text if kept else None,
+        embedder_cut=None,
+    )
+
+
+def _output(ctx: StageContext, row: Reflection, operation: Operation | None) -> Distillation:
+    return Distillation(
+        distillation_id=row.reflection_id,
+        round=ctx.round,
+        kind="distill",
+        family=row.family,
+        episode_id=row.episode_id,
+        guiding_entry_id=None,
+        source_entry_ids=row.entry_ids,
+        generation_id=row.generation_id,
+        format="lines",
+        reason_code=row.reason_code,
+        verdict="malformed" if operation is None else operation.kind,
+        operations=0 if operation is None else 1,
+        turns=row.turns,
+        turns_shown=row.turns_shown,
+    )

@@ -1,0 +1,121 @@
+"""What the reflector reads, and what its output says.
+
+The prompt `reflect` is filled by name:
+
+    {goal} {instructions} {trajectory} {feedback} {outcome} {reward} {memory} {max_characters}
+
+`{instructions}` is the system text that the attempt went by; `{trajectory}` every turn with what the environment said
+about it, `{feedback}` what it said about the whole; `{memory}` earlier reflections that led to a success, or `none`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crl.config import PromptConfig, RoleConfig
+from crl.errors import BadInput, PromptTooLong
+from crl.extractor.trajectory import outcome_text, render_trajectory
+from crl.protocols import Chat
+from crl.recipes.erl.config import REFLECT, ReflectConfig
+from crl.records import Episode, Turn
+from crl.rollout.play import feedback_of
+from crl.text.answers import after_thoughts, text_flaw
+from crl.text.outputs import Output
+from crl.text.templates import Messages, check, messages_of, placeholders
+
+NAMES = ("goal", "instructions", "trajectory", "feedback", "outcome", "reward", "memory", "max_characters")
+NO_MEMORY = "none"
+OK = "ok"
+PROMPT_TOO_LONG = "prompt_too_long"
+_TAGGED = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An episode that is reflected on."""
+
+    episode: Episode
+    turns: tuple[Turn, ...]
+    instructions: str
+    """System text that it went by."""
+
+    @property
+    def feedback(self) -> str:
+        """What the environment said about the whole of it."""
+        return feedback_of(self.episode, self.turns)
+
+
+def reflect_messages(
+    prompt: PromptConfig, attempt: Attempt, memory: Sequence[str], config: ReflectConfig, budget: int | None = None
+) -> Messages:
+    """The prompt to reflect on one attempt; its trajectory takes at most `budget` characters (None: all of it)."""
+    episode = attempt.episode
+    return messages_of(
+        prompt,
+        {
+            "goal": episode.goal,
+            "instructions": attempt.instructions,
+            "trajectory": render_trajectory(attempt.turns, episode.last_observation, budget).text,
+            "feedback": attempt.feedback,
+            "outcome": outcome_text(episode),
+            "reward": f"{episode.reward:g}",
+            "memory": numbered(memory),
+            "max_characters": str(config.max_characters),
+        },
+    )
+
+
+def numbered(memory: Sequence[str]) -> str:
+    """Memories as they are shown: one as it is, several with their numbers."""
+    if len(memory) < 2:
+        return memory[0] if memory else NO_MEMORY
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(memory, start=1))
+
+
+def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:
+    """(reason code, new instructions) of an output: `ok`, or the first thing that is wrong with it and None."""
+    if output.sampled is None:
+        return PROMPT_TOO_LONG, None
+    if output.truncated and config.truncated == "malformed":
+        return "truncated", None
+    answer = after_thoughts(output.text, begun=output.thinking)
+    if answer is None:
+        return "unfinished_thought", None
+    if config.form == "tag":
+        found = _TAGGED.findall(answer)
+        if not found:
+            return "no_instructions", None
+        answer = found[-1]
+    text = answer.strip()
+    flaw = text_flaw(text, config.max_characters)
+    return (OK, text) if flaw is None else (flaw, None)
+
+
+def check_reflect_prompt(prompt: PromptConfig) -> None:
+    """Raise BadInput for a placeholder that nobody fills, and for a prompt without what there is to reflect on."""
+    for part, template in (("system", prompt.system), ("first", prompt.first)):
+        check(template, NAMES, where=f"prompts.{REFLECT}.{part}")
+    shown = placeholders(prompt.system) | placeholders(prompt.first)
+    missing = [name for name in ("trajectory", "feedback") if name not in shown]
+    if missing:
+        raise BadInput(
+            f"the prompt for reflecting does not show {' or '.join('{' + name + '}' for name in missing)}",
+            expected="{trajectory} and {feedback}",
+            where=f"prompts.{REFLECT}.first",
+            next_step="add the placeholder where its text should be",
+        )
+
+
+def check_reflect_room(chat: Chat, role: RoleConfig, prompt: PromptConfig) -> None:
+    """Raise PromptTooLong where the prompt fits no output behind it even with nothing filled in."""
+    room = role.context - role.sampling.max_new_tokens
+    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(NAMES, ""))))
+    if needed >= room:
+        raise PromptTooLong(
+            f"the {REFLECT} prompt takes {needed} tokens before anything is filled in",
+            expected=f"fewer than {room}: the context less {role.sampling.max_new_tokens} new tokens",
+            where=f"prompts.{REFLECT}",
+            next_step="shorten the prompt, or raise method.roles.reflector.context",
+        )

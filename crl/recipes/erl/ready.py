@@ -1,0 +1,30 @@
+"""What is checked before work starts: the prompts' placeholders, and their room in the models' contexts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crl.config import Method
+from crl.policies import load_chat, resolve_model
+from crl.recipes.complementary.ready import check_actor_room
+from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, config_of
+from crl.recipes.erl.prompts import check_reflect_prompt, check_reflect_room
+from crl.rollout.prompts import check_prompts
+from crl.run.manifest import key_of
+
+
+def check_ready(method: Method, run_path: Path) -> None:
+    """Raise BadInput or PromptTooLong where prompts do not fit what they are for, or the models."""
+    check_prompts(method.prompts, method.rollout.placement)
+    reflects = config_of(method).reflect is not None
+    if reflects:
+        check_reflect_prompt(method.prompts[REFLECT])
+    # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
+    if run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
+        return
+    actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
+    check_actor_room(actor, method)
+    if reflects:
+        role = method.role(REFLECTOR)
+        reflector, _ = load_chat(resolve_model(role.model), multi_turn=False)
+        check_reflect_room(reflector, role, method.prompts[REFLECT])

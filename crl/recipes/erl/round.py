@@ -1,0 +1,171 @@
+"""What a round of Experiential RL is made of: every stage, what it reads and writes.
+
+First attempts and evaluation declare no read of the memory, of a reflection or of what was retrieved: what a stage does
+not declare it cannot read, and the manifest lists what it read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from crl.config import Method
+from crl.learn.terms import NLL, Objective
+from crl.recipes.complementary import approve, consolidate, evaluate, initialise
+from crl.recipes.complementary.credit import NEW_BANK
+from crl.recipes.complementary.proposal import SCORES
+from crl.recipes.complementary.round import BANK_TABLES, when
+from crl.recipes.context import BANK
+from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
+from crl.recipes.erl.attempts import attempt_stage, reflect_stage
+from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
+from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
+from crl.recipes.stage import BEFORE, Read, Recipe, Stage
+from crl.recipes.update import update_name, update_stage
+from crl.records import (
+    Approval,
+    Credit,
+    Distillation,
+    EntryScore,
+    Episode,
+    Evaluation,
+    Generation,
+    ImportedEntry,
+    Metric,
+    Operation,
+    Retrieval,
+    Sample,
+    StrippedContext,
+    Task,
+    Turn,
+    Weights,
+)
+
+NOWHERE = "nowhere"
+"""A stage that no round has: evaluation reads an empty bank, whatever the memory holds."""
+
+
+def build(method: Method) -> Recipe:
+    """The recipe of a method."""
+    config = config_of(method)
+
+    def weights(role: str, back: int) -> Read:
+        return Read(update_name(method.owner(role)), -back, role)
+
+    evaluates = Stage(
+        name="evaluate",
+        reads=(weights(ACTOR, 0), Read(NOWHERE, 0, BANK)),
+        writes=(Evaluation,),
+        role=ACTOR,
+        due=evaluate.due,
+        parts=evaluate.count_parts,
+        run_part=evaluate.evaluate_part,
+    )
+    all_attempts = tuple(Read(attempt_stage(revision)) for revision in range(config.revisions + 1))
+    reflections = tuple(
+        Read(reflect_stage(revision)) for revision in range(1, config.revisions + 1) if config.reflect is not None
+    )
+    bank_before = Read("consolidate", -1, BANK)
+    proposal = (bank_before, Read("distill"), Read("merge"), Read("credit", -1, SCORES))
+    stages = (
+        Stage(name="plan", run=plan.plan, writes=(Task,)),
+        Stage(
+            name="collect",
+            reads=(Read("plan"), weights(ACTOR, 1)),
+            writes=(Episode, Turn, Generation),
+            role=ACTOR,
+            parts=attempts.count_parts,
+            run_part=attempts.collect_part,
+        ),
+        *_revisions(method, config),
+        *when(
+            config.has_memory,
+            Stage(
+                name="distill",
+                run=memory.distill,
+                reads=(*reflections, *all_attempts),
+                writes=(Distillation, Operation),
+            ),
+            Stage(
+                name="approve",
+                run=approve.approve,
+                reads=proposal,
+                writes=(Approval,),
+                due=approve.due,
+                waits_for=approve.choices,
+            ),
+            Stage(
+                name="consolidate", run=consolidate.consolidate, reads=(*proposal, Read("approve")), writes=BANK_TABLES
+            ),
+        ),
+        Stage(
+            name="credit",
+            run=credit.credit,
+            reads=(*all_attempts, *reflections, Read("credit", -1, BEFORE)),
+            writes=(Sample, Metric, *when(config.has_memory, Credit, EntryScore)),
+        ),
+        *(update_stage(owner) for owner in method.trained()),
+        Stage(
+            name="health",
+            run=health.health,
+            reads=(
+                *all_attempts,
+                *reflections,
+                Read("credit"),
+                Read("consolidate", 0, NEW_BANK),
+                *(Read(update_name(owner)) for owner in method.trained()),
+                Read("health", -1, BEFORE),
+            ),
+            writes=(Metric,),
+        ),
+        evaluates,
+    )
+    return Recipe(
+        name=config.kind,
+        preparation=(
+            Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+            evaluates,
+        ),
+        stages=stages,
+        initial={"consolidate": "initialise", **{update_name(owner): "initialise" for owner in method.owners()}},
+        trains=frozenset(method.trained()),
+        objectives={
+            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
+            "nll": NLL,
+        },
+        suites={Reflection: REFLECTION_SUITE},
+        check_ready=ready.check_ready,
+    )
+
+
+def _revisions(method: Method, config: ErlConfig) -> Iterator[Stage]:
+    """Of each revision: reflecting on the attempt before, and trying again."""
+
+    def weights(role: str) -> Read:
+        return Read(update_name(method.owner(role)), -1, role)
+
+    for revision in range(1, config.revisions + 1):
+        before = (Read("plan"), Read(attempt_stage(revision - 1)))
+        if config.reflect is not None:
+            reads_memory = (Read("consolidate", -1, BANK), Read("credit", -1, SCORES))
+            yield Stage(
+                name=reflect_stage(revision),
+                reads=(*before, weights(REFLECTOR), *when(config.has_memory, *reads_memory)),
+                writes=(Reflection, Retrieval, Generation),
+                role=REFLECTOR,
+                parts=attempts.count_parts,
+                run_part=partial(reflect.reflect_part, revision=revision),
+            )
+        yield Stage(
+            name=attempt_stage(revision),
+            reads=(*before, weights(ACTOR), *when(config.reflect is not None, Read(reflect_stage(revision)))),
+            writes=(
+                Episode,
+                Turn,
+                Generation,
+                *when(config.internalise is not None, StrippedContext),
+            ),
+            role=ACTOR,
+            parts=attempts.count_parts,
+            run_part=partial(attempts.retry_part, revision=revision),
+        )

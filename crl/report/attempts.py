@@ -1,0 +1,54 @@
+"""Attempts of Experiential RL, round by round: how often it is tried again, what that brings, what the memory does.
+
+The figures are those of the stage `health` (`crl/recipes/erl/figures.py`); a run of another recipe has none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.report.rates import NOTHING
+from crl.report.summary import RoundSummary
+
+ATTEMPTS = (
+    ("first and further attempts that succeed", True, (
+        ("first", "success_first", 1), ("further", "success_second", 0), ("any", "success_best", 2),
+    )),
+    ("attempts tried again", True, (("share of the first ones", "gate_rate", 1),)),
+    ("reward gained by trying again", False, (("r2 − r1", "retry_gain", 0),)),
+    ("reflections and memory", False, (
+        ("that read a memory", "memory_reads", 0), ("that entered it", "memory_writes", 2),
+        ("attempts internalized", "distilled_samples", 1),
+    )),
+)  # fmt: skip
+"""Charts: title, whether shares are drawn, their lines as (name, figure, color)."""
+
+
+def attempt_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
+    """One row per round with attempts; none for a run of another recipe."""
+    return [
+        {
+            "round": each.label,
+            "first": _percent(each.health.get("success_first")),
+            "tried again": _percent(each.health.get("gate_rate")),
+            "further": _percent(each.health.get("success_second")),
+            "r2 − r1": _signed(each.health.get("retry_gain")),
+            "memory read": _count(each.health.get("memory_reads")),
+            "written": _count(each.health.get("memory_writes")),
+            "internalized": _count(each.health.get("distilled_samples")),
+        }
+        for each in summaries
+        if "gate_rate" in each.health
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.3g} %"
+
+
+def _signed(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:+.3g}"
+
+
+def _count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0f}"
