@@ -59,10 +59,9 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; of a mixture by task; attempts, where some are tried again; form, bank and training; seconds by stage. None
-    for an empty run.
+    """Success; of a mixture by task; attempts, where some are tried again; form, bank and training; seconds by stage.
 
-    All but the last fit 80 columns.
+    None for an empty run. All but the last fit 80 columns.
     """
     # Preparation has stages of its own; its seconds are a line of `notes`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
