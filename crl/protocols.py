@@ -67,6 +67,14 @@ class Start:
     goal: str
     observation: str
     actions: Actions
+    error: str | None = None
+    """Reason code where the episode could not be started in this slot. It is planned and kept all the same, and its
+    first turn ends it; the slot is never stepped."""
+
+    @classmethod
+    def failed(cls, error: str) -> Start:
+        """The start of an episode that has none."""
+        return cls("The episode did not start.", "", ("wait",), error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,11 @@ class Environment(Protocol):
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given: a legal action's name, free text, or a tool call as JSON; None is an
-        answer that names nothing of the kind. Stepping after done raises."""
+        answer that names nothing of the kind. Stepping after done raises.
+
+        It is called for one slot at a time, so that what raises costs its own episode, unless the environment has an
+        attribute `steps_together` that is true: for one that is faster when it is given all slots.
+        """
 
     def oracle(self, slot: int) -> str | None:
         """A good next action from the full state, for warm-start demonstrations only; None where none is known."""

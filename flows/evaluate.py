@@ -1,12 +1,14 @@
-"""Flow `evaluate`: held-out seeds with the weights of a round, with and without its bank; the run is not changed.
+"""Flow `evaluate`: held-out seeds with the weights of a round, with and without its bank; the record is not changed.
 
-The process of the flow run loads the models itself, as `crl evaluate` does.
+The process of the flow run loads the models itself, as `crl evaluate` does; its parameters are those of the command,
+and the rows are kept in the same place, beside the record.
 """
 
 from __future__ import annotations
 
+from logging import INFO, WARNING
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -17,12 +19,14 @@ from pydantic import Field
 from crl.config import SeedRange
 from crl.config.base import LAST_SEED
 from crl.config.environments import MOST_HELD_OUT
-from crl.engine.evaluation import evaluate_round as rows_of_round
+from crl.engine.evaluation import evaluate_round as play_round
+from crl.engine.evaluation import keep
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
 from crl.preflight import check_evaluation
+from crl.recipes.evaluate_again import Choice, chosen_method
 from crl.records import Evaluation
-from crl.report.evaluation import results
+from crl.report.evaluation import results, with_averages
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label
@@ -40,24 +44,40 @@ class Seeds(SeedRange):
 
 
 Round = Annotated[int, Field(ge=0)]
+Episodes = Annotated[int, Field(ge=1, le=MOST_HELD_OUT)]
+Arm = Literal["with", "without", "random"]
 
 
 @flow(name="evaluate", persist_result=False)
-def evaluate(run_path: RunPath, round: Round | None = None, seeds: Seeds | None = None) -> Any:
-    """Evaluate a round of a run. Returns one row per task family and arm; the table is among the artifacts.
+def evaluate(
+    run_path: RunPath,
+    round: Round | None = None,
+    tasks: list[str] | None = None,
+    episodes: Episodes | None = None,
+    arms: list[Arm] | None = None,
+    seeds: Seeds | None = None,
+) -> Any:
+    """Evaluate a round of a run. Returns one row per task and arm, then the averages over tasks; the table is among the
+    artifacts, and the episodes are kept in `evaluations/` of the run, where `crl table` finds them.
 
     Args:
         run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
             machine.
         round: Round to evaluate; without one, the latest.
-        seeds: Other held-out seeds than those of the experiment.
+        tasks: Names of the tasks (families) to play; without any, all.
+        episodes: Held-out seeds of each task, from the start of its split; without a number, all of them.
+        arms: With the bank, without it, or a random policy (round 0 only); without any, all.
+        seeds: Other held-out seeds than those of the experiment, in place of `episodes`.
     """
     if (state := superseded()) is not None:
         return state
+    choice = Choice(
+        tasks=tuple(tasks) if tasks else None, episodes=episodes, seeds=seeds, arms=tuple(arms) if arms else None
+    )
     try:
         path = run_from(run_path)
         label(path.name, "evaluate" if round is None else f"evaluate round {round}")
-        evaluated: Any = evaluate_round(str(path), round, seeds, return_state=True)
+        evaluated: Any = evaluate_round(str(path), round, choice, return_state=True)
         return evaluated.result()
     except CrlError as error:
         return failed(error)
@@ -65,38 +85,43 @@ def evaluate(run_path: RunPath, round: Round | None = None, seeds: Seeds | None 
 
 # The record may have grown since: never from Prefect's cache.
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_round(run_path: str, number: int | None, seeds: Seeds | None) -> list[dict[str, Any]] | State[Any]:
-    """Evaluate and publish the table; an error becomes a failed state that raises it."""
+def evaluate_round(run_path: str, number: int | None, choice: Choice) -> list[dict[str, Any]] | State[Any]:
+    """Evaluate, keep the rows and publish the table; an error becomes a failed state that raises it."""
     try:
         run = RunDirectory.open(Path(run_path))
-        check_evaluation(run, last_runtime(run.path))
-        number, episodes = rows_of_round(run, number, seeds=seeds)
+        check_evaluation(run, last_runtime(run.path), chosen_method(run.method, choice))
+        evaluated = play_round(run, number, choice=choice)
+        kept = keep(run, evaluated)
     except CrlError as error:
         placed(error, "evaluate")
         log_error(error)
         return failed(error)
-    rows = summary(episodes)
+    rows = summary(evaluated.rows)
     for row in rows:
         get_run_logger().info(", ".join(f"{name}: {value}" for name, value in row.items()))
-    _publish(run_path, number, rows)
+    get_run_logger().log(WARNING if kept.path is None else INFO, kept.told)
+    _publish(run_path, evaluated.round, rows)
     return rows
 
 
 def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
-    """One row per task family and arm, as the UI shows it."""
+    """One row per task and arm, then the averages over tasks, as the UI shows them."""
     return [
         {
-            "family": result.family,
-            "arm": result.arm,
-            "episodes": result.won.episodes,
-            "won": str(result.won),
-            "success": round(result.won.value or 0.0, 4),
-            "95 % interval": f"{result.won.span} %",
-            "actions per game": round(result.actions_per_game, 2),
+            "task": result.task,
+            "arm": result.arm_words,
+            "episodes": result.episodes,
+            "won": result.won_words,
+            "success": round(result.success.mean, 4),
+            "95 % interval": f"{result.success.span} %",
+            "score": round(result.score, 4),
+            "actions": round(result.actions, 2),
+            "tokens read": round(result.tokens_read, 1),
+            "tokens written": round(result.tokens_written, 1),
             "invalid actions": round(result.invalid_share, 4),
             "guided": result.guided,
         }
-        for result in results(episodes)
+        for result in with_averages(results(episodes))
     ]
 
 

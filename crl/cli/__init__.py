@@ -18,7 +18,22 @@ from typing import Any, cast
 
 import typer
 
-from crl.cli import approve, bank, checks, compare, doctor, evaluate, mend, report, sql, status, train, warm_start
+from crl.cli import (
+    approve,
+    bank,
+    checks,
+    compare,
+    doctor,
+    env,
+    evaluate,
+    mend,
+    report,
+    sql,
+    status,
+    table,
+    train,
+    warm_start,
+)
 from crl.cli.escaping import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
@@ -37,6 +52,7 @@ app.command("resume")(train.resume)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)
+app.command("table")(table.table)
 app.command("status")(status.status)
 app.command("verify")(status.verify)
 app.command("mend")(mend.mend)
@@ -46,6 +62,7 @@ app.command("catalog")(sql.catalog)
 app.command("report")(report.report)
 app.add_typer(bank.app, name="bank")
 app.add_typer(checks.app, name="checks")
+app.add_typer(env.app, name="env")
 app.command("doctor")(doctor.doctor)
 
 

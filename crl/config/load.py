@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
 from crl.config.expectations import find_expectations
+from crl.config.recorded import with_recorded
 from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
 from crl.paths import possible_path, short
@@ -30,7 +31,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
-    its content becomes part of the method. The files of `expectations/`, found likewise, become `runtime.expectations`.
+    its content becomes part of the method. So do the games of the files that `method.recipe.warm_start.recorded` names.
+    The files of `expectations/`, found likewise, become `runtime.expectations`.
     A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a value that is `{index}`
     alone is that number. Raises BadInput naming file, key, what was found and what was expected.
     """
@@ -48,7 +50,7 @@ def parse_experiment(
     data = _with_prompts(data, base, where)
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
-    data = _with_expectations(_with_families(_with_prompts(data, base, where), where), base)
+    data = with_recorded(_with_expectations(_with_families(_with_prompts(data, base, where), where), base), base)
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:

@@ -7,6 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from crl.config.base import COLDEST, MOST_ROUNDS, Model
+from crl.config.recorded import RecordedConfig
+
+LONGEST_OBSERVATION = 250_000
+"""Characters that an environment may show at one time unless `rollout.longest_observation` says otherwise: more than
+most contexts take, and tokenized in a second."""
 
 
 class SearchAndAskConfig(Model):
@@ -45,6 +50,14 @@ class RolloutConfig(Model):
     )
     placement: Literal["system", "user"] = Field("user", description="Where the experience is shown, always last.")
 
+    longest_observation: int | None = Field(
+        None,
+        ge=1000,
+        le=10_000_000,
+        description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
+        f"that is shown more ends with an error. null: {LONGEST_OBSERVATION}.",
+        exclude_if=lambda value: value is None,
+    )
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
 
@@ -230,10 +243,17 @@ class WarmStartConfig(Model):
 
     actor_episodes: int = Field(48, ge=0, le=100_000, description="Demonstrations for the actor; 0: none.")
     extractor_episodes: int = Field(48, ge=0, le=100_000, description="Templates over real episodes; 0: none.")
-    demonstrations: Literal["oracle", "random", "practice"] = Field(
+    demonstrations: Literal["oracle", "random", "practice", "recorded"] = Field(
         "oracle",
-        description="What the actor imitates: oracle; random legal actions (form and nothing else); or practice games "
-        "under rules that no task has (both roles; environments that teach).",
+        description="What the actor imitates: oracle; random legal actions (form and nothing else); practice games "
+        "under rules that no task has (both roles; environments that teach); or recorded games.",
+    )
+    recorded: list[RecordedConfig] | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Games that people recorded (demonstrations: recorded). In a file: the name of one that `crl env "
+        "play` kept, or a list of them, beside the experiment file; their content becomes a part of the "
+        "method.",
     )
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")

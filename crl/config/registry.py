@@ -49,6 +49,10 @@ class Registry:
         others = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
         return [*self._built_in, *sorted(others)]
 
+    def built_in(self) -> list[str]:
+        """The kinds that come with the library."""
+        return list(self._built_in)
+
     def load(self, kind: str) -> type[BaseModel]:
         """The config class of a kind. Raises BadInput for an unknown kind, and for one that cannot be imported."""
         if kind not in self._loaded:

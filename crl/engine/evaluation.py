@@ -1,31 +1,48 @@
-"""Evaluating a round of a run in this process: it loads the models itself and writes nothing into the record."""
+"""Evaluating a round of a run in this process: it loads the models itself and writes nothing into the record.
+
+The rows can be kept beside the record (`crl/run/evaluations.py`).
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from crl.config import SeedRange
-from crl.errors import BadInput
+from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
 from crl.recipes import recipe_of
+from crl.recipes.evaluate_again import Choice, Evaluated, chosen_method
 from crl.recipes.stage import Recipe
-from crl.records import Evaluation
 from crl.run.directory import RunDirectory
+from crl.run.evaluations import keep_evaluation
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where the rows of an evaluation were kept."""
+
+    path: Path | None
+    """None where they could not be."""
+    told: str
+    """The same in words."""
 
 
 def evaluate_round(
     directory: RunDirectory,
     number: int | None = None,
     *,
-    seeds: SeedRange | None = None,
+    choice: Choice | None = None,
     progress: Callable[[dict[str, Any]], None] = lambda figures: None,
-) -> tuple[int, list[Evaluation]]:
+) -> Evaluated:
     """The round that was evaluated, by default the latest, and one row per episode, with and without the bank.
 
-    `seeds` replaces the held-out seeds of every family. Raises BadInput for a round that is not complete enough, whose
-    weights retention deleted, or for seeds that training draws from.
+    `choice` says what of it is played. Raises BadInput for a round that is not complete enough, whose weights retention
+    deleted, or for a choice that cannot be: `crl/recipes/evaluate_again.py`.
     """
+    choice = choice or Choice()
+    chosen_method(directory.method, choice)  # refused before anything is loaded
     recipe = recipe_of(directory.method)
     chosen = _latest(directory, recipe) if number is None else number
     if not _ready(directory, recipe, chosen):
@@ -42,11 +59,31 @@ def evaluate_round(
     os.environ.update(prepare_environment(directory.method.threads))
     services = EngineServices(directory)
     try:
-        return chosen, evaluate_again(
-            directory, directory.method, recipe, chosen, services, seeds=seeds, progress=progress
-        )
+        return evaluate_again(directory, directory.method, recipe, chosen, services, choice=choice, progress=progress)
     finally:
         services.close()
+
+
+def keep(directory: RunDirectory, evaluated: Evaluated) -> Keeping:
+    """Keep the rows beside the record, with what was played. A run that cannot be written keeps none, and says so."""
+    try:
+        path, new = keep_evaluation(
+            directory, evaluated.round, evaluated.rows, evaluated.inputs, settings_of(evaluated)
+        )
+    except (DiskFull, RunDirectoryUnusable) as error:
+        return Keeping(None, f"the rows were not kept: {error.found}")
+    return Keeping(path, f"the rows are kept in {path}" if new else f"the same rows were kept before, in {path}")
+
+
+def settings_of(evaluated: Evaluated) -> dict[str, Any]:
+    """What was played: arms, and for each task the held-out seeds, as (first, how many)."""
+    seeds: dict[str, set[int]] = {}
+    for row in evaluated.rows:
+        seeds.setdefault(row.family, set()).add(row.environment_seed)
+    return {
+        "arms": sorted({row.arm for row in evaluated.rows}),
+        "seeds": {task: [min(found), len(found)] for task, found in sorted(seeds.items())},
+    }
 
 
 def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake, shrines
+"""Text environments behind the batched `Environment` protocol, one file each: MiniHack, FrozenLake, Sokoban, shrines
 and the realms of the laboratory. Each file holds the environment and its config, which `crl.config.ENVIRONMENTS` names.
 
 :func:`make_environment` builds the environment of a task family, :func:`check_environment` refuses what cannot work
@@ -7,6 +7,9 @@ here writes files.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from crl.config import EnvironmentConfig, FamilyConfig
 from crl.errors import BadInput
@@ -18,24 +21,32 @@ def make_environment(family: FamilyConfig) -> Environment:
 
     Raises BadInput where it is not registered or a package that it needs is missing.
     """
-    if family.workers == 1 and family.step_time_limit_seconds is None:
+    limit = family.step_time_limit_seconds
+    if family.workers == 1 and limit is None and not family.isolate:
         environment: Environment = family.environment.make()
         return environment
     from crl.envs.side_by_side import SideBySide
 
+    if not family.isolate:
+        return SideBySide(family.environment.make, workers=family.workers, step_time_limit_seconds=limit)
+    from crl.envs.isolated import Isolated, Nursery
+
+    nursery = Nursery(family.environment)
+    # The time limit is the processes' own: they are killed, where threads would be left behind.
     return SideBySide(
-        family.environment.make, workers=family.workers, step_time_limit_seconds=family.step_time_limit_seconds
+        lambda: Isolated(nursery, time_limit_seconds=limit), workers=family.workers, closing=nursery.close
     )
 
 
-def check_environment(config: EnvironmentConfig) -> None:
+def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> None:
     """Raise BadInput where an environment cannot be played here: one instance is made, reset twice on a seed of
-    training and a held-out one, and closed. Two different starts of one seed are refused too."""
+    training and a held-out one, and closed. Two different starts of one seed are refused too. With `isolate` all of it
+    happens in another process."""
     seeds = [0] if config.held_out_from is None else [0, config.held_out_from]
     where = f"environment {config.kind}"
-    environment: Environment = config.make()
     try:
-        first, second = environment.reset_many(seeds), environment.reset_many(seeds)
+        with _made(config, isolate=isolate) as environment:
+            first, second = environment.reset_many(seeds), environment.reset_many(seeds)
     except BadInput:
         raise
     except Exception as error:
@@ -44,8 +55,6 @@ def check_environment(config: EnvironmentConfig) -> None:
             where=where,
             next_step="correct its settings, or install what the message names",
         ) from error
-    finally:
-        environment.close()
     if first != second:
         raise BadInput(
             "the environment starts differently when it is reset with the same seed",
@@ -53,3 +62,16 @@ def check_environment(config: EnvironmentConfig) -> None:
             where=where,
             next_step="choose another task, or seed every random stream of the environment in reset_many",
         )
+
+
+@contextmanager
+def _made(config: EnvironmentConfig, *, isolate: bool) -> Iterator[Environment]:
+    """An instance, here or in a process of its own, closed at the end."""
+    if not isolate:
+        with closing(config.make()) as environment:
+            yield environment
+        return
+    from crl.envs.isolated import Isolated, Nursery
+
+    with closing(Nursery(config)) as nursery, closing(Isolated(nursery)) as isolated:
+        yield isolated

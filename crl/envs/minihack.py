@@ -37,8 +37,10 @@ from crl.records import Episode, Turn
 
 _STAIRS = "Reach the stairs down (>)."
 _GOALS: tuple[tuple[str, str], ...] = (
-    ("KeyRoom", "Pick up the key, apply it next to the closed door, then reach the stairs down (>)."),
-    ("River", "Push boulders (`) into the river until you can cross it, then reach the stairs down (>)."),
+    ("KeyRoom", "Pick up the key (`pick up` where it is), `apply` it next to the closed door, then reach the stairs "
+                "down (>)."),
+    ("River", "Push boulders (`), by walking into them, into the river until you can cross it, then reach the stairs "
+              "down (>)."),
     ("CorridorBattle", "Survive the monsters and reach the stairs down (>)."),
     ("ExploreMaze", "Eat the apples on the way and reach the stairs down (>)."),
     ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
@@ -65,6 +67,8 @@ _SYMBOLS = " On the map @ is you, . is floor, < is the stairs up, where you bega
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
+_TEMPLATES = frozenset({"MiniHack-Navigation-Custom-v0", "MiniHack-Skill-Custom-v0"})
+"""Ids under which MiniHack registers classes for levels of one's own: they have no level."""
 _DRAWS = 1000
 """Draws of a seed after which its task has no such level; a draw takes about a millisecond."""
 
@@ -146,6 +150,13 @@ def _build(config: MiniHackConfig, changed: Callable[[type], type] = lambda task
             where=where,
             next_step="correct the id",
         )
+    if config.id in _TEMPLATES:
+        raise BadInput(
+            f"MiniHack task {config.id!r} cannot be built: it is a template for levels of one's own and has none",
+            expected="a task with a level",
+            where=where,
+            next_step="register a task with your level (gymnasium.register) in your own package, or choose another id",
+        )
     spec = known[config.id]
     creator = changed(importlib.import_module("gymnasium.envs.registration").load_env_creator(spec.entry_point))
     # The turn limit is counted here (invalid actions spend turns that NLE never sees), so NLE's own must not bite.
@@ -208,6 +219,15 @@ class MiniHackEnvironment:
             draws=_DRAWS,
             where=f"MiniHack task {config.id}",
         )
+        if not action_names(self._pool[0][0].actions):  # type: ignore[index]
+            self.close()
+            raise BadInput(
+                f"MiniHack task {config.id!r} registers no action that can be offered by name",
+                expected="compass moves or commands such as pick up, apply, eat; keys that only show a screen, change "
+                "a setting or begin a move of two keys are not offered",
+                where="method.families[].environment.id",
+                next_step="register the task with other actions, or choose another id",
+            )
 
     def _instance(self) -> tuple[Any, LastScreen]:
         env = _build(self.config)
@@ -227,6 +247,7 @@ class MiniHackEnvironment:
         return starts
 
     def _reset(self, env: Any, ending: LastScreen, level: NethackLevel) -> _Slot:
+        ending.rest()
         _seed(env, level.seed)
         screen = _screen(env)
         moves = action_names(env.actions)
@@ -275,7 +296,11 @@ class MiniHackEnvironment:
         slot.actions = slot.moves
         if slot.screen.asks:
             slot.actions = answers(slot.screen.message, slot.env.actions) or slot.moves
-        return Step(self._describe(slot), tuple(slot.actions), legal, feedback, False, False, 0.0)
+        observation = self._describe(slot)
+        if slot.actions is not slot.moves:
+            # A prompt lists the actions of the first turn: these are others.
+            observation += "\nAnswer with one of: " + ", ".join(slot.actions) + "."
+        return Step(observation, tuple(slot.actions), legal, feedback, False, False, 0.0)
 
     def _refusal(self, slot: _Slot) -> str:
         if len(slot.actions) > _FULL_LIST:

@@ -1,8 +1,9 @@
-"""What a NetHack game showed last.
+"""What a NetHack game showed last, and an end to tasks that press keys without one.
 
 NLE plays a game that is won, lost or over to its very end within one step: it confirms what the game still says, quits,
 and leaves empty buffers. This watches the keys that it presses, so that the last map and all messages of the last
-action are kept.
+action are kept. Some tasks press further keys themselves until something has happened (a key room walks into its door
+until that is open), which it may never do: then the action raises.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from crl.envs.nethack_screen import Screen
 
 _CONFIRM = ord(" ")
 """The key that goes on after a message with `--More--`."""
+_MOST_KEYS = 1000
+"""Keys of one action; what a task does in one takes some dozens."""
+
+
+class KeysWithoutEnd(RuntimeError):
+    """A task presses key after key within one action and does not come to an end."""
 
 
 class LastScreen:
@@ -25,11 +32,17 @@ class LastScreen:
         self._screen: Screen | None = None
         self._messages: list[str] = []
         self._acted, self._watching = False, False
+        self._keys_left: int | None = None
         env.nethack.step = self._watched
 
     def begin(self) -> None:
         """Forget the turn before; called ahead of every action."""
         self._screen, self._messages, self._acted, self._watching = None, [], False, True
+        self._keys_left = _MOST_KEYS
+
+    def rest(self) -> None:
+        """Watch and count nothing until the next action; called ahead of a new game."""
+        self._watching, self._keys_left = False, None
 
     def screen(self) -> Screen | None:
         """The map as the last message of the turn found it, with all messages of the turn; None if the game ended
@@ -37,6 +50,10 @@ class LastScreen:
         return None if self._screen is None else replace(self._screen, message=" ".join(self._messages))
 
     def _watched(self, key: int) -> Any:
+        if self._keys_left is not None:
+            self._keys_left -= 1
+            if self._keys_left < 0:
+                raise KeysWithoutEnd(f"the task pressed more than {_MOST_KEYS} keys in one action")
         if self._watching and self._acted:
             self._keep(goes_on=key == _CONFIRM)
         self._acted = True

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from crl.envs.isolated import EnvironmentLost
 from crl.errors import CrlError
 from crl.protocols import Environment, Start, Step, StopReason
 
@@ -29,16 +30,26 @@ _OF_A_SLOT = ("content", "hint")
 class SideBySide:
     """A wave over one instance per slot (protocol `Environment`, and whatever else the instances know)."""
 
+    steps_together = True
+    """One call for all slots (`crl.rollout.environments`): what breaks one of them is its own."""
+
     def __init__(
-        self, make: Callable[[], Environment], *, workers: int, step_time_limit_seconds: float | None = None
+        self,
+        make: Callable[[], Environment],
+        *,
+        workers: int,
+        step_time_limit_seconds: float | None = None,
+        closing: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             make: a new instance; called once for each slot of the widest wave.
             workers: slots that step at one time, at most.
             step_time_limit_seconds: longest step, from when it begins; None: no limit.
+            closing: called at the end, when every instance is closed.
         """
         self._make, self._workers, self._limit = make, workers, step_time_limit_seconds
+        self._closing = closing
         self._instances: list[Environment] = [make()]
         for name in _OF_ALL:
             if hasattr(self._instances[0], name):
@@ -49,7 +60,10 @@ class SideBySide:
         self._abandoned: set[int] = set()
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start `len(seeds)` episodes, slot i with seed i. Raises what a reset raises."""
+        """Start `len(seeds)` episodes, slot i with seed i. A slot whose reset raises has no start but its reason.
+
+        Raises the project's own errors.
+        """
         for slot in self._abandoned:
             self._instances[slot] = self._make()
         self._abandoned.clear()
@@ -58,9 +72,9 @@ class SideBySide:
         calls = {slot: partial(self._instances[slot].reset_many, [seed]) for slot, seed in enumerate(seeds)}
         starts = []
         for result in _side_by_side(calls, self._workers, None, {}).values():
-            if isinstance(result, BaseException):
+            if isinstance(result, CrlError | MemoryError):
                 raise result
-            starts.append(result[0])
+            starts.append(Start.failed(_code(result)) if isinstance(result, BaseException) else result[0])
         return starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
@@ -74,8 +88,7 @@ class SideBySide:
             if isinstance(result, _Late):
                 self._abandoned.add(slot)
             if isinstance(result, BaseException):
-                code = "environment_time_limit" if isinstance(result, _Late) else f"environment_{type(result).__name__}"
-                steps[slot] = Step("", (), False, "", True, False, 0.0, StopReason.error, code)
+                steps[slot] = Step("", (), False, "", True, False, 0.0, StopReason.error, _code(result))
             else:
                 steps[slot] = result[0]
         return steps
@@ -90,6 +103,7 @@ class SideBySide:
             if slot not in self._abandoned:
                 instance.close()
         self._instances, self._abandoned = [], set()
+        self._closing()
 
     def _ask(self, name: str, slot: int, *arguments: Any, **options: Any) -> Any:
         return getattr(self._instances[slot], name)(0, *arguments, **options)
@@ -97,6 +111,12 @@ class SideBySide:
 
 class _Late(Exception):
     """A call took longer than its limit."""
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, EnvironmentLost):
+        return error.code
+    return "environment_time_limit" if isinstance(error, _Late) else f"environment_{type(error).__name__}"
 
 
 class _Call:

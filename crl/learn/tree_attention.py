@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from crl.learn.cpu_attention import attend
 from crl.learn.packing import Tree
 
 NAME = "crl_tree"
@@ -59,6 +60,8 @@ def tree_attention(
     """Outputs [1, P, heads, width] for one row of queries, keys and values [1, heads, P, width]."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    if crl_paths is not None and _by_blocks(query):
+        return _blocks(query[0], key[0], value[0], crl_paths, more.get("scaling")), None
     if crl_paths is None or len(crl_paths.segments_S) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
@@ -70,6 +73,25 @@ def tree_attention(
         mask = _causal(own.shape[2], seen.shape[2], own.device)
         outputs.append(sdpa_attention_forward(module, own, seen, values_seen, mask, **more)[0])
     return torch.cat(outputs, dim=1), None
+
+
+def _blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, paths: Paths, scaling: float | None
+) -> torch.Tensor:
+    """As the fused kernels under autocast, which would be given bfloat16, too."""
+    asked, keys, values = (each.to(torch.bfloat16) for each in (query, key, value))
+    grouped = asked.view(len(keys), -1, *asked.shape[1:])
+    factor = scaling or query.shape[-1] ** -0.5
+    found = attend(grouped, keys, values, paths.seen, paths.lengths_S, paths.segments_S, factor)
+    return found.flatten(0, 1).transpose(0, 1)[None]
+
+
+def _by_blocks(query: torch.Tensor) -> bool:
+    """Whether the update runs on a CPU in bfloat16, which `cpu_attention` is for."""
+    if query.device.type != "cpu":
+        return False
+    half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    return half == torch.bfloat16
 
 
 def _causal(own: int, seen: int, device: torch.device) -> torch.Tensor | None:

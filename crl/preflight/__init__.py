@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from crl.config import Experiment, Runtime, TaskRunnerName
+from crl.config import Experiment, Method, Runtime, TaskRunnerName
 from crl.config.engines import ServedEngine
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput
@@ -40,9 +40,14 @@ def check_run(run: RunDirectory, runtime: Runtime) -> None:
     _raise_first(checks_here(_experiment_of(run, runtime)))
 
 
-def check_evaluation(run: RunDirectory, runtime: Runtime) -> None:
-    """As :func:`check_run`, of a run that is evaluated in this process: no rank, shard or tracker takes part."""
+def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None = None) -> None:
+    """As :func:`check_run`, of a run that is evaluated in this process: no rank, shard or tracker takes part.
+
+    `method` is that of the run with the tasks that are played, where those are not all.
+    """
     experiment = _experiment_of(run, Runtime(oversubscribe=runtime.oversubscribe, trackers=()))
+    if method is not None:
+        experiment = experiment.model_copy(update={"method": method})
     _raise_first(checks_here(experiment, trains=False))
 
 
@@ -98,7 +103,8 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
     for family in method.families:
-        found.append((f"environment of family {family.name}", partial(check_environment, family.environment)))
+        check = partial(check_environment, family.environment, isolate=family.isolate)
+        found.append((f"environment of family {family.name}", check))
     return found
 
 

@@ -30,6 +30,7 @@ from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
 from crl.report.durations import seconds_text
 from crl.report.episodes import EPISODES, replays
+from crl.report.evaluation import ArmResult, averages, with_averages
 from crl.report.history import History
 from crl.report.play_charts import play_charts
 from crl.report.standing import last_failure, unfinished
@@ -112,6 +113,8 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             run=_run_facts(history, trained),
             newest=next((each for each in reversed(trained) if each.bank is not None), None),
             evaluated=_newest_evaluated(trained),
+            held_out=_held_out(trained),
+            evaluations=[(each.label, averages(each.evaluations)) for each in reversed(listed) if each.evaluations],
             random=random_policy(trained),
             success_charts=success_charts(trained),
             play_charts=play_charts(trained),
@@ -170,6 +173,12 @@ def _reasons(trained: Sequence[RoundSummary]) -> list[tuple[str, int]]:
 def _newest_evaluated(trained: Sequence[RoundSummary]) -> RoundSummary | None:
     found = (each for each in reversed(trained) if each.with_bank.episodes or each.without_bank.episodes)
     return next(found, None)
+
+
+def _held_out(trained: Sequence[RoundSummary]) -> list[ArmResult]:
+    """The newest evaluation by task and arm, then on average over the tasks."""
+    newest = _newest_evaluated(trained)
+    return [] if newest is None else with_averages(newest.evaluations)
 
 
 def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, Any]:

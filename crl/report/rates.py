@@ -1,12 +1,14 @@
 """Won games out of played ones, with what chance leaves open: the one place where a success rate gets its interval.
 
 The interval is that of Wilson (1927, "Probable inference, the law of succession, and statistical inference", JASA 22),
-at 95 %: honest for few games and for rates near 0 and 1. Nothing heavy is imported: every reader of a run uses this.
+at 95 %: honest for few games and for rates near 0 and 1. The average over tasks gets its interval from those of the
+tasks (:func:`average`). Nothing heavy is imported: every reader of a run uses this.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 Z = 1.959963984540054
@@ -72,3 +74,40 @@ class Rate:
 
 
 NONE = Rate(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """The mean of the success rates of several tasks, each task with equal weight, and where it may be (95 %)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def percent(self) -> str:
+        """`38 %`."""
+        return f"{100 * self.mean:.0f} %"
+
+    @property
+    def span(self) -> str:
+        """The interval in percent: `14–69`."""
+        return f"{100 * self.low:.0f}–{100 * self.high:.0f}"
+
+
+def average(rates: Sequence[Rate]) -> Average | None:
+    """The macro average of the rates of different tasks; None without rates, or where one has no episodes.
+
+    Its interval is put together from Wilson's of each task by the method of variance estimates recovery (Zou and
+    Donner 2008, "Construction of confidence limits about effect measures", Statistics in Medicine 27): the distances
+    from each rate to its own ends are added as squares. That of one task is Wilson's.
+    """
+    known = [
+        (rate.successes / rate.episodes, *wilson(rate.successes, rate.episodes)) for rate in rates if rate.episodes
+    ]
+    if not known or len(known) < len(rates):
+        return None
+    mean = math.fsum(share for share, _, _ in known) / len(known)
+    below = math.sqrt(math.fsum((share - low) ** 2 for share, low, _ in known)) / len(known)
+    above = math.sqrt(math.fsum((high - share) ** 2 for share, _, high in known)) / len(known)
+    return Average(mean, max(mean - below, 0.0), min(mean + above, 1.0))

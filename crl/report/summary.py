@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from crl.report.evaluation import ArmResult, result_of
 from crl.report.rates import NONE, Rate
 from crl.report.views import reading
 
@@ -90,6 +91,8 @@ class RoundSummary:
     """Malformed outputs by reason, most frequent first."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
     """By arm: guided, free, with_bank, without_bank."""
+    evaluations: tuple[ArmResult, ...] = ()
+    """Held-out results by task and arm, in order of their names."""
     timings: Mapping[tuple[str, str], Timing] = field(default_factory=dict)
     """By stage and kind of work, as in the view `timings`."""
     clipped: Mapping[str, float] = field(default_factory=dict)
@@ -139,6 +142,18 @@ class _FiguresByRound:
             # Further attempts (ERL) that go by the old instructions are no games of the free arm.
             if stage in ("collect", "evaluate") and arm != "random":
                 self._costs.setdefault(number, {})[str(arm)] = Cost(_whole(games), *map(_whole, took))
+        self._evaluations: dict[Any, list[ArmResult]] = {}
+        for number, task, arm, won, games, score, actions, read, written, invalid, guided in fetch(
+            "SELECT round, family, arm, count_if(success), count(*), avg(reward), avg(turns), avg(tokens_read), "
+            "avg(tokens_sampled), coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
+            "FROM evaluations WHERE stage = 'evaluate' GROUP BY round, family, arm ORDER BY round, family, arm"
+        ):
+            result = result_of(
+                str(task), str(arm), Rate(_whole(won), _whole(games)), score=float(score), actions=float(actions),
+                tokens_read=float(read), tokens_written=float(written), invalid_share=float(invalid),
+                guided=_whole(guided),
+            )  # fmt: skip
+            self._evaluations.setdefault(number, []).append(result)
         self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
         for number, stage, work, batches, items, seconds in fetch(
             "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
@@ -226,6 +241,7 @@ class _FiguresByRound:
             updates=self._updates.get(number, {}),
             changes=self._changes.get(number, {}),
             costs=self._costs.get(number, {}),
+            evaluations=tuple(self._evaluations.get(number, ())),
             timings=self._timings.get(number, {}),
             clipped=self._clipped.get(number, {}),
             health=self._health.get(number, {}),

@@ -15,6 +15,8 @@ class MixedEnvironment:
     The environments are borrowed: each holds its own slots, in the order of the wave, and is closed by who made it.
     """
 
+    steps_together = True
+
     def __init__(self, families: Sequence[str], environment_of: Callable[[str], Environment]) -> None:
         """`families` is the family of each slot of the wave."""
         self._families = list(families)
@@ -30,7 +32,7 @@ class MixedEnvironment:
             raise ValueError(f"a wave of {len(self._families)} slots was given {len(seeds)} seeds")
         starts: dict[int, Start] = {}
         for family, slots in self._slots.items():
-            begun = self._environments[family].reset_many([seeds[slot] for slot in slots])
+            begun = starts_or_errors(self._environments[family], [seeds[slot] for slot in slots])
             starts.update(zip(slots, begun, strict=True))
         return [starts[slot] for slot in range(len(seeds))]
 
@@ -53,9 +55,46 @@ class MixedEnvironment:
         """Nothing: the environments belong to who lent them."""
 
 
+def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Start]:
+    """`reset_many`; a slot whose seed cannot be started has no start but its reason.
+
+    Where a reset of all seeds raises, each is tried alone, and those that raise again give their place to one that does
+    not. Raises what the reset raised where no seed can be started, and the project's own errors.
+    """
+    try:
+        return environment.reset_many(seeds)
+    except (CrlError, MemoryError):
+        raise
+    except Exception:
+        failed: dict[int, str] = {}
+        for seed in dict.fromkeys(seeds):
+            try:
+                environment.reset_many([seed])
+            except (CrlError, MemoryError):
+                raise
+            except Exception as error:
+                failed[seed] = f"environment_{type(error).__name__}"
+        sound = next((seed for seed in seeds if seed not in failed), None)
+        if sound is None:
+            raise
+        starts = environment.reset_many([sound if seed in failed else seed for seed in seeds])
+    return [Start.failed(failed[seed]) if seed in failed else starts[slot] for slot, seed in enumerate(seeds)]
+
+
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
-    """`step_many`; an exception of the environment becomes an error step of every slot that was stepped, and a reward
-    that is no finite number one of its slot."""
+    """`step_many`, one slot at a time unless the environment steps together; what raises becomes an error step of its
+    slots, and a reward that is no finite number one of its slot."""
+    if not actions:
+        return {}
+    together = len(actions) == 1 or getattr(environment, "steps_together", False)
+    parts = [actions] if together else [{slot: action} for slot, action in actions.items()]
+    steps: dict[int, Step] = {}
+    for part in parts:
+        steps |= _stepped(environment, part)
+    return steps
+
+
+def _stepped(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
     try:
         steps = environment.step_many(actions)
     except (CrlError, MemoryError):
@@ -67,4 +106,9 @@ def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -
 
 def broken(what: str) -> Step:
     """The last step of a slot whose environment broke; `what` is the end of its reason code."""
-    return Step("", (), False, "", True, False, 0.0, StopReason.error, f"environment_{what}")
+    return broke(f"environment_{what}")
+
+
+def broke(code: str) -> Step:
+    """The last step of a slot whose environment broke, with its reason code."""
+    return Step("", (), False, "", True, False, 0.0, StopReason.error, code)

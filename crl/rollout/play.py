@@ -26,7 +26,7 @@ from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, T
 from crl.rollout.actions import parse_action
 from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
-from crl.rollout.environments import MixedEnvironment, step_or_error
+from crl.rollout.environments import MixedEnvironment, broke, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
 from crl.rollout.prompts import following_text, opened
 from crl.rollout.readable import Readable
@@ -111,7 +111,7 @@ def play_wave(
         return []
     if len({slot.task.family for slot in slots}) > 1 and not isinstance(environment, MixedEnvironment):
         raise ValueError("a wave of several task families needs an environment of them all")
-    environment = Readable(environment)
+    environment = Readable(environment, method.rollout.longest_observation)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     rows = [
         _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
@@ -167,6 +167,7 @@ def _open_row(
 ) -> LiveEpisode:
     task = slot.task
     may_ask = answered and slot.experience is not None
+    start = _as_planned(task, start)
     if (start.goal, start.observation) != (task.goal, task.first_observation):
         raise StageFailed(
             f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
@@ -202,6 +203,16 @@ def _open_row(
     )
 
 
+def _as_planned(task: Task, start: Start) -> Start:
+    """The start to open; an episode that could not be started when it was planned, or cannot now, is over at its first
+    turn."""
+    failed = Start.failed("environment_start")
+    planned_failed = (task.goal, task.first_observation) == (failed.goal, failed.observation)
+    if start.error is None and not planned_failed:
+        return start
+    return Start(task.goal, task.first_observation, failed.actions, start.error or failed.error)
+
+
 @dataclass(slots=True)
 class _Stepping:
     """Turns that are sampled and whose environments step."""
@@ -234,11 +245,13 @@ def _act(
         else parse_action(text, rows[index].actions, rollout.action_format, thinking=thinking)
         for index, text in texts.items()
     }
+    begun = {index: action for index, action in actions.items() if rows[index].start.error is None}
+    failed = {index: broke(rows[index].start.error or "") for index in actions if index not in begun}
     if rollout.environment_lag:
-        steps = thread.submit(step_or_error, environment, actions).result
+        stepped = thread.submit(step_or_error, environment, begun).result
     else:
-        steps = functools.partial(dict, step_or_error(environment, actions))
-    return _Stepping(dict(sampled), texts, inquiries, actions, steps, rollout.environment_lag)
+        stepped = functools.partial(dict, step_or_error(environment, begun))
+    return _Stepping(dict(sampled), texts, inquiries, actions, lambda: {**stepped(), **failed}, rollout.environment_lag)
 
 
 def _take(

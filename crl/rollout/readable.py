@@ -1,4 +1,5 @@
-"""Text of environments made valid Unicode where it enters: whatever one says can be recorded and read by a model."""
+"""Text of environments where it enters: made valid Unicode, and bounded, so that whatever one says can be recorded and
+read by a model."""
 
 from __future__ import annotations
 
@@ -6,25 +7,36 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from crl.protocols import Actions, Environment, Start, Step
+from crl.config.mechanisms import LONGEST_OBSERVATION
+from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
+from crl.rollout.environments import broke, starts_or_errors
 from crl.text.unicode import valid_text, with_texts
+
+TOO_LONG = "environment_observation_limit"
+"""Reason code of an episode that is shown more."""
 
 
 class Readable:
-    """A wave of another environment (protocol `Environment`) whose texts are all valid Unicode.
+    """A wave of another environment (protocol `Environment`) whose texts are all valid Unicode and of bounded length.
 
     An action that had to be written otherwise goes back to the environment under its own name.
     """
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+    def __init__(self, environment: Environment, longest: int | None = None) -> None:
+        """`longest`: most characters that are shown at one time; a slot that shows more breaks."""
+        self._environment, self._longest = environment, longest or LONGEST_OBSERVATION
         self._names: dict[int, dict[str, str]] = {}
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start one episode per seed."""
-        starts = self._environment.reset_many(seeds)
+        """Start one episode per seed; one that cannot be started has no start but its reason."""
+        starts = starts_or_errors(self._environment, seeds)
         self._names = {}
         return [self._start(slot, start) for slot, start in enumerate(starts)]
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether the environment is given all slots in one call."""
+        return bool(getattr(self._environment, "steps_together", False))
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given."""
@@ -39,10 +51,16 @@ class Readable:
         """Nothing: the environment belongs to who lent it."""
 
     def _start(self, slot: int, start: Start) -> Start:
+        if start.error is not None:
+            return Start.failed(_valid(start.error))
+        if _length(start.goal, start.observation, start.actions) > self._longest:
+            return Start.failed(TOO_LONG)
         actions = self._actions(slot, start.actions)
         return Start(_valid(start.goal), _valid(start.observation), actions)
 
     def _step(self, slot: int, step: Step) -> Step:
+        if _length(step.observation, step.feedback, step.actions) > self._longest:
+            return broke(TOO_LONG)
         return dataclasses.replace(
             step,
             observation=_valid(step.observation),
@@ -62,6 +80,16 @@ class Readable:
 
     def _own(self, slot: int, action: str | None) -> str | None:
         return None if action is None else self._names.get(slot, {}).get(action, action)
+
+
+def _length(first: str, second: str, actions: Actions) -> int:
+    if isinstance(actions, FreeText):
+        listed = len(actions.form)
+    elif isinstance(actions, ToolCalls):
+        listed = sum(len(tool.name) + len(tool.description) + len(str(tool.parameters)) for tool in actions.tools)
+    else:
+        listed = sum(len(action) + 2 for action in actions)
+    return len(first) + len(second) + listed
 
 
 def _valid(value: Any) -> Any:

@@ -5,6 +5,7 @@
     <run>/rounds/0007/.parts-<stage>/0003/    finished parts of a stage that is not complete yet
     <run>/bank/…                              content-addressed, written once
     <run>/decisions/0007.json                 what a person decided about a round, until a stage records it
+    <run>/evaluations/0007-<digest>/          evaluations that a person asked for; no part of the record
     <run>/cache/…, catalog.duckdb             derived
     <run>/journal.jsonl, lease.json, lease.lock, pruned.jsonl
     <run>/trackers.jsonl, tensorboard/        for people who watch; no part of the record

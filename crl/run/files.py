@@ -251,7 +251,8 @@ def sweep(run_path: Path, token: int) -> list[Path]:
 
     Looks only where the record writes temporary things; finished parts of an unfinished stage stay, they are reused.
     """
-    places = [run_path, run_path / "decisions", run_path / "imports" / "bank", *_directories(run_path / "cache")]
+    places = [run_path, *(run_path / name for name in ("decisions", "evaluations", "imports/bank"))]
+    places += _directories(run_path / "cache")
     places += _below(run_path / "bank")
     parts = []
     for round_directory in _directories(run_path / "rounds"):

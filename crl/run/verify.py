@@ -2,7 +2,8 @@
 
 Problems name the file, what was expected and found, and the command that mends it. Four severities: **damaged** (the
 record itself: training refuses to build on it), **lost** (nothing left in the record names it, but the journal does:
-resuming makes it again), **derived** (cache, catalog: rebuilt), **housekeeping** (lease: the next attempt mends it).
+resuming makes it again), **derived** (cache, catalog: rebuilt; evaluations that were kept beside the record),
+**housekeeping** (lease: the next attempt mends it).
 The journal and the list of pruned checkpoints are in no digest: neither alone makes a run damaged (`notes.py`). What a
 running or killed attempt has not committed is no problem.
 """
@@ -20,6 +21,7 @@ from crl.run.chain import chain_problems, stale
 from crl.run.committed import committed, newest_attempt
 from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
+from crl.run.evaluations import evaluation_faults
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import imported_files
 from crl.run.intact import LastIntact
@@ -222,6 +224,10 @@ def _imports(record: Record) -> Iterator[Problem]:
 
 
 def _derived(record: Record) -> Iterator[Problem]:
+    for place, error in evaluation_faults(record.run_path) if record.deep else ():
+        name = place.relative_to(record.run_path).as_posix()
+        away = move_away(record.run_path, place)
+        yield Problem(name, None, None, error.expected or "", error.found, away, Severity.derived)
     mend = f"crl catalog {quoted(record.run_path)}"
     faults = cache.faults(record.run_path) if record.deep else []
     for fault in faults:

@@ -26,6 +26,7 @@ from crl.cli import app, main
 from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.errors import ApprovalPending
+from crl.recipes.evaluate_again import Evaluated
 from crl.records import Evaluation, rows_of
 from crl.report.bank import snapshot
 from crl.run.directory import RunDirectory
@@ -87,6 +88,7 @@ CASES = [
     Case("evaluate {run} --out {disk}/rows.parquet", (2, "cannot be written: Read-only file system"), FULL),
     Case("evaluate {run} --out {elsewhere}/rows.parquet"),
     Case("evaluate {run}"),
+    Case("table {run}"),
     Case("report {run} --episodes 0 --out {elsewhere}/page.html"),
     Case("bank export {run} --to {elsewhere}/bank"),
     Case("bank import {fresh} {run} --runs {elsewhere}"),
@@ -166,7 +168,8 @@ def crl(
     recorded = RunDirectory.open(sources / NAME)
     rows = rows_of(Evaluation, recorded.read(ROUNDS, "evaluate", Evaluation))
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("crl.engine.evaluation.evaluate_round", lambda run, number, seeds: (ROUNDS, rows))
+    evaluated = Evaluated(ROUNDS, rows, {})
+    monkeypatch.setattr("crl.engine.evaluation.evaluate_round", lambda run, number, choice: evaluated)
     monkeypatch.setattr("crl.engine.services.prepare_environment", lambda threads: {})
     monkeypatch.setattr("crl.lab.warm.make._make", _make)
     monkeypatch.setattr("crl.report.data_docs._validated", lambda *stage, **options: ())

@@ -30,12 +30,13 @@ def test_the_readme_shows_commands():
 
 
 @pytest.mark.parametrize("typed", [typed for typed in TYPED if typed.split()[0] not in TRAINING])
-def test_a_command_of_the_readme_runs(finished: Path, typed: str):
-    run = RunDirectory.open(finished)
+def test_a_command_of_the_readme_runs(finished: Path, typed: str, request: pytest.FixtureRequest):
+    evaluates = typed.startswith("evaluate")
+    run = RunDirectory.open(request.getfixturevalue("copied") if evaluates else finished)  # it keeps what it played
     entry = recorded_bank(run, build(run.method), ROUNDS).entry(0).entry_id
     # What plays loads models, which set up their whole process.
-    run_it = crl if typed.startswith("evaluate") else crl_here
-    done = run_it(finished.parent, *words_of(typed, entry))
+    run_it = crl if evaluates else crl_here
+    done = run_it(run.path.parent, *words_of(typed, entry))
     assert done.returncode == 0 and done.stdout.strip()
 
 

@@ -1,5 +1,5 @@
-"""`data/splits.csv`: the seeds that the shipped experiments train on and hold out, fixed and listed; with the first
-seed of the held-out levels, and the moves that these need."""
+"""`data/splits.csv` and docs/splits.md: the seeds that the shipped experiments train on and hold out, fixed and listed;
+with the first seed of the held-out levels, and the moves that these need."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import csv
 from pathlib import Path
 
 from crl.config.load import load_experiment
+from crl.config.splits import csv_text, page
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = [
@@ -44,6 +45,26 @@ def test_the_splits_that_ship_are_those_of_the_experiments():
     assert listed == list(shipped()), (
         "a split that changes makes earlier evaluations incomparable: say so in the commit"
     )
+
+
+def test_the_data_and_the_page_are_current():
+    data = (ROOT / "data/splits.csv").read_text(encoding="utf-8")
+    assert data == csv_text(), "write it anew: python -m crl.config.splits --csv > data/splits.csv"
+    text = (ROOT / "docs/splits.md").read_text(encoding="utf-8")
+    assert text == page(), "write it anew: python -m crl.config.splits > docs/splits.md"
+
+
+def test_the_page_lists_every_split_and_every_environment():
+    lines = (ROOT / "docs/splits.md").read_text(encoding="utf-8").splitlines()
+    for row in shipped():
+        episodes = int(row["held_out_last"]) - int(row["held_out_first"]) + 1
+        start = f"| {row['experiment']} | {row['family']} | `{row['environment']}` | "
+        seeds = (
+            f"{row['train_first']}–{row['train_last']} | {row['held_out_first']}–{row['held_out_last']} | {episodes} |"
+        )
+        assert start + seeds in lines
+    for kind in ("minihack", "frozenlake", "realms", "shrines"):
+        assert f"| `{kind}` | by content | 1000000 |" in lines
 
 
 def test_what_is_held_out_is_never_trained_on():

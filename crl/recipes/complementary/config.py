@@ -171,6 +171,41 @@ def config_of(method: Method) -> BankRecipeConfig:
     return method.recipe
 
 
+def _recorded(start: WarmStartConfig | None, method: Method) -> Iterator[BadInput]:
+    """Recorded games that this experiment cannot learn from."""
+    where = "method.recipe.warm_start.recorded"
+    if start is None or (start.demonstrations != "recorded" and start.recorded is None):
+        return
+    if start.demonstrations != "recorded" or start.recorded is None:
+        yield BadInput(
+            f"demonstrations is {start.demonstrations}, and recorded games are {'named' if start.recorded else 'not'}",
+            expected="demonstrations: recorded with recorded: FILE, or neither",
+            where=where,
+            next_step="set both, or leave both out",
+        )
+        return
+    for file in start.recorded:
+        family = next((each for each in method.families if each.environment == file.environment), None)
+        if family is None:
+            yield BadInput(
+                f"games were recorded in {file.environment.model_dump(mode='json')!r:.300}, which no family plays",
+                expected="the environment of a family, with all its settings",
+                where=where,
+                next_step="record them with `crl env play EXPERIMENT.yaml --family FAMILY --record FILE`",
+            )
+            return
+        seeds = family.train_seeds
+        for game in file.games:
+            if not seeds.start <= game.seed < seeds.start + seeds.count:
+                yield BadInput(
+                    f"a recorded game has seed {game.seed}, which is none that family {family.name} trains on",
+                    expected=f"seeds from {seeds.start} to {seeds.start + seeds.count - 1}",
+                    where=where,
+                    next_step="record games of training seeds: `crl env play … --seed`",
+                )
+                return
+
+
 def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     """Each combination that cannot work; `where` is the setting to change."""
     rollout = method.rollout
@@ -232,6 +267,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                     where="method.recipe.warm_start.demonstrations",
                     next_step="set it to practice or random, or leave warm_start out",
                 )
+    yield from _recorded(start, method)
     if start is not None and start.demonstrations == "practice":
         for family in method.families:
             if not family.environment.teaches:

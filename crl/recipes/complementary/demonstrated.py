@@ -60,7 +60,7 @@ def played_by_script(
 
 def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
     """Demonstration episodes on training seeds, spread over the families, cut into waves of one family."""
-    waves = []
+    waves, longest = [], ctx.method.rollout.longest_observation
     for family, count in shares(episodes, ctx.method.families):
         drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=count)
         seeds = [family.train_seeds.start + int(value) for value in drawn]
@@ -68,7 +68,7 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         width = min(WAVE, max(1, -(-count // 2)))
         for at in range(0, count, width):
             part = seeds[at : at + width]
-            starts = Readable(ctx.services.environment(family.name)).reset_many(part)
+            starts = Readable(ctx.services.environment(family.name), longest).reset_many(part)
             waves.append(
                 [
                     EpisodeSlot(

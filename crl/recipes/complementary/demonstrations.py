@@ -15,7 +15,7 @@ from crl.config import FamilyConfig, Method
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
-from crl.protocols import Advisor, Chat, Environment, Lesson, Start, Step
+from crl.protocols import Actions, Advisor, Chat, Environment, Lesson, Start, Step
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.scripted import Script, ScriptedPolicy
 from crl.records import Generation, Sample, Task
@@ -50,14 +50,18 @@ class Watched:
     def __init__(self, environment: Environment) -> None:
         self._environment = Readable(environment)
         self.actions: dict[int, tuple[str, ...]] = {}
+        self.shown: dict[int, Actions] = {}
+        """What may be done, of any form."""
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         starts = self._environment.reset_many(seeds)
+        self.shown = {slot: start.actions for slot, start in enumerate(starts)}
         self.actions = {slot: named_actions(start.actions) for slot, start in enumerate(starts)}
         return starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         steps = self._environment.step_many(actions)
+        self.shown |= {slot: step.actions for slot, step in steps.items()}
         self.actions |= {slot: named_actions(step.actions) for slot, step in steps.items()}
         return steps
 

@@ -24,7 +24,7 @@ from crl.recipes.waves import environment_of, play, slots_of
 from crl.recipes.weights import weights_of
 from crl.records import Evaluation, Retrieval, RetrievalCount, Task, Turn
 from crl.rollout.actions import named_actions
-from crl.rollout.environments import step_or_error
+from crl.rollout.environments import broke, step_or_error
 from crl.rollout.play import PlayedEpisode
 from crl.rollout.readable import Readable
 from crl.run.seeds import seed_for
@@ -115,6 +115,8 @@ def _waves(ctx: StageContext) -> list[_Wave]:
     arms = [WITHOUT_BANK] + ([WITH_BANK] if len(_bank(ctx)) else [])
     if ctx.round == 0 and ctx.stage.name == "evaluate":
         arms.append(RANDOM)
+    if ctx.arms is not None:
+        arms = [arm for arm in arms if arm in ctx.arms]
     width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
     waves = []
     for arm in arms:
@@ -133,7 +135,9 @@ def _held_out(method: Method) -> list[list[tuple[str, int]]]:
 
 
 def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
-    environment = Readable(environment_of(ctx, [family for family, _ in wave.tasks]))
+    environment = Readable(
+        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
+    )
     starts = environment.reset_many([seed for _, seed in wave.tasks])
     return [
         task_of(
@@ -155,7 +159,9 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
     later state names none, the turn goes by without an action.
     """
-    environment = Readable(environment_of(ctx, [family for family, _ in wave.tasks]))
+    environment = Readable(
+        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
+    )
     rows = []
     for play_number in range(RANDOM_PLAYS):
         starts = environment.reset_many([seed for _, seed in wave.tasks])
@@ -170,7 +176,9 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
         actions: list[list[str]] = [[] for _ in wave.tasks]
         while legal:
             chosen = {slot: str(streams[slot].choice(listed)) if listed else None for slot, listed in legal.items()}
-            steps = step_or_error(environment, chosen)
+            begun = {slot: action for slot, action in chosen.items() if starts[slot].error is None}
+            steps = step_or_error(environment, begun)
+            steps |= {slot: broke(starts[slot].error or "") for slot in chosen if slot not in begun}
             for slot, step in steps.items():
                 actions[slot].append(chosen[slot] or "")
                 if step.done:

@@ -23,6 +23,22 @@ def check_ready(method: Method, run_path: Path) -> None:
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
     if not run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
         check_room(method)
+        check_demonstrations(method)
+
+
+def check_demonstrations(method: Method) -> None:
+    """Raise BadInput where recorded games are of another environment than there is now."""
+    from contextlib import ExitStack, closing
+
+    from crl.envs import make_environment
+    from crl.recipes.complementary.recorded import check_recorded
+
+    start = config_of(method).warm_start
+    if start is None or start.actor_episodes == 0 or start.recorded is None:
+        return
+    with ExitStack() as stack:
+        made = {each.name: stack.enter_context(closing(make_environment(each))) for each in method.families}
+        check_recorded(method, made)
 
 
 def check_offline_bank(config: BankRecipeConfig, run_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Stages `warm_start_actor` and `warm_start_extractor` of round 0: supervised, for form and not for the answer.
 
-What is imitated is made in `demonstrated.py` (an oracle's moves or random ones, templates over real episodes) or in
-`practice.py` (games under rules that no task has). Success before and after is what `evaluate_base` and `evaluate` of
-round 0 hold. The update runs plainly (TRL's SFTTrainer), and the metric `deepspeed` says so.
+What is imitated is made in `demonstrated.py` (an oracle's moves or random ones, templates over real episodes), in
+`practice.py` (games under rules that no task has) or in `recorded.py` (games that a person played). Success before and
+after is what `evaluate_base` and `evaluate` of round 0 hold. The update runs plainly (TRL's SFTTrainer), and the metric
+`deepspeed` says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
 from crl.recipes.complementary.demonstrations import Voice, sample_of
 from crl.recipes.complementary.practice import played_well, written_well
+from crl.recipes.complementary.recorded import played_again, without_refused
 from crl.recipes.context import StageContext
 from crl.recipes.weights import CHECKPOINT, new_weights, weights_of
 from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
@@ -34,13 +36,16 @@ def warm_start_actor(ctx: StageContext) -> None:
     digest = before.weights_digest
     if start.demonstrations == "practice":
         played = played_well(ctx, actor, start.actor_episodes, weights_digest=digest)
+    elif start.demonstrations == "recorded":
+        played = played_again(ctx, actor, weights_digest=digest)
     else:
         by_oracle = start.demonstrations == "oracle"
         played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
     won = [each for each in played if each.episode.success]
     _write_episodes(ctx, played)
     learned = won if start.demonstrations == "oracle" and won else played
-    samples = [sample_of(each.generation) for each in learned]
+    recorded = start.demonstrations == "recorded"
+    samples = [sample_of(without_refused(each) if recorded else each.generation) for each in learned]
     _train(ctx, "actor", before, samples, {"demonstrations": len(played), "demonstrations_won": len(won)})
 
 

@@ -1,13 +1,20 @@
-"""`crl evaluate` refuses what it cannot evaluate; no model is loaded for that."""
+"""`crl evaluate`: what it refuses, before any model is loaded, and what it says and keeps of an evaluation."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pytest
+
+from crl.recipes.evaluate_again import Choice, Evaluated
+from crl.report.rates import Rate, average, wilson
 from crl.run.manifest import Manifest
 from crl.run.prunelog import Pruned, note_pruned
 from tests.unit.cli.conftest import Outcome
+from tests.unit.lab.table.recorded import WITH, WITHOUT, rows
 from tests.unit.report.builder import retrieval, write_stage
 
 Crl = Callable[..., Outcome]
@@ -35,3 +42,85 @@ def test_a_round_that_is_not_there_is_refused(crl: Crl, room: Path) -> None:
 def test_seeds_that_no_row_can_hold_are_refused(crl: Crl, room: Path) -> None:
     outcome = crl("evaluate", "room", "--seeds", f"{2**63}:8")
     assert outcome.code == 2 and f"--seeds '{2**63}:8'" in outcome.err and "START:COUNT" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--tasks", "lake,sea"), ("no task 'sea'", "some of lake")),
+        (("--tasks", "sea", "--tasks", "lake"), ("no task 'sea'",)),
+        (("--tasks", ","), ("no task is named", "some of lake")),
+        (("--arms", "both"), ("no arm 'both'", "with, without, random")),
+        (("--episodes", "0"), ("--episodes", "greater than or equal to 1")),
+        (("--episodes", "100001"), ("100001 episodes", "from 1 to 100000")),
+        (("--episodes", "4", "--seeds", "2000000:4"), ("both given",)),
+        (("--seeds", "10:4"), ("overlap the training seeds of task lake",)),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(crl: Crl, room: Path, words: tuple[str, ...], told: tuple[str, ...]) -> None:
+    outcome = crl("evaluate", "room", *words)
+    assert outcome.code == 2 and all(text in outcome.err for text in told), outcome.err
+    assert not (room / "evaluations").exists()
+
+
+WON = {("lake", WITH): [1, 1, 0], ("lake", WITHOUT): [0, 1, 0], ("pond", WITH): [1], ("pond", WITHOUT): [0]}
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[Choice]:
+    """The choices that were played; what came of each is `WON`."""
+    choices: list[Choice] = []
+
+    def play(run: object, number: int | None, choice: Choice) -> Evaluated:
+        choices.append(choice)
+        return Evaluated(2, rows(2, WON), {})
+
+    monkeypatch.setattr("crl.engine.evaluation.evaluate_round", play)
+    monkeypatch.setattr("crl.preflight.check_evaluation", lambda *words: None)
+    return choices
+
+
+def test_the_results_by_task_and_on_average(crl: Crl, room: Path, played: list[Choice]) -> None:
+    said = crl("evaluate", "room").out
+    lines = {tuple(line.split()[:3]): line.split() for line in said.splitlines() if " bank " in line}
+    low, high = (round(100 * end) for end in wilson(2, 3))
+    assert " ".join(lines["lake", "with", "bank"][3:]) == f"2/3 67 % [{low}–{high}] 0.33 6.0 27 13 6% 3"
+    both = average([Rate(1, 3), Rate(0, 1)])
+    assert both is not None
+    mean = next(line for line in said.splitlines() if line.startswith("macro average  without bank"))
+    assert " ".join(mean.split()[4:8]) == f"– {both.percent} [{both.span}]"
+    assert played == [Choice()]
+
+
+def test_what_was_chosen_is_what_is_played(crl: Crl, room: Path, played: list[Choice]) -> None:
+    crl("evaluate", "room", "--tasks", "lake, lake", "--tasks", "lake", "--episodes", "7", "--arms", "with,without")
+    assert played == [Choice(tasks=("lake",), episodes=7, arms=("with", "without"))]
+
+
+def test_json_is_all_there_is_on_standard_output(crl: Crl, room: Path, played: list[Choice], tmp_path: Path) -> None:
+    data = json.loads(crl("evaluate", "room", "--json", "--out", tmp_path / "rows.parquet").out)
+    assert (data["round"], data["arms"], data["seeds"]["lake"]) == (2, [WITH, WITHOUT], [1_000_000, 3])
+    lake = next(each for each in data["results"] if (each["task"], each["arm"]) == ("lake", WITH))
+    assert (lake["won"], lake["episodes"], lake["low"], lake["high"]) == (2, 3, *wilson(2, 3))
+    assert lake["score"] == pytest.approx(1 / 3) and lake["tokens"] == lake["tokens_read"] + lake["tokens_written"]
+    assert [each["arm"] for each in data["averages"]] == [WITH, WITHOUT]
+    assert Path(data["kept"]).is_dir() and pq.read_metadata(tmp_path / "rows.parquet").num_rows == 8
+
+
+def test_the_rows_are_kept_once_and_a_table_finds_them(crl: Crl, room: Path, played: list[Choice]) -> None:
+    first, second = crl("evaluate", "room").out, crl("evaluate", "room").out
+    assert "the rows are kept in " in first and "the same rows were kept before" in second
+    assert len(list((room / "evaluations").iterdir())) == 1
+    shown = crl("table", "room", "--round", "2")
+    assert "with results of `crl evaluate`: room" in shown.out, shown.err
+
+
+def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
+    crl: Crl, room: Path, played: list[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *words: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    outcome = crl("evaluate", "room")
+    assert outcome.code == 0 and "2/3" in outcome.out and "the rows were not kept" in outcome.err

@@ -95,7 +95,7 @@ def test_odd_names_of_files_runs_and_folders(name: str, refuse: Callable[..., st
     for words in (
         ("train", odd), ("warm-start", odd), ("compare", odd), ("doctor", odd), ("checks", "list", "--experiment", odd),
         ("status", odd), ("resume", odd), ("verify", odd), ("mend", odd), ("sql", odd, "SELECT 1"), ("catalog", odd),
-        ("report", odd), ("evaluate", odd), ("redo", odd, "--from", "1/collect"), ("approve", odd),
+        ("report", odd), ("evaluate", odd), ("table", odd), ("redo", odd, "--from", "1/collect"), ("approve", odd),
         ("bank", "show", odd), ("bank", "diff", odd, "1"), ("bank", "why", odd, "x"), ("bank", "search", odd, "x"),
         ("bank", "export", odd, "--to", tmp_path / "e"), ("bank", "import", "conf/tiny.yaml", odd),
         ("bank", "import", odd, "nowhere"), ("checks", "docs", odd), ("checks", "show", odd), (odd,), ("bank", odd),
@@ -130,6 +130,11 @@ def test_a_study_of_which_nothing_is_selected(option: str, listed: str, refuse: 
     for more in ((), ("--table-only",)):
         said = refuse("compare", "conf/study/realms.yaml", option, listed, *more)
         assert "xpected" in said
+
+
+@pytest.mark.parametrize("text", ["²", "-1", "1.5", "", " ", "9" * 10_000, "LAST", "\0"])
+def test_odd_rounds_of_a_table(text: str, refuse: Callable[..., str], room: Path) -> None:
+    assert "last, best" in refuse("table", "room", f"--round={text}")
 
 
 @pytest.mark.parametrize("text", ["²:1", "1:²", "9" * 10_000 + ":1", "1:" + "9" * 10_000, ":", "", "-1:2", "1:0"])

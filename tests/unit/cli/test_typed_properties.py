@@ -19,11 +19,24 @@ ODD = st.sampled_from(
 WORD = st.one_of(ODD, st.text(max_size=12))
 COMMAND = st.sampled_from(
     ["status", "verify", "sql", "catalog", "report", "evaluate", "redo", "approve", "resume", "mend", "train", "doctor",
-     "warm-start", "compare", "bank show", "bank diff", "bank why", "bank history", "bank search", "bank export",
-     "bank import", "checks list", "checks show", "checks docs", "bank", "checks"]
+     "table", "warm-start", "compare", "bank show", "bank diff", "bank why", "bank history", "bank search",
+     "bank export", "bank import", "checks list", "checks show", "checks docs", "bank", "checks"]
 )  # fmt: skip
 OPTION = st.sampled_from(
-    ["--round", "--seeds", "--from", "--to", "--arms", "--experiment", "--family", "--format", "-n"]
+    [
+        "--round",
+        "--seeds",
+        "--from",
+        "--to",
+        "--arms",
+        "--experiment",
+        "--family",
+        "--format",
+        "-n",
+        "--tasks",
+        "--episodes",
+        "--figure",
+    ]
 )
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -67,8 +67,8 @@ def test_what_cannot_be_had_is_named_with_what_can(registered):
     registered(pond=HERE, broken="no_such_module_at_all:Config", number=f"{__name__}:NOT_A_CONFIG")
     said = refused({"kind": "frozenlak"})
     assert "there is no environment 'frozenlak'; did you mean 'frozenlake'?" in said
-    assert "minihack, frozenlake, realms, shrines, broken, number, pond, or module:Class" in said
-    assert "names no kind of environment: one of minihack" in refused({"depth": 1})
+    assert f"{', '.join(ENVIRONMENTS.built_in())}, broken, number, pond, or module:Class" in said
+    assert f"names no kind of environment: one of {ENVIRONMENTS.built_in()[0]}" in refused({"depth": 1})
     assert "cannot be imported: ModuleNotFoundError" in refused("broken")
     assert "a subclass of crl.config.environments.EnvironmentConfig" in refused("number")
 
@@ -87,7 +87,10 @@ def test_the_schema_is_the_union_of_what_is_registered(registered):
     with pytest.warns(UserWarning, match="'broken' cannot be imported"):
         schema = FamilyConfig.model_json_schema()
     offered = schema["properties"]["environment"]["anyOf"]
-    titles = ["MiniHack", "FrozenLake", "Realms", "Shrines", "PondConfig", "module:Class"]
+    titles = [ENVIRONMENTS.load(kind).model_config["title"] for kind in ENVIRONMENTS.built_in()] + [
+        "PondConfig",
+        "module:Class",
+    ]
     assert [each["title"] for each in offered] == titles
     for valid in ({"kind": "pond", "depth": 2.5}, {"kind": "frozenlake"}, {"kind": "a.b:C", "anything": 1}):
         jsonschema.validate({"name": "a", "environment": valid}, schema)

@@ -42,6 +42,23 @@ def test_every_map_is_solved_by_its_oracle_within_the_limit(seed, low, more, pro
         environment.step_many({0: "up"})
 
 
+@pytest.mark.parametrize("probability", [0.6, 0.85])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_erl_variant_has_all_its_sides_and_is_won_in_eight_moves(probability, masked):
+    """Sides 2 to 9, frozen probability 0.6 to 0.85, 8 actions; both training and held-out maps."""
+    environment = FrozenLakeConfig(size_min=2, size_max=9, frozen_probability=probability, masked=masked).make()
+    for first in (0, 1_000_000):
+        starts = environment.reset_many(range(first, first + 60))
+        assert {len(start.observation.splitlines()) for start in starts} >= set(range(3 if first else 2, 9))
+        assert set(" ".join(start.observation for start in starts).split()) == set("ABCD" if masked else "@GHF")
+        live, won = set(range(60)), 0
+        for _ in range(8):
+            for slot, step in environment.step_many({slot: environment.oracle(slot) for slot in live}).items():
+                live -= {slot} if step.done else set()
+                won += step.success
+        assert (live, won) == (set(), 60)
+
+
 def test_oracle_path_is_shortest():
     """Against an independent distance: powers of the adjacency matrix."""
     for seed in range(20):

@@ -108,10 +108,11 @@ def evaluate(place: Path, kind: str) -> Callable[[], Any]:
 
 
 def evaluate_flow(place: Path, kind: str) -> Callable[[], Any]:
+    from crl.recipes.evaluate_again import Choice
     from flows.evaluate import evaluate_round
 
     path = made(place, kind)
-    return lambda: evaluate_round.fn(str(path), None, None)
+    return lambda: evaluate_round.fn(str(path), None, Choice())
 
 
 DOORS = (train, form, compare, form_of_compare, resume, resume_flow, evaluate, evaluate_flow)

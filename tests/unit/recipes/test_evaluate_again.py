@@ -9,17 +9,19 @@ import pytest
 from crl.config import SeedRange
 from crl.errors import BadInput
 from crl.recipes import recipe_of
-from crl.recipes.evaluate_again import evaluate_again
+from crl.recipes.evaluate_again import Choice, evaluate_again
 from tests.unit.report.scripted import experiment
 
 
 @pytest.mark.parametrize(
-    ("start", "told"), [(99_990, "overlap the training seeds"), (500_000, "draw levels of training in family")]
+    ("start", "told"), [(99_990, "overlap the training seeds"), (500_000, "draw levels of training in task lake")]
 )
 def test_seeds_of_training_are_refused(start: int, told: str) -> None:
     nobody: Any = None  # nothing is read and nothing is played
     method = experiment().method
     with pytest.raises(BadInput, match=told) as caught:
-        evaluate_again(nobody, method, recipe_of(method), 1, nobody, seeds=SeedRange(start=start, count=20))
+        evaluate_again(
+            nobody, method, recipe_of(method), 1, nobody, choice=Choice(seeds=SeedRange(start=start, count=20))
+        )
     if start == 500_000:
         assert "held_out_from 1000000" in str(caught.value)

@@ -177,17 +177,19 @@ def test_first_prompt_that_does_not_fit_is_refused_with_both_numbers():
     assert isinstance(caught.value, BadInput)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_environment_error_keeps_the_row_with_its_reason(whole):
+@pytest.mark.parametrize(("raises", "together"), [(False, False), (True, False), (True, True)])
+def test_environment_error_keeps_the_row_with_its_reason(raises, together):
     policy = ScriptedPolicy(lambda row, turn: ("right", True))
-    played = play(policy, Corridor(breaks=(1, 1), whole=whole), [EpisodeSlot(task(m, 3)) for m in range(2)])
+    corridor = Corridor(breaks=(1, 1), whole=raises)
+    corridor.steps_together = together
+    played = play(policy, corridor, [EpisodeSlot(task(m, 3)) for m in range(2)])
     broken = played[1]
     assert (broken.episode.stop_reason, broken.episode.error) == ("error", "environment_KeyError")
     assert (broken.episode.success, broken.episode.reward, broken.episode.turns) == (False, 0.0, 2)
     assert broken.turns[-1].valid is False
     assert broken.episode.invalid_actions == 0
     assert broken.episode.last_observation is None
-    assert played[0].episode.stop_reason == ("error" if whole else "success")
+    assert played[0].episode.stop_reason == ("error" if together else "success"), "another slot ends in one call alone"
     assert_exact(policy, played)
     episodes = table_of(Episode, [each.episode for each in played])
     turns = table_of(Turn, [turn for each in played for turn in each.turns])

@@ -1,0 +1,125 @@
+"""Every check of an environment, each in a process of its own: one that dies or hangs is a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from crl.config import EnvironmentConfig, SeedRange
+from crl.config.mechanisms import LONGEST_OBSERVATION
+from crl.envs.check.conduct import Finding
+from crl.envs.check.walks import Walks
+from crl.envs.isolated import EnvironmentLost, Isolated, Nursery
+from crl.errors import BadInput, CrlError
+
+_HERE = "crl.envs.check.conduct"
+_BATCH, _OTHER_BATCH = 16, 7
+_FEW = 6
+"""Seeds of a check that plays each several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an environment is checked with."""
+
+    config: EnvironmentConfig
+    training: SeedRange
+    held_out: SeedRange
+    episodes: int = 100
+    longest: int = 200
+    """Turns after which an episode of a check is left."""
+    time_limit_seconds: float = 300.0
+    """Longest check."""
+
+
+def check(plan: Plan, say: Callable[[str], None] = lambda name: None) -> list[Finding]:
+    """What every check finds; `say` is told the name of each as it begins. Raises BadInput for a config whose class no
+    other process can import."""
+    found: list[Finding] = []
+    # Two processes of different hash seeds: what depends on the order of a set differs between them.
+    with closing(Nursery(plan.config, hash_seed=1)) as one, closing(Nursery(plan.config, hash_seed=2)) as other:
+        for name, work in _checks(plan, one, other):
+            say(name)
+            try:
+                found += work()
+            except (EnvironmentLost, CrlError) as error:
+                found.append(Finding(name, "failed", str(error)))
+                if name == "start":
+                    break
+    return found
+
+
+def _checks(plan: Plan, one: Nursery, other: Nursery) -> Iterator[tuple[str, Callable[[], list[Finding]]]]:
+    seeds = [plan.training.start + at for at in range(min(plan.episodes, plan.training.count))]
+    few, turns = seeds[:_FEW], plan.longest
+    apart = partial(_apart, plan, one)
+    yield "start", lambda: apart("starting", few)
+    yield "determinism", lambda: _determinism(plan, one, other, seeds)
+    yield "seeding", lambda: _seeding(plan, one, seeds)
+    yield "copies", lambda: apart("copies", few, turns)
+    yield "illegal actions", lambda: apart("illegal_actions", few[:3], max(turns, 2000))
+    yield "step after done", lambda: apart("after_the_end", few, turns)
+    yield "oracle", lambda: apart("oracle", seeds[:50], turns)
+    held = [plan.held_out.start + at for at in range(min(plan.episodes, plan.held_out.count))]
+    yield "held out", lambda: apart("held_out", seeds, held)
+
+
+def _apart(plan: Plan, nursery: Nursery, name: str, *arguments: Any) -> Any:
+    """What a function of `conduct` returns in a new process of the environment."""
+    with closing(Isolated(nursery, time_limit_seconds=plan.time_limit_seconds)) as isolated:
+        return isolated.call(f"{_HERE}:{name}", *arguments)
+
+
+def _determinism(plan: Plan, one: Nursery, other: Nursery, seeds: Sequence[int]) -> list[Finding]:
+    """The same episodes twice: in another process, another order, another batch size; and what they showed."""
+    first: Walks = _apart(plan, one, "walk_here", seeds, _BATCH, plan.longest, True, None)
+    again: Walks = _apart(plan, other, "walk_here", seeds[::-1], _OTHER_BATCH, plan.longest, False, None)
+    by_seed = {walk.seed: walk for walk in again.walks}
+    different = [said for walk in first.walks if (said := walk.difference(by_seed[walk.seed]))]
+    if different:
+        said = f"{len(different)} of {len(seeds)} episodes differ in another process, order and batch size: "
+        finding = Finding("determinism", "failed", said + different[0])
+    else:
+        said = f"{len(seeds)} episodes, {first.steps} steps: equal in another process, order and batch size"
+        finding = Finding("determinism", "ok", said)
+    return [finding, *_seen(first)]
+
+
+def _seen(walks: Walks) -> Iterator[Finding]:
+    breaches = [breach for walk in walks.walks for breach in walk.breaches]
+    if breaches:
+        said = f"{len(breaches)} breaches, such as {breaches[0]}"
+        yield Finding("rewards and endings", "failed", said)
+    else:
+        ended = sum(walk.done for walk in walks.walks)
+        said = f"finite and consistent; {ended} of {len(walks.walks)} episodes ended"
+        yield Finding("rewards and endings", "ok", said)
+    shown = sum(len(walk.turns) for walk in walks.walks)
+    unusual = "".join(f"; {count} with {name}" for name, count in walks.unusual.items())
+    said = f"{walks.characters / max(1, shown):.0f} characters on average, at most {walks.longest}{unusual}"
+    yield Finding("observations", "failed" if walks.longest > LONGEST_OBSERVATION else "note", said)
+    resets, steps = len(walks.walks) / max(walks.reset_seconds, 1e-9), walks.steps / max(walks.step_seconds, 1e-9)
+    yield Finding("speed", "note", f"{steps:,.0f} steps/s, {resets:,.0f} resets/s")
+
+
+def _seeding(plan: Plan, nursery: Nursery, seeds: Sequence[int]) -> list[Finding]:
+    """Whether seeds matter: episodes of different seeds, with the same draws, are not all the same."""
+    walks: Walks = _apart(plan, nursery, "walk_here", seeds, _BATCH, plan.longest, True, 0)
+    different = len({tuple(digest for digest, _ in walk.turns) for walk in walks.walks})
+    starts = len({walk.turns[0][0] for walk in walks.walks})
+    said = f"{len(seeds)} seeds: {starts} different starts, {different} different episodes under the same draws"
+    return [Finding("seeding", "ok" if different > 1 or len(seeds) < 2 else "failed", said)]
+
+
+def require_passed(found: Sequence[Finding], name: str) -> None:
+    """Raise BadInput where a check failed, naming those."""
+    failed = [finding.check for finding in found if finding.outcome == "failed"]
+    if failed:
+        raise BadInput(
+            f"{name} fails {len(failed)} of {len(found)} checks: {', '.join(failed)}",
+            expected="what an environment promises (docs/environments.md)",
+            next_step="correct the environment, then check it again",
+        )

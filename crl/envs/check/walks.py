@@ -1,0 +1,171 @@
+"""Episodes of a random policy, and what was seen in them: a transcript that two walks can be compared by."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from crl.envs.check.policies import draw_action
+from crl.protocols import Actions, Environment, FreeText, Start, Step, StopReason, ToolCalls
+
+_SHOWN = 60
+"""Characters of an observation that a transcript keeps, for people."""
+
+
+@dataclass
+class Walk:
+    """One episode."""
+
+    seed: int
+    turns: list[tuple[str, str]] = field(default_factory=list)
+    """Of the start and each step: the digest of all of it, and the beginning of what was seen."""
+    done: bool = False
+    success: bool = False
+    breaches: list[str] = field(default_factory=list)
+    """Rules of the protocol that it broke."""
+
+    def difference(self, other: Walk) -> str | None:
+        """Where two walks of one seed part, in words; None where they are equal."""
+        for turn, (one, two) in enumerate(zip(self.turns, other.turns, strict=False)):
+            if one[0] != two[0]:
+                place = f"seed {self.seed}, " + ("at the start" if turn == 0 else f"turn {turn}")
+                return f"{place}: {one[1]!r} and {two[1]!r}"
+        if len(self.turns) != len(other.turns):
+            return f"seed {self.seed}: {len(self.turns) - 1} turns and {len(other.turns) - 1}"
+        return None
+
+
+@dataclass
+class Walks:
+    """Several episodes, what they took, and how large what they showed was."""
+
+    walks: list[Walk] = field(default_factory=list)
+    reset_seconds: float = 0.0
+    step_seconds: float = 0.0
+    steps: int = 0
+    longest: int = 0
+    """Characters of the longest text that was shown at one time."""
+    characters: int = 0
+    """Characters of all observations."""
+    unusual: dict[str, int] = field(default_factory=dict)
+    """Observations that hold something unusual, by what it is."""
+
+
+def walked(
+    environment: Environment,
+    seeds: Sequence[int],
+    *,
+    batch: int,
+    turns: int,
+    together: bool = True,
+    stream: int | None = None,
+) -> Walks:
+    """Play each seed with a random policy, `batch` at a time, for at most so many turns.
+
+    `together`: step all slots in one call, else one slot a call in another order. `stream`: the same draws in every
+    episode; None: draws by the seed.
+    """
+    found = Walks()
+    for at in range(0, len(seeds), batch):
+        part = list(seeds[at : at + batch])
+        began = time.perf_counter()
+        starts = environment.reset_many(part)
+        found.reset_seconds += time.perf_counter() - began
+        walks = [Walk(seed) for seed in part]
+        for walk, start in zip(walks, starts, strict=True):
+            _keep(found, walk, start)
+        shown: dict[int, tuple[Actions, str]] = {
+            slot: (start.actions, start.observation) for slot, start in enumerate(starts)
+        }
+        streams = [Random(f"walk {seed if stream is None else stream}") for seed in part]
+        for _ in range(turns):
+            if not shown:
+                break
+            chosen = {slot: _chosen(environment, slot, *shown[slot], streams[slot]) for slot in shown}
+            parts = [chosen] if together else [{slot: chosen[slot]} for slot in reversed(list(chosen))]
+            began = time.perf_counter()
+            steps = {slot: step for each in parts for slot, step in environment.step_many(each).items()}
+            found.step_seconds += time.perf_counter() - began
+            found.steps += len(chosen)
+            if steps.keys() != chosen.keys():
+                raise ValueError(f"step_many answered for slots {sorted(steps)}, and was asked for {sorted(chosen)}")
+            for slot, step in sorted(steps.items()):
+                walk = walks[slot]
+                _keep(found, walk, step)
+                walk.breaches += [f"seed {walk.seed}: {breach}" for breach in breaches(step, chosen[slot], shown[slot])]
+                walk.done, walk.success = step.done, step.success
+            shown = {slot: (step.actions, step.observation) for slot, step in steps.items() if not step.done}
+        found.walks += walks
+    return found
+
+
+def _chosen(environment: Environment, slot: int, actions: Actions, observation: str, random: Random) -> str | None:
+    oracle = None if isinstance(actions, tuple) else environment.oracle(slot)
+    return draw_action(random, actions, observation, oracle)
+
+
+def _keep(found: Walks, walk: Walk, said: Start | Step) -> None:
+    text = said.observation
+    digest = hashlib.sha256(repr(said).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    walk.turns.append((digest, text[:_SHOWN]))
+    found.longest = max(found.longest, len(text) + len(said.goal if isinstance(said, Start) else said.feedback))
+    found.characters += len(text)
+    for name, there in (
+        ("beyond ASCII", not text.isascii()),
+        ("control characters", any(ord(each) < 32 and each not in "\n\t" for each in text)),
+        ("lone surrogates, which will be replaced", any("\ud800" <= each <= "\udfff" for each in text)),
+    ):
+        if there:
+            found.unusual[name] = found.unusual.get(name, 0) + 1
+
+
+def breaches(step: Step, action: str | None, shown: tuple[Actions, str]) -> list[str]:
+    """Rules that a step breaks, in words."""
+    found, before = [], shown[0]
+    finite = isinstance(step.reward, int | float) and abs(step.reward) < float("inf")
+    if not finite:
+        found.append(f"the reward is {step.reward!r}")
+    if step.error is not None:
+        found.append(f"it broke: {step.error}")
+    if step.success and not step.done:
+        found.append("success, and the episode goes on")
+    if not step.done and step.stop_reason is not None:
+        found.append(f"stop reason {step.stop_reason}, and the episode goes on")
+    if step.success and step.stop_reason not in (None, StopReason.success):
+        found.append(f"success, and the stop reason is {step.stop_reason}")
+    if step.done and not step.success and step.stop_reason not in (*_LOST, None):
+        found.append(f"no success, and the stop reason is {step.stop_reason}")
+    if isinstance(before, tuple) and action in before and not step.legal and step.error is None:
+        found.append(f"the listed action {action!r:.60} is illegal")
+    if isinstance(before, tuple) and action not in before and step.legal:
+        found.append(f"{action!r:.60} is not listed, and legal")
+    if action is None and step.legal:
+        found.append("an answer that names nothing is legal")
+    if not step.done and (wrong := wrong_actions(step.actions)):
+        found.append(wrong)
+    return found
+
+
+_LOST = (StopReason.failure, StopReason.turn_limit, StopReason.error)
+
+
+def wrong_actions(actions: Any) -> str | None:
+    """What is wrong with the actions of a start or a step; None where nothing is."""
+    if isinstance(actions, FreeText):
+        return None if actions.form.strip() else "the form of free text is empty"
+    if isinstance(actions, ToolCalls):
+        names = [tool.name for tool in actions.tools]
+        if not names or len(set(names)) < len(names):
+            return f"the tools are {names}: expected at least one, with different names"
+        wrong = [tool.name for tool in actions.tools if tool.parameters.get("type", "object") != "object"]
+        return f"the parameters of tool {wrong[0]} are no object" if wrong else None
+    if not isinstance(actions, tuple):
+        return f"the actions are a {type(actions).__name__}, expected a tuple of names, FreeText or ToolCalls"
+    if not actions or not all(isinstance(each, str) and each.strip() for each in actions):
+        return f"the actions are {actions!r:.80}, expected names"
+    folded = [" ".join(each.split()).casefold() for each in actions]
+    return "two actions differ by case or blanks only" if len(set(folded)) < len(folded) else None

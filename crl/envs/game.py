@@ -1,0 +1,183 @@
+"""One class is an environment: a game of one player, whose settings are its fields and whose episodes are its states.
+
+A subclass draws a state, shows it, says what may be done, and does it. What every environment owes the protocol is
+here: waves of slots, turns, the turn limit, answers that name nothing, and, where the class says what a level's content
+is, levels that are held out by it (`crl/envs/levels.py`). docs/environments.md walks through one.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from pydantic import Field
+
+from crl.config.environments import EnvironmentConfig
+from crl.envs.levels import Levels
+from crl.protocols import Actions, Environment, Start, Step, StopReason
+
+_DRAWS = 10_000
+NO_ACTION = "That names no possible action."
+"""Feedback on an answer that names nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What came of an action."""
+
+    feedback: str = ""
+    """What is said about it beside the next view; of an illegal one, what was wrong."""
+    legal: bool = True
+    """Whether it could be done. One that could not has to leave the state as it was."""
+    over: bool = False
+    """Whether the episode ends here."""
+    success: bool = False
+    """Whether the task is solved; the episode is then over."""
+    reward: float | None = None
+    """What the episode is worth if it ends here; None: 1 if it is solved, else 0."""
+
+
+class Game(EnvironmentConfig):
+    """Base class of a game: subclass it with a default for `kind`, own fields, and the methods below."""
+
+    max_turns: int = Field(20, ge=1, le=10_000, description="Turns before an episode ends.")
+
+    def begin(self, random: random.Random) -> Any:
+        """The state of a new episode, drawn with `random` and nothing else."""
+        raise NotImplementedError(f"{type(self).__name__} has to say how an episode begins")
+
+    def goal(self, state: Any) -> str:
+        """What the player is to do."""
+        raise NotImplementedError(f"{type(self).__name__} has to say what its goal is")
+
+    def look(self, state: Any) -> str:
+        """What is seen now; also after the last action."""
+        raise NotImplementedError(f"{type(self).__name__} has to show its state")
+
+    def actions(self, state: Any) -> Actions:
+        """What may be done next: names, `FreeText` or `ToolCalls`."""
+        raise NotImplementedError(f"{type(self).__name__} has to say what may be done")
+
+    def act(self, state: Any, action: str) -> Move:
+        """Do an action, in place. Where actions are listed it is one of them; else whatever was written."""
+        raise NotImplementedError(f"{type(self).__name__} has to do something")
+
+    def solve(self, state: Any) -> str | None:
+        """A good next action, for demonstrations; None where none is known."""
+        return None
+
+    def content(self, state: Any) -> str:
+        """What of a new state a player could know by heart. With it and `held_out_from`, levels are held out by it."""
+        raise NotImplementedError
+
+    def make(self) -> Environment:
+        """A wave of episodes."""
+        return LeveledGames(self) if type(self).content is not Game.content else Games(self)
+
+
+@dataclass
+class _Slot:
+    state: Any
+    turns: int = 0
+    done: bool = False
+
+
+class Games:
+    """A wave of episodes of a game (protocol `Environment`)."""
+
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self._slots: list[_Slot] = []
+
+    def _begin(self, seed: int) -> Any:
+        return self.game.begin(random.Random(f"{seed}"))
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seeds[i]."""
+        game = self.game
+        self._slots = [_Slot(self._begin(seed)) for seed in seeds]
+        return [Start(game.goal(slot.state), game.look(slot.state), game.actions(slot.state)) for slot in self._slots]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        for index in actions:
+            if self._slots[index].done:
+                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        game, state = self.game, slot.state
+        slot.turns += 1
+        possible = game.actions(state)
+        if action is None or (isinstance(possible, tuple) and action not in possible):
+            listed = " Possible: " + ", ".join(possible) + "." if isinstance(possible, tuple) else ""
+            move = Move(NO_ACTION + listed, legal=False)
+        else:
+            move = game.act(state, action)
+        over = move.over or move.success
+        at_limit = not over and slot.turns >= game.max_turns
+        slot.done = over or at_limit
+        reason = StopReason.turn_limit if at_limit else StopReason.failure if over and not move.success else None
+        reward = float(move.success) if move.reward is None else move.reward
+        actions = () if slot.done else game.actions(state)
+        return Step(
+            game.look(state), actions, move.legal, move.feedback, slot.done, move.success, reward,
+            StopReason.success if move.success else reason,
+        )  # fmt: skip
+
+    def oracle(self, slot: int) -> str | None:
+        """The action that the game would take; None when the episode is done."""
+        found = self._slots[slot]
+        return None if found.done else self.game.solve(found.state)
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._slots = []
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A state that a seed drew (protocol `Level`)."""
+
+    state: Any
+    content: str
+    moves: int | None = None
+
+
+class LeveledGames(Games):
+    """The same for a game that says what its levels hold (protocol `Leveled`)."""
+
+    def __init__(self, game: Game) -> None:
+        super().__init__(game)
+        self._levels = Levels(
+            self._draws,
+            held_out_from=game.held_out_from,
+            fewest_moves=1,
+            draws=_DRAWS,
+            where=f"environment {game.kind}",
+            next_step="choose settings with more levels, or set held_out_from: null: then its evaluation is on levels "
+            "that training knows",
+        )
+        self._contents: list[str] = []
+
+    def _draws(self, seed: int) -> Iterator[_Drawn]:
+        for attempt in count():
+            state = self.game.begin(random.Random(f"{seed}/{attempt}"))
+            yield _Drawn(state, self.game.content(state))
+
+    def _begin(self, seed: int) -> Any:
+        return copy.deepcopy(self._levels.of(seed).state)
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seeds[i]."""
+        starts = super().reset_many(seeds)
+        self._contents = [self._levels.of(seed).content for seed in seeds]
+        return starts
+
+    def content(self, slot: int) -> str:
+        """What the level of a slot holds."""
+        return self._contents[slot]

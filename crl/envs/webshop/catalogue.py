@@ -1,0 +1,79 @@
+"""A catalogue: products, the search over them, and goals. Equal ones are shared by all environments of a process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from crl.envs.webshop.goals import Goals, Instruction
+from crl.envs.webshop.official import (
+    ATTRIBUTES,
+    HUMAN,
+    PRODUCTS,
+    find,
+    human_instructions,
+    products_of,
+    synthetic_instructions,
+    table,
+)
+from crl.envs.webshop.own import PRODUCTS as OWN_PRODUCTS
+from crl.envs.webshop.own import records
+from crl.envs.webshop.products import Product, product_of
+from crl.envs.webshop.search import SearchIndex
+
+Source = Literal["own", "small", "full"]
+Written = Literal["synthetic", "human"]
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What a shop sells, how it is found, and what is asked for."""
+
+    products: list[Product]
+    index: SearchIndex
+    goals: Goals
+
+
+def catalogue(source: Source, written: Written, products: int | None, directory: str | None) -> Catalogue:
+    """The catalogue of some settings. Raises BadInput where its data is missing or malformed."""
+    if source == "own":
+        with _LOCK:
+            return _own(OWN_PRODUCTS if products is None else products)
+    names = [PRODUCTS[source], ATTRIBUTES[source], *([HUMAN] if written == "human" else [])]
+    paths = find(directory, names)
+    states = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+    with _LOCK:
+        return _official(states, products)
+
+
+@lru_cache(maxsize=2)
+def _own(products: int) -> Catalogue:
+    where = "crl/envs/webshop/own.py"
+    sold, instructions = [], []
+    for number, (record, entry) in enumerate(records(products)):
+        sold.append(product_of(record, entry["attributes"], where))
+        if "instruction" in entry:
+            instructions.append(Instruction(number, entry["instruction"], tuple(entry["instruction_attributes"]), None))
+    return _built(sold, instructions, "WebShop's own catalogue")
+
+
+@lru_cache(maxsize=2)
+def _official(files: tuple[tuple[Path, int, int], ...], products: int | None) -> Catalogue:
+    path, attributes_path, *human = (each for each, *_ in files)
+    attributes = table(attributes_path)
+    sold = products_of(path, attributes, attributes_path, products)
+    if human:
+        instructions = human_instructions(sold, table(human[0]), human[0])
+    else:
+        instructions = synthetic_instructions(sold, attributes, attributes_path)
+    return _built(sold, instructions, f"WebShop's data in {path.parent}")
+
+
+def _built(sold: list[Product], instructions: Iterable[Instruction], where: str) -> Catalogue:
+    index = SearchIndex([product.asin for product in sold], (product.document for product in sold))
+    return Catalogue(sold, index, Goals(sold, list(instructions), where=where))

@@ -1,0 +1,219 @@
+"""From the results of runs to a table: rows are methods with and without their bank, columns are tasks.
+
+Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/rates.py`). Of
+several runs every figure is the mean over runs with Student's t over seeds, as a study has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from crl.lab.study.statistics import interval
+from crl.lab.table.group import Group, equal_but_seed
+from crl.lab.table.read import ARMS, Found, RunResults, Which
+from crl.report.evaluation import ArmResult
+
+
+class Figure(StrEnum):
+    """What a table is about."""
+
+    success = "success"
+    score = "score"
+    actions = "actions"
+    tokens = "tokens"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A mean, and its 95 % interval where there is one."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method in one arm on one task, or on average over the tasks."""
+
+    figures: dict[Figure, Value]
+    runs: int
+    episodes: int
+    """Of all its runs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in one arm."""
+
+    label: str
+    arm: str
+    runs: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rounds: tuple[int, ...]
+    """Of each run."""
+    cells: dict[str, Cell]
+    """By task; one without a result is left out."""
+    average: Cell | None
+    """None where a task of the table is missing, and in a table of one task."""
+
+    @property
+    def round_words(self) -> str:
+        """`40`, or `36–40` of several."""
+        low, high = min(self.rounds), max(self.rounds)
+        return str(low) if low == high else f"{low}–{high}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, columns, and what has to be said about them."""
+
+    tasks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def build(groups: Sequence[Group], which: Which, problems: Sequence[str] = ()) -> Table:
+    """The table of some groups of runs. `problems` (runs that could not be read) are among its notes. Pure."""
+    tasks = tuple(dict.fromkeys(task for group in groups for run in group.runs for task in run.tasks))
+    rows = tuple(row for group in groups for row in _rows(group, tasks))
+    return Table(tasks, rows, tuple(_notes(groups, tasks, which, problems)))
+
+
+def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
+    for arm in ARMS:
+        mine = [run for run in group.runs if any((task, arm) in run.cells for task in tasks)]
+        if not mine:
+            continue
+        cells = {}
+        for task in tasks:
+            found = [run.cells[task, arm].result for run in mine if (task, arm) in run.cells]
+            if found:
+                cells[task] = _cell(found)
+        whole = [result for run in mine if (result := run.average(arm, tasks)) is not None]
+        yield Row(
+            label=group.label,
+            arm=arm,
+            runs=tuple(run.name for run in mine),
+            seeds=tuple(run.method.seed for run in mine),
+            rounds=tuple(run.round for run in mine),
+            cells=cells,
+            average=_cell(whole) if whole and len(tasks) > 1 else None,
+        )
+
+
+_FIGURES: dict[Figure, Callable[[ArmResult], float]] = {
+    Figure.success: lambda result: result.success.mean,
+    Figure.score: lambda result: result.score,
+    Figure.actions: lambda result: result.actions,
+    Figure.tokens: lambda result: result.tokens,
+}
+
+
+def _cell(found: Sequence[ArmResult]) -> Cell:
+    figures = {}
+    for figure, of in _FIGURES.items():
+        if len(found) > 1:
+            over_seeds = interval([of(result) for result in found])
+            figures[figure] = Value(over_seeds.mean, over_seeds.low, over_seeds.high)
+        elif figure is Figure.success:
+            success = found[0].success
+            figures[figure] = Value(success.mean, success.low, success.high)
+        else:
+            figures[figure] = Value(of(found[0]))
+    return Cell(figures, len(found), sum(result.episodes for result in found))
+
+
+def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems: Sequence[str]) -> Iterator[str]:
+    yield from problems
+    for group in groups:
+        for run in group.runs:
+            yield from (f"{run.name}: {note}" for note in run.notes)
+        yield from _repeated(group)
+        yield from _missing(group, tasks)
+    for task in tasks:
+        yield from _splits(groups, task)
+        yield from _environments(groups, task)
+    yield from _from_command(groups)
+    if which == "best":
+        yield "the best round of each run was chosen by these very episodes: its success is an optimistic figure"
+
+
+def _repeated(group: Group) -> Iterator[str]:
+    seeds = [run.method.seed for run in group.runs]
+    again = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if again:
+        listed = ", ".join(map(str, again))
+        yield f"{group.label}: several runs have seed {listed}; the interval takes them for independent"
+
+
+def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:
+    for run in group.runs:
+        lacking = [task for task in tasks if not any((task, arm) in run.cells for arm in ARMS)]
+        own, other = (
+            [each for each in lacking if each in run.tasks],
+            [each for each in lacking if each not in run.tasks],
+        )
+        if own:
+            yield f"{run.name}: not evaluated in round {run.round}: {', '.join(own)}"
+        if other:
+            yield f"{run.name}: has no task {', '.join(other)}"
+        arms = [arm for arm in ARMS if any((task, arm) in run.cells for task in tasks)]
+        for arm in arms:
+            half = [task for task in run.tasks if (task, arm) not in run.cells and task not in lacking]
+            if half:
+                yield f"{run.name}: not evaluated {arm.replace('_', ' ')} in round {run.round}: {', '.join(half)}"
+
+
+def _found(groups: Sequence[Group], task: str) -> Iterator[tuple[RunResults, str, Found]]:
+    for group in groups:
+        for run in group.runs:
+            for arm in ARMS:
+                if (task, arm) in run.cells:
+                    yield run, arm, run.cells[task, arm]
+
+
+def _splits(groups: Sequence[Group], task: str) -> Iterator[str]:
+    """Results on different held-out seeds are no comparison of like with like."""
+    played: dict[tuple[int, ...], list[str]] = {}
+    for run, arm, found in _found(groups, task):
+        played.setdefault(found.seeds, []).append(f"{run.name} {arm.replace('_', ' ')}")
+    if len(played) > 1:
+        told = "; ".join(f"{_span(seeds)} in {_some(names)}" for seeds, names in played.items())
+        yield f"{task}: held-out seeds differ: {told}"
+
+
+def _environments(groups: Sequence[Group], task: str) -> Iterator[str]:
+    """One name may stand for different tasks."""
+    kinds: list[tuple[object, int, list[str]]] = []
+    for group in groups:
+        run = next((run for run in group.runs if task in run.tasks), None)
+        if run is None:
+            continue
+        family = next(family for family in run.method.families if family.name == task)
+        settings, seed = family.environment.model_dump(mode="json"), run.method.seed
+        for other, other_seed, labels in kinds:
+            if equal_but_seed(settings, other, seed, other_seed):
+                labels.append(group.label)
+                break
+        else:
+            kinds.append((settings, seed, [group.label]))
+    if len(kinds) > 1:
+        yield f"{task}: its environment has other settings in " + " than in ".join(_some(names) for *_, names in kinds)
+
+
+def _from_command(groups: Sequence[Group]) -> Iterator[str]:
+    names = [run.name for group in groups for run in group.runs if any(found.kept for found in run.cells.values())]
+    if names:
+        yield f"with results of `crl evaluate`: {_some(names)}"
+
+
+def _span(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]}–{seeds[-1]} ({len(seeds)})"
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    shown = list(dict.fromkeys(names))
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

@@ -1,0 +1,160 @@
+"""A table as text: for a terminal, for Markdown, for LaTeX, and as data (CSV, JSON).
+
+Terminal, Markdown and LaTeX show one figure, with the cells of a paper's table; the data have all of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from crl.lab.table.build import Cell, Figure, Row, Table
+from crl.report.evaluation import AVERAGE
+from crl.report.listing import Listing
+from crl.report.markdown import plain
+from crl.report.rates import NOTHING
+
+TITLES = {
+    Figure.success: "share of held-out episodes won",
+    Figure.score: "mean reward of a held-out episode",
+    Figure.actions: "actions of a held-out episode",
+    Figure.tokens: "tokens of a held-out episode, read and written",
+}
+HOW = (
+    "Brackets are 95 % intervals: Wilson's of one run, Student's t over seeds of several; the average is over tasks, "
+    "each with equal weight."
+)
+_NAMED = 2
+"""Columns that hold words."""
+
+
+def columns(table: Table) -> list[str]:
+    """Headings of the cells."""
+    tasks = [*table.tasks, "average"] if len(table.tasks) > 1 else list(table.tasks)
+    return ["method", "bank", "runs", "round", *tasks]
+
+
+def cells(table: Table, figure: Figure) -> Iterator[list[str]]:
+    """The cells of each row, in words."""
+    for row in table.rows:
+        found = [_words(row.cells.get(task), figure) for task in table.tasks]
+        average = [_words(row.average, figure)] if len(table.tasks) > 1 else []
+        yield [row.label, _bank(row), str(len(row.runs)), row.round_words, *found, *average]
+
+
+def listing(table: Table, figure: Figure) -> Listing:
+    """For a terminal."""
+    from rich.text import Text
+
+    heads = columns(table)
+    rows = [[Text(cell) for cell in row] for row in cells(table, figure)]
+    return Listing(heads, rows, right=frozenset(heads[_NAMED:]), title=TITLES[figure])
+
+
+def markdown(table: Table, figure: Figure) -> str:
+    """A Markdown table with its notes. Names are marked as text, whatever they hold."""
+    heads = columns(table)
+    lines = [f"{TITLES[figure].capitalize()}.", "", f"| {' | '.join(map(plain, heads))} |"]
+    lines.append("|" + "---|" * _NAMED + "---:|" * (len(heads) - _NAMED))
+    for row in cells(table, figure):
+        lines.append("| " + " | ".join([plain(row[0]), *row[1:]]) + " |")
+    lines += ["", HOW, *(f"\n- {plain(note)}" for note in table.notes)]
+    return "\n".join(lines)
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "[": "{[}", "]": "{]}",
+}  # fmt: skip
+_SPECIAL = re.compile("[" + re.escape("".join(_TEX)) + "]")
+
+
+def tex(text: str) -> str:
+    """A text as LaTeX shows it; brackets are set in braces, for a row must not begin with one."""
+    return _SPECIAL.sub(lambda found: _TEX[found[0]], " ".join(text.split()))
+
+
+def latex(table: Table, figure: Figure) -> str:
+    """A `tabular` with rules of the package booktabs; the notes are comments."""
+    heads = columns(table)
+    lines = [f"% {' '.join(note.split())}" for note in (f"{TITLES[figure].capitalize()}. {HOW}", *table.notes)]
+    lines += [rf"\begin{{tabular}}{{{'l' * _NAMED}{'r' * (len(heads) - _NAMED)}}}", r"\toprule"]
+    lines += [" & ".join(map(tex, heads)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(tex, row)) + r" \\" for row in cells(table, figure)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def csv_text(table: Table) -> str:
+    """One line per method, arm and task, with every figure; the average over tasks is the task `macro average`."""
+    out = io.StringIO()
+    heads = ["method", "arm", "task", "runs", "episodes", "round"]
+    figures = [f"{figure}{end}" for figure in Figure for end in ("", "_low", "_high")]
+    writer = csv.DictWriter(out, [*heads, *figures], lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        for task, cell in _all_cells(row):
+            line: dict[str, Any] = {
+                "method": row.label, "arm": row.arm, "task": task, "runs": cell.runs, "episodes": cell.episodes,
+                "round": row.round_words,
+            }  # fmt: skip
+            for figure, value in cell.figures.items():
+                line |= {figure.value: value.mean, f"{figure}_low": value.low, f"{figure}_high": value.high}
+            writer.writerow(line)
+    return out.getvalue()
+
+
+def data(table: Table) -> dict[str, Any]:
+    """Everything, as plain data."""
+    return {
+        "tasks": list(table.tasks),
+        "rows": [
+            {
+                "method": row.label,
+                "arm": row.arm,
+                "runs": list(row.runs),
+                "seeds": list(row.seeds),
+                "rounds": list(row.rounds),
+                "cells": {task: _cell_data(cell) for task, cell in row.cells.items()},
+                "average": None if row.average is None else _cell_data(row.average),
+            }
+            for row in table.rows
+        ],
+        "notes": list(table.notes),
+    }
+
+
+def _all_cells(row: Row) -> Iterator[tuple[str, Cell]]:
+    yield from row.cells.items()
+    if row.average is not None:
+        yield AVERAGE, row.average
+
+
+def _cell_data(cell: Cell) -> dict[str, Any]:
+    figures = {
+        figure.value: {"mean": value.mean, "low": value.low, "high": value.high}
+        for figure, value in cell.figures.items()
+    }
+    return {"runs": cell.runs, "episodes": cell.episodes, **figures}
+
+
+def _bank(row: Row) -> str:
+    return row.arm.removesuffix("_bank")
+
+
+def _words(cell: Cell | None, figure: Figure) -> str:
+    if cell is None:
+        return NOTHING
+    value = cell.figures[figure]
+    shown = [_number(each, figure) for each in (value.mean, value.low, value.high) if each is not None]
+    return shown[0] if len(shown) == 1 else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+
+
+def _number(value: float, figure: Figure) -> str:
+    if figure in (Figure.success, Figure.score):
+        text = f"{round(value, 2) + 0.0:.2f}"
+    else:
+        text = f"{value:.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return text.replace("-", "−")

@@ -1,0 +1,171 @@
+"""The results of one run at one round, for a table: those of its stage `evaluate` and those of `crl evaluate`.
+
+A task and an arm that were evaluated more than once in a round have the result of most episodes; of equally many that
+of the stage, then that of the first evaluation by its name. Nothing is played and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from crl.config import Method
+from crl.errors import BadInput, CrlError
+from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.records import Evaluation, rows_of
+from crl.report.evaluation import ArmResult, averages, results
+from crl.report.standing import unfinished
+from crl.run.directory import RunDirectory
+from crl.run.evaluations import Kept, kept_evaluations
+from crl.run.journal import Journal
+
+EVALUATE = "evaluate"
+ARMS = (WITH_BANK, WITHOUT_BANK)
+"""Arms of a table, in their order. The random policy is of round 0 alone: a table leaves it out."""
+Which = int | Literal["last", "best"]
+"""Which round of a run: a number, the last one with an evaluation of every task, or the one with the most success."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of one task in one arm of one run."""
+
+    result: ArmResult
+    seeds: tuple[int, ...]
+    """Held-out seeds that were played, in order."""
+    kept: bool
+    """Whether it is of `crl evaluate`; else of the run's own stage."""
+
+
+Cells = Mapping[tuple[str, str], Found]
+"""By task and arm."""
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """One run at one round."""
+
+    name: str
+    path: Path
+    method: Method
+    round: int
+    cells: Cells
+    notes: tuple[str, ...]
+    """What of it could not be used, and whether it is unfinished."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the run's tasks, in its order."""
+        return [family.name for family in self.method.families]
+
+    def average(self, arm: str, tasks: Sequence[str]) -> ArmResult | None:
+        """The mean over tasks of an arm; None unless each of them has a result."""
+        found = [self.cells[task, arm].result for task in tasks if (task, arm) in self.cells]
+        return averages(found)[0] if found and len(found) == len(tasks) else None
+
+
+def read_results(path: Path, which: Which) -> RunResults:
+    """The results of a run. Raises BadInput where there are none to show, RecordDamaged, RunDirectoryUnusable."""
+    run = RunDirectory.open(path)
+    notes, kept = [], []
+    for each in kept_evaluations(run):
+        if isinstance(each, Kept):
+            kept.append(each)
+        else:
+            notes.append(f"left out: {each.found}")
+    numbers = sorted(
+        {number for number in run.rounds() if run.is_complete(number, EVALUATE)} | {each.round for each in kept}
+    )
+    by_round = _Rounds(run, kept)
+    number = _chosen(run, by_round, numbers, which)
+    if (missing := _missing(run)) is not None:
+        notes.append(f"unfinished: {missing}")
+    return RunResults(
+        name=run.experiment_name,
+        path=Path(path),
+        method=run.method,
+        round=number,
+        cells=by_round.cells(number),
+        notes=tuple(notes),
+    )
+
+
+def _missing(run: RunDirectory) -> str | None:
+    try:
+        return unfinished(run, Journal(run.path).read())
+    except CrlError as error:  # what is evaluated is whole, whatever else is wrong
+        return error.found
+
+
+class _Rounds:
+    """The cells of each round, read when they are asked for."""
+
+    def __init__(self, run: RunDirectory, kept: Sequence[Kept]) -> None:
+        self._run, self._kept = run, kept
+        self._read: dict[int, Cells] = {}
+
+    def cells(self, number: int) -> Cells:
+        """Raises RecordDamaged."""
+        if number not in self._read:
+            batches = [(False, self._recorded(number))]
+            batches += [(True, each.rows) for each in self._kept if each.round == number]
+            self._read[number] = _most_episodes(batches)
+        return self._read[number]
+
+    def is_whole(self, number: int) -> bool:
+        """Whether every task was evaluated in this round, with the bank or without."""
+        cells = self.cells(number)
+        return all(any((task, arm) in cells for arm in ARMS) for task in _tasks(self._run))
+
+    def success(self, number: int) -> float | None:
+        """Success over all tasks, with the bank where it was played in each of them; None where neither arm was."""
+        cells, tasks = self.cells(number), _tasks(self._run)
+        for arm in ARMS:
+            found = [cells[task, arm].result.success.mean for task in tasks if (task, arm) in cells]
+            if len(found) == len(tasks):
+                return sum(found) / len(found)
+        return None
+
+    def _recorded(self, number: int) -> list[Evaluation]:
+        if not self._run.is_complete(number, EVALUATE):
+            return []
+        return rows_of(Evaluation, self._run.read(number, EVALUATE, Evaluation))
+
+
+def _tasks(run: RunDirectory) -> list[str]:
+    return [family.name for family in run.method.families]
+
+
+def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cells:
+    cells: dict[tuple[str, str], Found] = {}
+    for kept, rows in batches:
+        for result in results(rows):
+            place = result.task, result.arm
+            if result.arm in ARMS and (place not in cells or result.episodes > cells[place].result.episodes):
+                seeds = {row.environment_seed for row in rows if (row.family, row.arm) == place}
+                cells[place] = Found(result, tuple(sorted(seeds)), kept)
+    return cells
+
+
+def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which: Which) -> int:
+    if not numbers:
+        raise BadInput(
+            "no round of it was evaluated", where=str(run.path), next_step=f"crl evaluate {run.path}, then again"
+        )
+    if isinstance(which, int):
+        if which not in numbers:
+            raise BadInput(
+                f"round {which} was not evaluated",
+                expected=f"one of the rounds {', '.join(map(str, numbers))}",
+                where=str(run.path),
+                next_step=f"crl evaluate {run.path} --round {which}, then again",
+            )
+        return which
+    if which == "best":
+        success = {number: by_round.success(number) for number in numbers}
+        known = {number: value for number, value in success.items() if value is not None}
+        if known:
+            return max(known, key=lambda number: (known[number], -number))  # of equally good ones the first
+    return next((number for number in reversed(numbers) if by_round.is_whole(number)), numbers[-1])

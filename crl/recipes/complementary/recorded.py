@@ -1,0 +1,140 @@
+"""Demonstrations that a person recorded, played again (`warm_start.demonstrations: recorded`).
+
+Each game is played once more with what was said in it, through rollout itself, so that its token record is exact and
+its prompts are those of the experiment. A game that goes otherwise than it was recorded ends the stage: the environment
+is another one. Answers that were refused stay in the game and are not learned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from crl.config import FamilyConfig, Method
+from crl.config.recorded import RecordedGame, start_digest
+from crl.errors import BadInput, CrlError, StageFailed
+from crl.protocols import Environment, Start
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script
+from crl.recipes.complementary.plan import task_of
+from crl.recipes.context import StageContext
+from crl.recipes.waves import of_all
+from crl.records import Generation
+from crl.rollout.actions import parse_action
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rollout.readable import Readable
+
+_WHERE = "method.recipe.warm_start.recorded"
+
+
+def recorded_games(method: Method) -> list[tuple[FamilyConfig, RecordedGame]]:
+    """The games to learn from, each with the family whose environment it was played in; at most `actor_episodes`."""
+    start = config_of(method).warm_start
+    assert start is not None and start.recorded is not None
+    families = [
+        (next(family for family in method.families if family.environment == file.environment), game)
+        for file in start.recorded
+        for game in file.games
+    ]
+    return families[: start.actor_episodes]
+
+
+def check_recorded(method: Method, environments: dict[str, Environment]) -> None:
+    """Raise BadInput where a recorded game starts otherwise than it did when it was recorded."""
+    for family, games in _waves(method):
+        starts = Readable(environments[family.name]).reset_many([game.seed for game in games])
+        for game, start in zip(games, starts, strict=True):
+            _require_start(BadInput, family, game, start)
+
+
+def played_again(ctx: StageContext, actor: Voice, *, weights_digest: str) -> list[PlayedEpisode]:
+    """Every recorded game as an episode. Raises StageFailed where one goes otherwise than it was recorded."""
+    played: list[PlayedEpisode] = []
+    total = len(recorded_games(ctx.method))
+    for family, games in _waves(ctx.method):
+        environment = Watched(ctx.services.environment(family.name))
+        starts = environment.reset_many([game.seed for game in games])
+        for game, start in zip(games, starts, strict=True):
+            _require_start(StageFailed, family, game, start)
+        slots = [
+            EpisodeSlot(
+                task_of(
+                    ctx,
+                    start,
+                    episode_id=f"{ctx.stage.name}-{family.name}-{len(played) + index:05d}",
+                    family=family.name,
+                    group=len(played) + index,
+                    environment_seed=game.seed,
+                )
+            )
+            for index, (game, start) in enumerate(zip(games, starts, strict=True))
+        ]
+        turns: Counter[int] = Counter()
+
+        def say(
+            row: int,
+            turns: Counter[int] = turns,
+            games: Sequence[RecordedGame] = games,
+            family: FamilyConfig = family,
+            environment: Watched = environment,
+        ) -> str:
+            game, turn = games[row], turns[row]
+            if turn >= len(game.turns):
+                raise _otherwise(StageFailed, family, game, f"goes on after its {turn} recorded turns")
+            turns[row] += 1
+            said, action = game.turns[turn].said, game.turns[turn].action
+            # What was typed, thoughts and all, where it means the same in this experiment's form.
+            means = parse_action(said, environment.shown[row], ctx.method.rollout.action_format)
+            return said if action is None or means == action else as_answer(ctx.method, action)
+
+        finished = play_script(
+            ctx.method,
+            actor,
+            environment,
+            slots,
+            say,
+            stage=ctx.stage.name,
+            weights_digest=weights_digest,
+            progress=of_all(ctx, len(played), total),
+        )
+        for game, each in zip(games, finished, strict=True):
+            if each.episode.stop_reason != "context_limit" and (each.episode.success, each.episode.turns) != (
+                game.success,
+                len(game.turns),
+            ):
+                raise _otherwise(StageFailed, family, game, f"ends after {each.episode.turns} turns otherwise")
+        played += finished
+    return played
+
+
+def without_refused(played: PlayedEpisode) -> Generation:
+    """The token record of an episode in which answers that were refused are read and not learned."""
+    mask = list(played.generation.loss_mask)
+    for turn in played.turns:
+        if not turn.valid:
+            mask[turn.first_token : turn.last_token] = [0] * (turn.last_token - turn.first_token)
+    return dataclasses.replace(played.generation, loss_mask=mask)
+
+
+def _waves(method: Method) -> Iterator[tuple[FamilyConfig, list[RecordedGame]]]:
+    of_family: dict[str, tuple[FamilyConfig, list[RecordedGame]]] = {}
+    for family, game in recorded_games(method):
+        of_family.setdefault(family.name, (family, []))[1].append(game)
+    for family, games in of_family.values():
+        for at in range(0, len(games), WAVE):
+            yield family, games[at : at + WAVE]
+
+
+def _require_start(error: type[CrlError], family: FamilyConfig, game: RecordedGame, start: Start) -> None:
+    if start_digest(start.goal, start.observation) != game.start:
+        raise _otherwise(error, family, game, f"starts otherwise: {start.observation!r:.200}")
+
+
+def _otherwise(error: type[CrlError], family: FamilyConfig, game: RecordedGame, how: str) -> CrlError:
+    return error(
+        f"the recorded game of seed {game.seed} {how}",
+        expected="the game as it was recorded: the environment is deterministic in its seed",
+        where=f"family {family.name}, {_WHERE}",
+        next_step="record the games once more in the environment as it is now",
+    )

@@ -1,0 +1,89 @@
+"""What docs/environments.md shows works as it stands there: the environment, its check, its games, the warm start."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from crl.cli import main
+from crl.config import ENVIRONMENTS, FamilyConfig, WarmStartConfig
+from crl.config.load import parse_experiment
+from crl.recipes.complementary.ready import check_demonstrations
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the environment of the page, on the path, and the repository's conf/ beside it."""
+    (tmp_path / "lights.py").write_text(BLOCKS["lights.py"])
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("lights", None)
+    ENVIRONMENTS._loaded.pop("lights:Lights", None)
+
+
+def run(command: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(command)[1:])
+    return ended.value.code
+
+
+def test_the_class_has_about_40_lines() -> None:
+    lines = [line for line in BLOCKS["lights.py"].splitlines() if line.strip()]
+    assert len(lines) <= 40
+
+
+def test_every_command_runs_and_what_was_played_is_learned_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [command.split()[:3] for command in COMMANDS] == [
+        ["crl", "env", "check"], ["crl", "env", "check"], ["crl", "env", "play"],
+    ]  # fmt: skip
+    environment = ENVIRONMENTS.validate("lights:Lights").make()
+    environment.reset_many([3])
+    moves: list[str] = []
+    while (move := environment.oracle(0)) is not None:
+        moves.append(move)
+        environment.step_many({0: move})
+    for command in COMMANDS:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{move}\n" for move in moves)))
+        assert run(command) == 0, capsys.readouterr()
+        shown = capsys.readouterr().out
+        assert "failed" not in shown
+    assert f"solved in {len(moves)} turns" in shown
+    data = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
+    data["method"]["prompts"] = yaml.safe_load((ROOT / "conf/prompts/tiny.yaml").read_text(encoding="utf-8"))
+    data["method"]["families"] = [yaml.safe_load(BLOCKS["family.yaml"])]
+    data["method"]["recipe"] |= yaml.safe_load(BLOCKS["warm_start.yaml"])
+    method = parse_experiment(data, base=folder, where="page").method
+    start: Any = method.recipe.warm_start  # type: ignore[attr-defined]
+    assert isinstance(start, WarmStartConfig) and start.recorded is not None
+    assert [game.success for game in start.recorded[0].games] == [True]
+    check_demonstrations(method)
+
+
+def test_the_table_of_environments_names_only_what_there_is() -> None:
+    table = PAGE.partition("## One of your own")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert {"frozenlake", "minihack", "realms", "shrines"} <= set(named) <= set(ENVIRONMENTS.names())
+
+
+def test_the_family_is_one(folder: Path) -> None:
+    family = FamilyConfig.model_validate(yaml.safe_load(BLOCKS["family.yaml"]))
+    assert family.isolate and family.step_time_limit_seconds == 30

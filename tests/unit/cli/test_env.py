@@ -1,0 +1,146 @@
+"""`crl env`: what there is, what is checked, and a person who plays, here through lines of standard input."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.cli.playing import action_of
+from crl.config import ENVIRONMENTS
+from crl.config.recorded import FORMAT, read_recorded
+from crl.envs.frozenlake import FrozenLakeConfig
+from crl.errors import BadInput
+from crl.protocols import FreeText, Tool, ToolCalls
+from tests.unit.cli.conftest import Crl
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def way(seed: int, **settings: Any) -> list[str]:
+    """The oracle's moves on a lake."""
+    environment = FrozenLakeConfig(**settings).make()
+    environment.reset_many([seed])
+    moves: list[str] = []
+    while (move := environment.oracle(0)) is not None:
+        moves.append(move)
+        environment.step_many({0: move})
+    return moves
+
+
+def test_every_environment_is_listed_with_what_it_is_and_whether_it_can_be_played(crl: Crl) -> None:
+    listed = json.loads(crl("env", "list", "--json").out)
+    assert [each["kind"] for each in listed] == ENVIRONMENTS.names()
+    lake = next(each for each in listed if each["kind"] == "frozenlake")
+    assert lake["playable"] is True and lake["missing"] is None and "FrozenLake" in lake["about"]
+
+
+def test_one_that_cannot_be_played_says_why(crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Any) -> Any:
+        raise BadInput("no such \x1b[2J package", next_step="pip install it")
+
+    monkeypatch.setattr(FrozenLakeConfig, "make", missing)
+    monkeypatch.setattr(type(ENVIRONMENTS), "names", lambda self: ["frozenlake", "not_there"])
+    shown = crl("env", "list")
+    assert shown.code == 0 and "no: no such \\x1b[2J package; pip install it" in shown.out
+    assert "there is no environment 'not_there'" in shown.out
+
+
+def test_a_check_is_a_table_or_json_and_an_exit_code(crl: Crl) -> None:
+    done = crl("env", "check", "frozenlake", "--episodes", "8", "--set", "size_max=5", "--json")
+    found = {each["check"]: each["outcome"] for each in json.loads(done.out)}
+    assert done.code == 0 and found["determinism"] == found["oracle"] == found["held out"] == "ok"
+    failed = crl("env", "check", "tests.unit.envs.misbehaving:MisbehavingConfig", "--episodes", "3")
+    assert failed.code == 2 and "fails" in failed.err
+    assert "its process ended" in failed.out or "KeyError" in failed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nope:Env",), "No module named 'nope'"),
+        (("frozenlak",), "did you mean 'frozenlake'"),
+        (("frozenlake", "--set", "size=5"), "size: unknown key; did you mean"),
+        (("frozenlake", "--family", "lake"), "--family is for the YAML file"),
+        (("conf/tiny.yaml", "--family", "sea"), "has no task family 'sea'"),
+        (("nothing.yaml",), "there is no file nothing.yaml"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(crl: Crl, tiny: Path, words: tuple[str, ...], said: str) -> None:
+    done = crl("env", "check", *words)
+    assert done.code == 2 and said in done.err
+
+
+def test_a_module_in_this_folder_is_told_how_to_be_found(
+    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unseen_world.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    done = crl("env", "check", "unseen_world:World")
+    assert done.code == 2 and "PYTHONPATH=. crl env" in done.err
+
+
+def test_a_person_plays_and_what_is_recorded_is_kept(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "games.jsonl"
+    moves = way(3)
+    typed(monkeypatch, "fly \x1b[2J", *moves, "wait")
+    done = crl("env", "play", "frozenlake", "--seed", "3", "--record", file)
+    assert done.code == 0 and f"solved in {len(moves) + 1} turns, reward 1" in done.out
+    assert "That names no possible action." in done.out and "\x1b" not in done.out
+    assert "1 game that ended is in" in done.out and "one that was broken off" in done.out
+    head, first, second = map(json.loads, file.read_text().splitlines())
+    assert head["format"] == FORMAT and head["environment"]["kind"] == "frozenlake"
+    assert (first["seed"], first["finished"], first["success"]) == (3, True, True)
+    assert [turn["action"] for turn in first["turns"]] == [None, *moves]
+    assert first["turns"][0]["legal"] is False
+    assert (second["seed"], second["finished"], len(second["turns"])) == (4, False, 1)
+    typed(monkeypatch, *way(9))
+    assert crl("env", "play", "frozenlake", "--seed", "9", "--record", file).code == 0
+    kept = read_recorded(file)
+    assert [game["seed"] for game in kept["games"]] == [3, 9], "games are added, and one that did not end is left out"
+
+
+def test_the_prompt_is_shown_as_the_actor_reads_it(crl: Crl, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, "up")
+    done = crl("env", "play", tiny, "--family", "lake", "--prompt", "tiny")
+    assert done.code == 0 and done.out.count("[user]") >= 2 and "[system]" in done.out
+    assert crl("env", "play", tiny, "--prompt", "none").code == 2
+
+
+def test_ctrl_c_keeps_what_was_played(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(io.StringIO):
+        def readline(self, size: int = -1, /) -> str:
+            line = super().readline(size)
+            if not line:
+                raise KeyboardInterrupt
+            return line
+
+    file = tmp_path / "games.jsonl"
+    monkeypatch.setattr(sys, "stdin", Interrupted("up\n"))
+    done = crl("env", "play", "frozenlake", "--seed", "5", "--record", file)
+    assert done.code == 130 and "0 games that ended" in done.out
+    assert json.loads(file.read_text().splitlines()[1])["finished"] is False
+
+
+def test_games_of_other_settings_or_held_out_seeds_are_not_mixed(crl: Crl, tmp_path: Path) -> None:
+    file = tmp_path / "games.jsonl"
+    file.write_text(json.dumps({"format": FORMAT, "environment": {"kind": "realms"}}) + "\n")
+    other = crl("env", "play", "frozenlake", "--record", file)
+    assert other.code == 2 and "games of another environment" in other.err
+    held_out = crl("env", "play", "frozenlake", "--seed", "1000000", "--record", tmp_path / "new.jsonl")
+    assert held_out.code == 2 and "none that training draws" in held_out.err
+
+
+def test_a_line_means_what_an_actor_s_answer_would() -> None:
+    names = ("go north", "go")
+    assert action_of(" go north ", names) == "go north" and action_of("I go north.", names) == "go north"
+    assert action_of("hm <action>go</action>", names) == "go" and action_of("fly", names) is None
+    assert action_of("search[a b]", FreeText("search[words]")) == "search[a b]"
+    tools = ToolCalls((Tool("f", "", {}),))
+    assert action_of('{"name": "f"}', tools) == '{"arguments": {}, "name": "f"}'

@@ -1,0 +1,149 @@
+"""MiniHack's registered tasks: equal play in another process and batch size, or a refusal that says why."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+
+from crl.envs import minihack
+from crl.envs.minihack import MiniHackConfig
+from crl.errors import BadInput
+from tests.unit.envs.test_minihack import MOVES, play, random_play
+
+pytest.importorskip("minihack", reason="minihack is not installed")
+
+PAPER = (
+    "MiniHack-Room-Ultimate-5x5-v0", "MiniHack-MazeWalk-9x9-v0", "MiniHack-KeyRoom-Dark-S5-v0",
+    "MiniHack-River-Narrow-v0",
+)  # fmt: skip
+FAMILIES = (
+    *PAPER, "MiniHack-Corridor-R2-v0", "MiniHack-CorridorBattle-v0", "MiniHack-HideNSeek-Lava-v0",
+    "MiniHack-ExploreMaze-Easy-v0", "MiniHack-Memento-Short-F2-v0", "MiniHack-Labyrinth-Small-v0",
+    "MiniHack-Sokoban1a-v1", "MiniHack-Eat-v0", "MiniHack-Freeze-Horn-Restricted-v0",
+    "MiniHack-WoD-Hard-Restricted-v0", "MiniHack-Quest-Easy-v0", "MiniHack-LavaCross-Levitate-Restricted-v0",
+)  # fmt: skip
+NEEDS_MORE = ("Boxoban", "LavaCrossing", "SimpleCrossing", "MultiRoom", "Navigation-Custom", "Skill-Custom")
+"""Tasks that need the package minigrid, downloaded maps, or a level of one's own."""
+SEEDS = (3, 1_000_004)
+
+
+def digests(task_id, width):
+    """Of each seed's starts and 20 turns of random play, `width` slots at a time."""
+    environment = MiniHackConfig(id=task_id, max_turns=20, hints=task_id not in PAPER, held_out_from=None).make()
+    found = []
+    for at in range(0, len(SEEDS), width):
+        starts, steps = random_play(environment, list(SEEDS[at : at + width]))
+        found += [hashlib.sha256(repr(each).encode()).hexdigest() for each in zip(starts, steps, strict=True)]
+    environment.close()
+    return found
+
+
+def test_random_play_is_equal_in_another_process_and_batch_size():
+    program = (
+        "from tests.unit.envs.test_minihack_tasks import FAMILIES, digests\n"
+        "print([digests(task_id, 1) for task_id in reversed(FAMILIES)][::-1])"
+    )
+    here = [digests(task_id, len(SEEDS)) for task_id in FAMILIES]
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(here)
+    assert len({digest for each in here for digest in each}) == len(SEEDS) * len(FAMILIES)
+
+
+@pytest.mark.slow
+def test_every_registered_task_plays_or_is_refused_before_work_starts():
+    known = minihack._registry()
+    assert len(known) >= 161
+    refused = {}
+    for task_id in sorted(known):
+        try:
+            environment = MiniHackConfig(id=task_id, max_turns=20, held_out_from=None).make()
+        except BadInput as error:
+            refused[task_id] = str(error)
+            continue
+        starts, steps = random_play(environment, [0])
+        environment.close()
+        assert starts[0].actions and "@" in starts[0].observation, task_id
+        last = steps[0][-1]
+        assert last.done and last.error is None and all(step.legal for step in steps[0]), task_id
+        assert len(steps[0]) == 20 or last.stop_reason != "turn_limit", task_id
+    assert all(task_id.removeprefix("MiniHack-").startswith(NEEDS_MORE) for task_id in refused), sorted(refused)
+    for told in refused.values():
+        assert "cannot be built: " in told and "What to do: " in told
+        assert any(word in told for word in ("minigrid", "download maps", "template for levels")), told
+
+
+def test_the_papers_tasks_offer_their_actions_and_a_legend_of_what_is_seen():
+    for task_id in PAPER:
+        environment = MiniHackConfig(id=task_id, max_turns=30, hints=False).make()
+        start = environment.reset_many([0])[0]
+        environment.close()
+        more = ("pick up", "apply") if "KeyRoom" in task_id else ()
+        assert start.actions == (*MOVES, *more)
+        rows, told = start.observation.split("\nLegend: ")
+        assert "@" in rows and told.startswith("@ you") and "(>)" in start.goal
+        assert len(rows.split("\n")) < 17, "of the map only what is around"
+
+
+def test_what_the_fog_hides_is_seen_only_from_near():
+    environment = MiniHackConfig(id="MiniHack-MazeWalk-9x9-v0", max_turns=60).make()
+    starts, steps = play(environment, list(range(4)), lambda slot, actions: environment.oracle(slot))
+    environment.close()
+    assert all(each[-1].success for each in steps)
+    first = [len("".join(start.observation.split())) for start in starts]
+    most = [max(len("".join(step.observation.split())) for step in each) for each in steps]
+    assert all(before <= after for before, after in zip(first, most, strict=True))
+    assert sum(most) > 1.5 * sum(first), "the map grows while it is explored"
+    assert sum(">" in start.observation.split("No >")[0] for start in starts) < len(starts)
+
+
+def test_a_question_names_the_answers_that_it_takes():
+    environment = MiniHackConfig(id="MiniHack-Eat-Fixed-v0", max_turns=30, held_out_from=None).make()
+    environment.reset_many([0])
+    step = environment.step_many({0: "wield"})[0]
+    assert step.observation.endswith("\nAnswer with one of: " + ", ".join(step.actions) + ".")
+    assert {"item a", "cancel"} <= set(step.actions)
+    step = environment.step_many({0: "cancel"})[0]
+    assert "Answer with one of" not in step.observation and "north" in step.actions
+    environment.close()
+
+
+def test_a_task_that_presses_keys_without_end_costs_its_own_slot(monkeypatch):
+    """A key room walks into its door until that is open: where it never opens, the action must not hang."""
+    environment = MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=30).make()
+    before = environment.reset_many([1, 2])
+    task = environment._slots[0].env
+
+    def endless(action):
+        while True:
+            task.nethack.step(ord("."))
+
+    monkeypatch.setattr(task, "step", endless)
+    steps = environment.step_many({0: "apply", 1: "north"})
+    assert (steps[0].error, steps[0].done) == ("environment_KeysWithoutEnd", True) and steps[1].error is None
+    assert environment.reset_many([1, 2]) == before, "its instance is another one"
+    for _ in range(1100):  # a game that only begins has no end to reach
+        environment._slots[0].ending._watched(ord("."))
+    environment.close()
+
+
+@pytest.mark.parametrize("task_id", ["MiniHack-Navigation-Custom-v0", "MiniHack-Skill-Custom-v0"])
+def test_a_template_is_refused_as_one(task_id):
+    with pytest.raises(BadInput, match="template for levels of one's own") as caught:
+        MiniHackConfig(id=task_id).make()
+    assert "register a task" in str(caught.value)
+
+
+def test_a_task_without_an_action_that_has_a_name_is_refused(monkeypatch):
+    monkeypatch.setattr(minihack, "action_names", lambda registered: {})
+    with pytest.raises(BadInput, match="registers no action that can be offered by name") as caught:
+        MiniHackConfig().make()
+    assert "other actions" in str(caught.value)
+
+
+def test_an_unknown_id_is_told_its_near_names():
+    with pytest.raises(BadInput, match="unknown MiniHack task") as caught:
+        MiniHackConfig(id="MiniHack-Keyroom-Dark-5-v0").make()
+    assert "MiniHack-KeyRoom-Dark-S5-v0" in str(caught.value)
