@@ -29,7 +29,8 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
     environment_seeds = [seeds.start + int(value) for value in drawn]
-    starts = Readable(ctx.services.environment(family.name)).reset_many(environment_seeds)
+    longest = ctx.method.rollout.longest_observation
+    starts = Readable(ctx.services.environment(family.name), longest).reset_many(environment_seeds)
     tasks = []
     for group, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True), first_group):
         for member in range(ctx.method.rollout.group_size):
