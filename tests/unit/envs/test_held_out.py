@@ -70,8 +70,8 @@ def made():
         environment.close()
 
 
-# Files or published tasks of their own; what is held out of them is proved beside their other tests.
-ELSEWHERE = {"alfworld", "webshop"}
+# Files, published tasks or packages of others; what is held out of them is proved beside their other tests.
+ELSEWHERE = {"alfworld", "webshop", "gymnasium", "minigrid", "textarena", "reasoning_gym", "textworld"}
 
 
 def test_every_registered_environment_is_proved_here():

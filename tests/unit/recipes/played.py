@@ -55,9 +55,11 @@ Answer = Callable[[str, np.random.Generator], str]
 
 
 def experiment(**changes: Any) -> Experiment:
-    """conf/tiny.yaml on maps of four cells; `changes` are dotted keys with `__` for the dot."""
+    """conf/tiny.yaml on maps of four cells; `changes` are dotted keys with `__` for the dot. Families that are given have
+    no settings of those they replace."""
     changed = {key.replace("__", "."): value for key, value in changes.items()}
-    return load_experiment(ROOT / "conf/tiny.yaml", {**SETTINGS, **changed})
+    kept = {key: value for key, value in SETTINGS.items() if "method.families" not in changed or "families" not in key}
+    return load_experiment(ROOT / "conf/tiny.yaml", {**kept, **changed})
 
 
 class Session(WholeTurns):
