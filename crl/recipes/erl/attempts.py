@@ -16,7 +16,7 @@ from crl.learn.credit import usable
 from crl.recipes.context import StageContext
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import SECOND, Reflection
-from crl.recipes.waves import play
+from crl.recipes.waves import play, sampling_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, StrippedContext, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
@@ -120,7 +120,7 @@ def _played(ctx: StageContext, slots: Sequence[EpisodeSlot]) -> list[PlayedEpiso
             ctx,
             policy,
             slots,
-            sampling=ctx.method.role(ACTOR).sampling,
+            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
         )
 

@@ -136,6 +136,9 @@ class ErlConfig(RecipeConfig):
             yield _refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
         if rollout.mixed_waves:
             yield _refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
+        for index, family in enumerate(method.families):
+            if family.reward is not None:
+                yield _refused(f"method.families.{index}.reward", "attempts are compared by what the task pays", "none")
         if self.reflect is None and self.memory is not None:
             yield _refused("method.recipe.memory", "nothing is reflected on, so the memory stays empty", "none")
         if self.approve_bank and not self.has_memory:

@@ -19,7 +19,7 @@ def plan(ctx: StageContext) -> None:
     tasks: list[Task] = []
     for family in ctx.method.families:
         tasks += _family_tasks(ctx, family, first_group=len({task.group for task in tasks}))
-        ctx.progress(len(tasks), sum(each.groups for each in ctx.method.families) * ctx.method.rollout.group_size)
+        ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
     ctx.write(Task, tasks)
 
 
@@ -33,7 +33,7 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
     starts = Readable(ctx.services.environment(family.name), longest).reset_many(environment_seeds)
     tasks = []
     for group, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True), first_group):
-        for member in range(ctx.method.rollout.group_size):
+        for member in range(ctx.method.group_size(family)):
             task = task_of(
                 ctx,
                 start,

@@ -15,10 +15,12 @@ from crl.run.manifest import key_of
 
 def check_ready(method: Method, run_path: Path) -> None:
     """Raise BadInput or PromptTooLong where prompts do not fit what they are for, or the models."""
-    check_prompts(method.prompts, method.rollout.placement)
     reflects = config_of(method).reflect is not None
-    if reflects:
-        check_reflect_prompt(method.prompts[REFLECT])
+    for family in method.families:
+        prompts = method.prompts_of(family.name)
+        check_prompts(prompts, method.rollout.placement)
+        if reflects:
+            check_reflect_prompt(prompts[REFLECT])
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
     if run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
         return
@@ -27,4 +29,5 @@ def check_ready(method: Method, run_path: Path) -> None:
     if reflects:
         role = method.role(REFLECTOR)
         reflector, _ = load_chat(resolve_model(role.model), multi_turn=False)
-        check_reflect_room(reflector, role, method.prompts[REFLECT])
+        for family in method.families:
+            check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])

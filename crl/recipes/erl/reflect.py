@@ -116,7 +116,7 @@ def _attempts(ctx: StageContext, again: Sequence[Pending], revision: int) -> lis
 
 def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
     """The system text of the actor's prompt, filled as it was for each task."""
-    template = ctx.method.prompts[ACTOR].system
+    template = ctx.method.prompts_of(again[0].task.family)[ACTOR].system if again else ""
     actions = [""] * len(again)
     if "actions" in placeholders(template):
         # Only the environment knows what could be done at the start; a wave is of one family.
@@ -133,7 +133,7 @@ def _fitted(
     ctx: StageContext, policy: Policy, attempt: Attempt, memory: Sequence[str], room: int
 ) -> tuple[Prompt, int]:
     """The prompt with as much of the trajectory as fits into `room` tokens, and how many turns it shows in full."""
-    prompt, config = ctx.method.prompts[REFLECT], reflect_of(ctx.method)
+    prompt, config = ctx.method.prompts_of(attempt.episode.family)[REFLECT], reflect_of(ctx.method)
     name = f"f-{attempt.episode.episode_id}"
     seed = number_of(ctx.seed(name))
 

@@ -55,10 +55,11 @@ Answer = Callable[[str, np.random.Generator], str]
 
 
 def experiment(**changes: Any) -> Experiment:
-    """conf/tiny.yaml on maps of four cells; `changes` are dotted keys with `__` for the dot. Families that are given have
-    no settings of those they replace."""
+    """conf/tiny.yaml on maps of four cells; `changes` are dotted keys with `__` for the dot. Families that are given
+    have no settings of those they replace."""
     changed = {key.replace("__", "."): value for key, value in changes.items()}
-    kept = {key: value for key, value in SETTINGS.items() if "method.families" not in changed or "families" not in key}
+    given = "method.families" in changed
+    kept = {key: value for key, value in SETTINGS.items() if not (given and key.startswith("method.families"))}
     return load_experiment(ROOT / "conf/tiny.yaml", {**kept, **changed})
 
 

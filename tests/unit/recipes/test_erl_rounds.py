@@ -36,6 +36,7 @@ from tests.unit.recipes.erl_played import OWN, experiment, played
 from tests.unit.recipes.played import Played
 
 ROUNDS = 3
+PROMPT = experiment().method.prompts["actor"].model_dump(mode="json")
 
 
 @pytest.fixture(scope="module")
@@ -307,12 +308,22 @@ def test_the_memory_by_age(tmp_path: Path, order: str, most: int) -> None:
     assert newest and rows and all(row.entry_ids == newest for row in rows)
 
 
+def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) -> None:
+    own = {"actor": {**PROMPT, "system": "win, always"}}
+    family = {"group_size": 3, "prompts": own, "sampling": {"temperature": 0.5}}
+    run = played(tmp_path, 1, **{f"method__families__0__{key}": value for key, value in family.items()})
+    first, groups = run.rows(Episode, "collect", 1), run.method.families[0].groups
+    assert len(first) == 3 * groups and all(each.success for each in first), "they go by their family's instructions"
+    assert {row.temperature for row in run.rows(Generation, "collect", 1)} == {0.5}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "where"),
     [
         ("method.rollout.mixed_waves", True, "method.rollout.mixed_waves"),
         ("method.rollout.search_and_ask", {}, "method.rollout.search_and_ask"),
         ("method.recipe.reflect", None, "method.recipe.memory"),
+        ("method.families.0.reward", {"success": 1, "failure": -1}, "method.families.0.reward"),
         ("method.recipe.bank.duplicates", "near", "method.recipe.bank.duplicates"),
         ("method.roles.reflector.sampling.constrain", "actions", "method.roles.reflector.sampling.constrain"),
     ],
