@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 _REPEATS = 3
 Shapes = Counter[tuple[tuple[int, ...], tuple[int, ...], Any]]
-"""Products [a, b] × [b, c] by both shapes and the type of their elements."""
+"""Products [a, b] × [b, c], or batches of them, by both shapes and the type of their elements."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def counted() -> Iterator[Shapes]:
         """Counts products by shape and type. Without gradients a linear layer comes here undivided."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.mm.default:
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
                 made[tuple(args[0].shape), tuple(args[1].shape), args[0].dtype] += 1
             elif func is torch.ops.aten.linear.default:
                 rows = args[0].numel() // args[0].shape[-1]
@@ -64,13 +65,13 @@ def alone(made: Shapes, whole: float) -> Compared:
 
     seconds = operations = read = 0.0
     for (first, second, dtype), count in made.items():
-        one, other = torch.ones(first, dtype=dtype), torch.ones(second[::-1], dtype=dtype).T
+        one, other = torch.ones(first, dtype=dtype), torch.ones(*second[:-2], *second[:-3:-1], dtype=dtype).mT
         one @ other
         started = cpu_seconds()
         for _ in range(_REPEATS):
             one @ other
         seconds += count * (cpu_seconds() - started) / _REPEATS
-        operations += count * 2 * first[0] * first[1] * second[1]
+        operations += count * 2 * math.prod(first) * second[-1]
         read += count * (one.nbytes + other.nbytes)
     return Compared(whole, seconds, operations, read)
 
