@@ -15,9 +15,8 @@ import pytest
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
 from crl.records import Sample
 from tests.paper.reference import Batch, eq_5, random_batch, relative_error
-from tests.paper.test_stored_behaviour import TEMPERATURE, VOCABULARY, batch_of, model, moved
+from tests.paper.test_stored_behaviour import TEMPERATURE, VOCABULARY, batch_of, moved
 
-__all__ = ["model"]
 SEED = 3
 
 

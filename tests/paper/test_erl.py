@@ -126,22 +126,6 @@ def generation(name: str, rng: np.random.Generator, role: str = "actor") -> Gene
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    directory = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        config = LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=VOCABULARY, initializer_range=0.3, pad_token_id=None,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
 def logprobs(network: Any, tokens: list[int], mask: list[int]) -> Floats:
     """Log-probability of every trained token under the temperature, one sequence at a time in float64."""
     import torch

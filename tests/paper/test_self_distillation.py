@@ -95,22 +95,6 @@ def test_a_sample_is_the_stripped_context_token_for_token() -> None:
         nll_samples(chosen, contexts, generations, SelfDistillationConfig(), round=4)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    directory = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        config = LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=VOCABULARY, initializer_range=0.3, pad_token_id=None,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
 def grpo_sample(index: int, rng: np.random.Generator) -> Sample:
     prompt, answer = (int(value) for value in rng.integers(2, 6, size=2))
     tokens = [int(token) for token in rng.integers(0, VOCABULARY, prompt + answer)]

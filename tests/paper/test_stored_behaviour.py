@@ -20,22 +20,6 @@ from tests.paper.reference import Batch, eq_3, eq_5
 VOCABULARY, TEMPERATURE = 32, 0.9
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    directory = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        config = LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=VOCABULARY, initializer_range=0.3, pad_token_id=None,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
 def batch_of(model: Path, samples: list[Sample]) -> Batch:
     """The samples with logits of an ordinary float64 forward pass over each sequence alone, without padding."""
     import torch

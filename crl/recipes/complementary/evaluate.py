@@ -23,7 +23,7 @@ from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
 from crl.recipes.waves import environment_of, play, sampling_of, slots_of, together
 from crl.recipes.weights import weights_of
-from crl.records import Evaluation, Retrieval, RetrievalCount, Task, Turn
+from crl.records import FREE, GUIDED, Evaluation, Retrieval, RetrievalCount, Task, Turn
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke, step_or_error
 from crl.rollout.play import PlayedEpisode
@@ -151,7 +151,7 @@ def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
             family=family,
             group=index,
             environment_seed=seed,
-            guided=wave.arm == WITH_BANK,
+            stream=GUIDED if wave.arm == WITH_BANK else FREE,
         )
         for index, ((family, seed), start) in enumerate(zip(wave.tasks, starts, strict=True))
     ]

@@ -6,6 +6,8 @@ is sharded.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from crl.config import FamilyConfig
 from crl.protocols import Start
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all
@@ -18,14 +20,26 @@ from crl.rollout.readable import Readable
 
 def plan(ctx: StageContext) -> None:
     """Draw the tasks of the round and retrieve an experience for every guided slot."""
-    tasks: list[Task] = []
-    for family in ctx.method.families:
-        tasks += _family_tasks(ctx, family, first_group=len({task.group for task in tasks}))
-        ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
+
+    def streams(size: int) -> list[str]:
+        guided = config_of(ctx.method).guided_members(size, ctx.round)
+        return [GUIDED] * guided + [FREE] * (size - guided)
+
+    tasks = drawn_tasks(ctx, streams)
     retrievals, counts = _retrieve(ctx, tasks)
     ctx.write(Task, tasks)
     ctx.write(Retrieval, retrievals)
     ctx.write(RetrievalCount, counts)
+
+
+def drawn_tasks(ctx: StageContext, streams: Callable[[int], Sequence[str]]) -> list[Task]:
+    """The tasks of a round, a group of members for each; `streams` says for a group size the stream of each member."""
+    tasks: list[Task] = []
+    for family in ctx.method.families:
+        members = streams(ctx.method.group_size(family))
+        tasks += _family_tasks(ctx, family, members, first_group=len({task.group for task in tasks}))
+        ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
+    return tasks
 
 
 def task_of(
@@ -37,10 +51,9 @@ def task_of(
     group: int,
     environment_seed: int,
     member: int = 0,
-    guided: bool = False,
+    stream: str = FREE,
 ) -> Task:
-    """The row of one episode to play. Its retrieval query is the task description: goal and first observation
-    ."""
+    """The row of one episode to play. Its retrieval query is the task description: goal and first observation."""
     return Task(
         episode_id=episode_id,
         round=ctx.round,
@@ -48,18 +61,16 @@ def task_of(
         group=group,
         member=member,
         environment_seed=environment_seed,
-        stream=GUIDED if guided else FREE,
+        stream=stream,
         goal=start.goal,
         first_observation=start.observation,
         query=f"{start.goal}\n{start.observation}",
     )
 
 
-def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> list[Task]:
+def _family_tasks(ctx: StageContext, family: FamilyConfig, streams: Sequence[str], first_group: int) -> list[Task]:
     import numpy as np
 
-    size = ctx.method.group_size(family)
-    guided_members = config_of(ctx.method).guided_members(size, ctx.round)
     seeds = family.train_seeds
     generator = np.random.default_rng(ctx.seed(family.name))
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
@@ -76,10 +87,10 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, first_group: int) -> 
             group=first_group + index,
             environment_seed=environment_seed,
             member=member,
-            guided=member < guided_members,
+            stream=stream,
         )
         for index, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True))
-        for member in range(size)
+        for member, stream in enumerate(streams)
     ]
 
 

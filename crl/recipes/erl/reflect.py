@@ -116,7 +116,7 @@ def _attempts(ctx: StageContext, again: Sequence[Pending], revision: int) -> lis
 
 def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
     """The system text of the actor's prompt, filled as it was for each task."""
-    template = ctx.method.prompts_of(again[0].task.family)[ACTOR].system if again else ""
+    template = ctx.method.prompts_of(again[0].task.family)[ACTOR].system
     actions = [""] * len(again)
     if "actions" in placeholders(template):
         # Only the environment knows what could be done at the start; a wave is of one family.
