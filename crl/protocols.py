@@ -376,8 +376,8 @@ class Services(Protocol):
     rank: int
     """Rank of this process in the update engine; only rank 0 writes rows."""
 
-    def environment(self, family: str) -> Environment:
-        """The environment of a task family, by its name."""
+    def environment(self, family: str, round_number: int) -> Environment:
+        """The environment of a task family, by its name, as it is in a round."""
 
     def policy(self, role: str, weights: Weights) -> Policy:
         """The role's sampling model with the weights of a row."""

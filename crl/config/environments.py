@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from crl.config.base import LAST_SEED, LONGEST_SECONDS, Model, SeedRange
-from crl.config.families import FamilyBank, FamilyReward, FamilySampling, unset
+from crl.config.families import FamilyBank, FamilyChange, FamilyReward, FamilySampling, unset
 from crl.config.prompts import PromptConfig
 from crl.config.registry import Registry
 
@@ -148,6 +148,21 @@ class FamilyConfig(Model):
         None, exclude_if=unset, description="Reward convention; none: the environment's rewards as they are."
     )
     bank: FamilyBank | None = Field(None, exclude_if=unset, description="Its place in the bank; none: as the others.")
+    changes: list[FamilyChange] = Field(
+        [],
+        exclude_if=lambda value: not value,
+        description="Settings of the environment that change from some round on, in order of rounds; none: it stays.",
+    )
+
+    def in_round(self, number: int) -> FamilyConfig:
+        """The family as it is in a round: with the environment that its changes up to there leave."""
+        due = [change for change in self.changes if change.round <= number]
+        if not due:
+            return self
+        settings = self.environment.model_dump()
+        for change in due:
+            settings |= change.environment
+        return self.model_copy(update={"environment": type(self.environment).model_validate(settings), "changes": []})
 
     @model_validator(mode="after")
     def _one_turn_limit(self) -> FamilyConfig:
@@ -175,6 +190,23 @@ class FamilyConfig(Model):
     def _isolated(self) -> FamilyConfig:
         if self.isolate and self.environment.teaches:
             raise ValueError(f"family {self.name}: an environment with practice games cannot be isolated")
+        return self
+
+    @model_validator(mode="after")
+    def _changes(self) -> FamilyConfig:
+        rounds = [change.round for change in self.changes]
+        if rounds != sorted(set(rounds)):
+            raise ValueError(f"family {self.name}: changes are in rounds {rounds}, expected each round once, in order")
+        for change in self.changes:
+            for key in ("kind", "held_out_from"):
+                if key in change.environment:
+                    raise ValueError(
+                        f"family {self.name}: the change in round {change.round} sets {key}, which stays what it is: "
+                        "the same seeds are held out all along"
+                    )
+            before, after = self.in_round(change.round - 1).environment, self.in_round(change.round).environment
+            if before == after:
+                raise ValueError(f"family {self.name}: the change in round {change.round} leaves everything as it was")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from crl.config.base import COLDEST, Model
+from crl.config.base import COLDEST, MOST_ROUNDS, Model
 from crl.config.roles import SamplingConfig
 
 
@@ -69,4 +69,15 @@ class FamilyBank(Model):
     )
     capacity: int | None = Field(
         None, ge=1, le=10_000_000, exclude_if=unset, description="Its entries; none: bank.capacity."
+    )
+
+
+class FamilyChange(Model):
+    """A task that becomes another one while a run goes on: what was learned of it may no longer fit."""
+
+    round: int = Field(
+        ge=1, le=MOST_ROUNDS, description="First round that is played, and evaluated, with the new settings."
+    )
+    environment: dict[str, Any] = Field(
+        min_length=1, description="The keys of the environment that change, with their new values."
     )

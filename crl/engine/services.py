@@ -45,7 +45,8 @@ class EngineServices:
     def __init__(self, run: RunDirectory, *, rank: int = 0, world_size: int = 1) -> None:
         self.rank, self.world_size = rank, world_size
         self._run, self._method = run, run.method
-        self._environments: dict[str, Environment] = {}
+        self._environments: dict[tuple[str, int], Environment] = {}
+        """By task family, and how many of its changes have come."""
         self._policies: dict[str, tuple[str, LoadedPolicy]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
@@ -56,17 +57,18 @@ class EngineServices:
 
     # -- what stages ask for ---------------------------------------------------------------------------------------
 
-    def environment(self, family: str) -> Environment:
-        """The environment of a task family, made once."""
-        if family not in self._environments:
+    def environment(self, family: str, round_number: int) -> Environment:
+        """The environment of a task family as it is in a round, made once."""
+        config = next((entry for entry in self._method.families if entry.name == family), None)
+        if config is None:
+            names = ", ".join(entry.name for entry in self._method.families)
+            raise BadInput(f"there is no task family {family!r}", expected=f"one of {names}")
+        key = family, sum(change.round <= round_number for change in config.changes)
+        if key not in self._environments:
             from crl.envs import make_environment
 
-            config = next((entry for entry in self._method.families if entry.name == family), None)
-            if config is None:
-                names = ", ".join(entry.name for entry in self._method.families)
-                raise BadInput(f"there is no task family {family!r}", expected=f"one of {names}")
-            self._environments[family] = make_environment(config)
-        return self._environments[family]
+            self._environments[key] = make_environment(config.in_round(round_number))
+        return self._environments[key]
 
     def policy(self, role: str, weights: Weights) -> Policy:
         """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""

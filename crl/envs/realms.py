@@ -53,6 +53,14 @@ class RealmsConfig(EnvironmentConfig):
     world: int = Field(
         0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
     )
+    # Left out of the digest where it is 0: experiments begun before there was such a key keep theirs.
+    version: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        exclude_if=lambda value: not value,
+        description="Above 0: another rule of the same realm in the same world, as after a change of its ways.",
+    )
     side: int = Field(4, ge=3, le=8, description="Side of the grid.")
     symbols: int = Field(8, ge=4, le=26, description="Symbols there are: A, B, C, …")
     objects: int = Field(4, ge=2, le=12, description="Symbols on a grid: key, goal, and deadly decoys.")
@@ -127,9 +135,18 @@ class Layout:
 
 
 def hidden_rule(config: RealmsConfig) -> tuple[str, str]:
-    """(key, goal) symbols of the config's realm in its world."""
-    rules = _rules(config.realm, config.symbols)[0]
-    return rules[int(np.random.default_rng(np.random.SeedSequence([config.world, config.realm])).integers(len(rules)))]
+    """(key, goal) symbols of the config's realm in its world. A version has another key and another goal than the one
+    before it wherever the realm's pairs allow it: nothing that a note says of the old rule is right of the new one."""
+    pairs = _rules(config.realm, config.symbols)[0]
+    rule = _drawn(pairs, config.world, config.realm)
+    for version in range(1, config.version + 1):
+        others = tuple(pair for pair in pairs if pair[0] != rule[0] and pair[1] != rule[1])
+        rule = _drawn(others or tuple(pair for pair in pairs if pair != rule), config.world, config.realm, version, 1)
+    return rule
+
+
+def _drawn(pairs: Sequence[tuple[str, str]], *entropy: int) -> tuple[str, str]:
+    return pairs[int(np.random.default_rng(np.random.SeedSequence(entropy)).integers(len(pairs)))]
 
 
 def note(key: str, goal: str) -> str:

@@ -105,6 +105,9 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     for family in method.families:
         check = partial(check_environment, family.environment, isolate=family.isolate)
         found.append((f"environment of family {family.name}", check))
+        for change in family.changes:
+            check = partial(check_environment, family.in_round(change.round).environment, isolate=family.isolate)
+            found.append((f"environment of family {family.name} from round {change.round} on", check))
     return found
 
 

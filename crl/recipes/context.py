@@ -14,7 +14,7 @@ import pyarrow as pa
 from crl.bank.changes import TableOf, open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.protocols import Services
+from crl.protocols import Environment, Services
 from crl.recipes.banks import tables_of
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import note_time
@@ -84,6 +84,10 @@ class StageContext:
     def directory(self) -> Path:
         """Where the stage may put files of its own (a checkpoint); they are digested with it."""
         return self._writer.directory
+
+    def environment(self, family: str) -> Environment:
+        """The environment of a task family, as it is in this round."""
+        return self.services.environment(family, self.round)
 
     def rows(self, row_type: type[R], name: str) -> list[R]:
         """Rows of a declared read, by its name; none where that round has no such stage. Undeclared reads are

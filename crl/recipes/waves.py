@@ -93,5 +93,5 @@ def of_all(ctx: StageContext, before: int, total: int) -> Progress:
 def environment_of(ctx: StageContext, families: Sequence[str]) -> Environment:
     """The environment of a wave whose slots are of these families."""
     if len(set(families)) == 1:
-        return ctx.services.environment(families[0])
-    return MixedEnvironment(families, ctx.services.environment)
+        return ctx.environment(families[0])
+    return MixedEnvironment(families, ctx.environment)

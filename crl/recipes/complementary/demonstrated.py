@@ -37,7 +37,7 @@ def played_by_script(
     played: list[PlayedEpisode] = []
     waves = _waves(ctx, episodes)
     for wave in waves:
-        environment = Watched(ctx.services.environment(wave[0].task.family))
+        environment = Watched(ctx.environment(wave[0].task.family))
         random = np.random.default_rng(ctx.seed("oracle", len(played)))
 
         def move(row: int, environment: Watched = environment, random: np.random.Generator = random) -> str:
@@ -68,7 +68,7 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         width = min(WAVE, max(1, -(-count // 2)))
         for at in range(0, count, width):
             part = seeds[at : at + width]
-            starts = Readable(ctx.services.environment(family.name), longest).reset_many(part)
+            starts = Readable(ctx.environment(family.name), longest).reset_many(part)
             waves.append(
                 [
                     EpisodeSlot(
@@ -116,7 +116,7 @@ def written_by_template(
             [turn for each in finished for turn in each.turns],
             config_of(ctx.method).distill.model_copy(update={"episodes": "all"}),
         )
-        environment = ctx.services.environment(wave[0].task.family)
+        environment = ctx.environment(wave[0].task.family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
         results += write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
         played += finished

@@ -120,7 +120,7 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
     judges = {
         family.name: environment
         for family in ctx.method.families
-        if isinstance(environment := ctx.services.environment(family.name), Judge)
+        if isinstance(environment := ctx.environment(family.name), Judge)
     }
     truths: dict[tuple[str, str], float | None] = {}
 

@@ -77,7 +77,7 @@ def _family_tasks(ctx: StageContext, family: FamilyConfig, streams: Sequence[str
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
     environment_seeds = [seeds.start + int(value) for value in drawn]
     longest = ctx.method.rollout.longest_observation
-    starts = Readable(ctx.services.environment(family.name), longest).reset_many(environment_seeds)
+    starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
     return [
         task_of(
             ctx,

@@ -81,7 +81,7 @@ def _waves(
 ) -> Iterator[tuple[TeachingEnvironment, Watched, list[EpisodeSlot], np.random.Generator]]:
     """Waves of practice games of one family each, spread over the families, with the notes that guide them."""
     for family, count in shares(episodes, ctx.method.families):
-        environment = ctx.services.environment(family.name)
+        environment = ctx.environment(family.name)
         assert isinstance(environment, Teacher), "checked before work starts"
         teacher = environment.practice()
         practice = Watched(teacher)

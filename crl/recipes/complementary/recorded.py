@@ -53,7 +53,7 @@ def played_again(ctx: StageContext, actor: Voice, *, weights_digest: str) -> lis
     played: list[PlayedEpisode] = []
     total = len(recorded_games(ctx.method))
     for family, games in _waves(ctx.method):
-        environment = Watched(ctx.services.environment(family.name))
+        environment = Watched(ctx.environment(family.name))
         starts = environment.reset_many([game.seed for game in games])
         for game, start in zip(games, starts, strict=True):
             _require_start(StageFailed, family, game, start)

@@ -121,7 +121,7 @@ def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
     if "actions" in placeholders(template):
         # Only the environment knows what could be done at the start; a wave is of one family.
         longest = ctx.method.rollout.longest_observation
-        environment = Readable(ctx.services.environment(again[0].task.family), longest)
+        environment = Readable(ctx.environment(again[0].task.family), longest)
         starts = environment.reset_many([each.task.environment_seed for each in again])
         actions = [actions_text(start.actions, takes_tools=False) for start in starts]
     return [

@@ -104,7 +104,7 @@ def plan(ctx: StageContext) -> None:
     for family in ctx.method.families:
         drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=family.groups)
         seeds = [family.train_seeds.start + int(seed) for seed in drawn]
-        starts = ctx.services.environment(family.name).reset_many(seeds)
+        starts = ctx.environment(family.name).reset_many(seeds)
         for group, (seed, start) in enumerate(zip(seeds, starts, strict=True), start=len(tasks)):
             for member in range(ctx.method.rollout.group_size):
                 task = _task(ctx, start, f"r{ctx.round}-{family.name}-g{group}-m{member}", family.name, seed)
@@ -181,7 +181,7 @@ def evaluate(ctx: StageContext) -> None:
     for family in ctx.method.families:
         held_out = family.evaluation_seeds
         seeds = range(held_out.start, held_out.start + held_out.count)
-        starts = ctx.services.environment(family.name).reset_many(list(seeds))
+        starts = ctx.environment(family.name).reset_many(list(seeds))
         tasks = [
             _task(ctx, start, f"e{ctx.round}-{family.name}-{seed}", family.name, seed)
             for seed, start in zip(seeds, starts, strict=True)

@@ -7,6 +7,7 @@ import hashlib
 
 import pytest
 
+from crl.config.environments import FamilyConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.terms import objectives
 from crl.recipes.complementary.config import BaselineConfig
@@ -197,9 +198,23 @@ def test_trainers_and_policies_do_not_depend_on_what_was_loaded_before(services,
 
 
 def test_an_environment_is_made_once_and_an_unknown_family_is_named(services):
-    assert services.environment("lake") is services.environment("lake")
+    assert services.environment("lake", 1) is services.environment("lake", 2)
     with pytest.raises(BadInput, match="no task family 'sea'"):
-        services.environment("sea")
+        services.environment("sea", 1)
+
+
+def test_a_family_that_changes_has_an_environment_before_and_one_after(tmp_path):
+    change = {"round": 3, "environment": {"max_turns": 7}}
+    made = make_experiment(recipe={"kind": "baseline"})
+    family = made.method.families[0]
+    family = FamilyConfig.model_validate(family.model_dump() | {"changes": [change]})
+    changed = made.model_copy(update={"method": made.method.model_copy(update={"families": [family]})})
+    services = EngineServices(RunDirectory.create_or_open(changed, tmp_path))
+    before, after = services.environment("lake", 2), services.environment("lake", 3)
+    assert services.environment("lake", 0) is before
+    assert services.environment("lake", 9) is after
+    assert [each.config.max_turns for each in (before, after)] == [family.environment.max_turns, 7]
+    services.close()
 
 
 def test_another_embedder_under_the_same_name_is_refused(services, base, monkeypatch):

@@ -151,12 +151,14 @@ class Services:
     rank = 0
 
     def __init__(self, made: Experiment) -> None:
-        self._families = {family.name: make_environment(family) for family in made.method.families}
+        self._families = {family.name: family for family in made.method.families}
+        self._environments: dict[str, Any] = {}
         self._policies = {"actor": Policy(act), "extractor": Policy(write)}
         self.trainers = {"actor": Trainer(), "extractor": Trainer()}
 
-    def environment(self, family: str) -> Any:
-        return self._families[family]
+    def environment(self, family: str, round_number: int) -> Any:
+        wanted = self._families[family].in_round(round_number)
+        return self._environments.setdefault(wanted.model_dump_json(), make_environment(wanted))
 
     def policy(self, role: str, weights: Weights) -> Policy:
         return self._policies[role]

@@ -75,7 +75,7 @@ class Shelves(Services):
         super().__init__(made)
         self._policies = {"actor": Chooser()}
 
-    def environment(self, family: str) -> Shelf:
+    def environment(self, family: str, round_number: int) -> Shelf:
         return Shelf()
 
 

@@ -85,7 +85,7 @@ class Realms(Services):
         super().__init__()
         self._families = {family.name: family for family in families}
 
-    def environment(self, family: str) -> Any:
+    def environment(self, family: str, round_number: int) -> Any:
         return make_environment(self._families[family])
 
 

@@ -44,7 +44,7 @@ def round_of(root: Path, ways: list[str], **family: Any) -> dict[str, list[Episo
     services = Services(made)
     services._policies = {"actor": Policy(lambda read, random: "go"), "extractor": Policy(write)}
     run = Played(root, made, 1, services)
-    services.environment("rough").close()
+    services.environment("rough", 1).close()
     episodes = run.rows(Episode, "collect", 1)
     assert len(episodes) == len(run.rows(Task, "plan", 1)) == SIZE * len(ways)
     trained = {row.generation_id for row in run.rows(Sample, "credit", 1)}

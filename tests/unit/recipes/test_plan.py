@@ -20,7 +20,7 @@ class Playing(Services):
         super().__init__()
         self._families = {family.name: family for family in method.families}
 
-    def environment(self, family):
+    def environment(self, family, round_number):
         return make_environment(self._families[family])
 
 
