@@ -19,7 +19,7 @@ from crl.run.verify import verify
 from tests.faults.disks import small_disk
 from tests.faults.looking import Identity, check_journal, check_kept, identities
 from tests.faults.mishaps import BALLAST, EXCEPTION, HALT, Mishap
-from tests.operate import CRASHED_SECONDS, ENDED, Operation, as_parameter, copy_run
+from tests.operate import CRASHED_SECONDS, Operation, as_parameter, copy_run
 from tests.processes import command_line, scaled, wait_until
 from tests.tiny_run import ROUNDS, digests, experiment, leftovers
 
@@ -142,7 +142,7 @@ class Segment:
             if self.operation.server_answers():
                 current = self.operation.flow_run(self.run_id)
                 said = (current["state"] or {}).get("message")
-                early = current["state_type"] in ENDED and not reached(self.place)
+                early = self.operation.has_ended(current) and not reached(self.place)
                 assert not early, f"{self.name}: {self.place} was not reached: {current['state_type']}: {said}"
             return False
 
@@ -153,7 +153,7 @@ class Segment:
         if self._goes_on():
             return
         if self.fault in INSIDE:
-            ended = self.operation.wait_for(self.run_id, "FAILED", "CRASHED", "COMPLETED")
+            ended = self.operation.wait_for(self.run_id)
             said = (ended["state"] or {}).get("message") or ""
             assert ended["state_type"] == "FAILED", f"{self.name}: {ended['state_type']}: {said}"
             assert SAID[self.fault] in said, f"{self.name}: {said}"

@@ -16,19 +16,24 @@ from crl.run.journal import Journal
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.verify import verify
 from tests.faults.killing import workers_of
+from tests.faults.mishaps import Mishap
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT, ROUNDS, command, crl, cut_back, digests, environment, leftovers, train
 
+HELD = ("update_actor", "collect", "update_extractor")
+"""Stages that the first process is in when it falls asleep."""
 LEASE_SECONDS = 3600
 """So long a sleeping owner on this machine is taken to be alive: longer than the test takes."""
 
 
 @pytest.fixture
 def first(copied: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """A process that trains the last round again, from the stage the test asks for on."""
-    cut_back(copied, ROUNDS, request.param)
+    """A process that trains the last round again, from a stage on, and is held in the middle of one."""
+    cut, stage = request.param
+    cut_back(copied, ROUNDS, cut)
     process = subprocess.Popen(
-        command(*train(1, runtime__lease_seconds=LEASE_SECONDS)), cwd=ROOT, env=environment(copied.parent),
+        command(*train(1, runtime__lease_seconds=LEASE_SECONDS)), cwd=ROOT,
+        env=environment(copied.parent, _held(copied, stage).variables()),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -38,6 +43,10 @@ def first(copied: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.P
             engine.kill()
         process.kill()
         process.communicate()
+
+
+def _held(run_path: Path, stage: str) -> Mishap:
+    return Mishap("hold", (f"{ROUNDS:04d}/{stage}",), str(run_path.parent))
 
 
 def _pretend_elsewhere(run_path: Path) -> None:
@@ -51,7 +60,7 @@ def _pretend_elsewhere(run_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "stage"),
-    [("update_actor", "update_actor"), ("plan", "collect"), ("update_actor", "update_extractor")],
+    [(("plan" if stage == "collect" else "update_actor", stage), stage) for stage in HELD],
     indirect=["first"],
 )
 def test_the_second_is_refused_and_a_replaced_one_changes_nothing(
@@ -59,8 +68,9 @@ def test_the_second_is_refused_and_a_replaced_one_changes_nothing(
 ) -> None:
     directory = copied / "rounds" / f"{ROUNDS:04d}"
     unfinished = f".parts-{stage}/0*" if stage == "collect" else f".tmp-{stage}-*"
-    begun = lambda: first.poll() is not None or any(directory.glob(unfinished))  # noqa: E731
-    wait_until(begun, f"{stage} was being written", every=0.02)
+    held = _held(copied, stage)
+    begun = lambda: first.poll() is not None or held.reached(f"{ROUNDS:04d}/{stage}")  # noqa: E731
+    wait_until(begun, f"{stage} was being written")
     assert first.poll() is None, first.communicate()
 
     # Stopped in the middle of a stage, with its engine: as if the machine were asleep.
@@ -85,6 +95,7 @@ def test_the_second_is_refused_and_a_replaced_one_changes_nothing(
     written = {key: (copied / "rounds" / key / "manifest.json").stat().st_ino for key in complete}
 
     # Awake again, the first finds itself replaced.
+    held.go(f"{ROUNDS:04d}/{stage}")
     engines[0].resume()
     first.send_signal(signal.SIGCONT)
     _, said = first.communicate(timeout=PATIENCE_SECONDS)
