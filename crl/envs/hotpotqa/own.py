@@ -5,7 +5,8 @@ A file is a list of little worlds, each with `paragraphs` (title and text) and `
     {ask: …, answer: …, type: bridge | comparison, from: [titles that the answer follows from]}
 
 A question's own paragraphs are chosen as HotpotQA's distractors are: those that it follows from, and of all others of
-its file those that a search for the question finds first, ten in all, in an order drawn by its id.
+its file those that a search for the question finds first, ten in all, in an order drawn by its id. Where a search finds
+too few, others are drawn.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def own_questions(side: Side) -> tuple[Question, ...]:
 
 def _question(name: str, asked: dict[str, Any], paragraphs: dict[str, Paragraph], search: WordSearch) -> Question:
     support = tuple(asked["from"])
-    near = [each for each in search.find(asked["ask"], OWN_PARAGRAPHS + len(support)) if each.title not in support]
-    chosen = [*(paragraphs[title] for title in support), *near][:OWN_PARAGRAPHS]
-    random.Random(f"hotpotqa {name}").shuffle(chosen)
+    generator = random.Random(f"hotpotqa {name}")
+    near = search.find(asked["ask"], OWN_PARAGRAPHS)
+    others = generator.sample(list(search.paragraphs), len(search.paragraphs))
+    chosen = list(dict.fromkeys([*(paragraphs[title] for title in support), *near, *others]))[:OWN_PARAGRAPHS]
+    generator.shuffle(chosen)
     return Question(name, asked["ask"], str(asked["answer"]), asked["type"], tuple(chosen), support)
