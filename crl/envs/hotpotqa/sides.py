@@ -25,7 +25,7 @@ class Side:
     """Questions, and searches over their paragraphs."""
 
     def __init__(self, questions: Sequence[Question], corpus: Sequence[Paragraph], way: Way, embedder: str) -> None:
-        """`corpus`: all paragraphs of the file."""
+        """`corpus`: all paragraphs of the file, where they are searched."""
         self.questions, self.corpus = tuple(questions), corpus
         self._way, self._embedder = way, embedder
         self._of_one = lru_cache(maxsize=_CACHED)(self._search_of)
@@ -125,7 +125,7 @@ def _filed(
     extra = [] if more is None else paragraphs_of(read(more))
     sides = []
     for path, questions, kept_out in ((train, learned, False), (held_out or train, known, True)):
-        corpus = list(dict.fromkeys([*paragraphs_of(questions), *extra]))
+        corpus = [] if alone else list(dict.fromkeys([*paragraphs_of(questions), *extra]))
         _check_searchable(path, questions, corpus, alone)
         if known is learned:  # one file for both sides
             questions = [each for each in questions if is_held_out(normalized(each.text)) is kept_out]
@@ -135,7 +135,7 @@ def _filed(
 
 def _check_searchable(path: Path, questions: Sequence[Question], corpus: Sequence[Paragraph], alone: bool) -> None:
     bare = [each for each in questions if not each.paragraphs] if alone else []
-    if bare or not corpus:
+    if bare or not (corpus or alone):
         raise BadInput(
             f"{len(bare) or len(questions)} of {len(questions)} questions have no paragraphs, such as {bare[0].text!r}"
             if bare
