@@ -69,6 +69,7 @@ ENVIRONMENTS = Registry(
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",
         "webshop": "crl.envs.webshop:WebShopConfig",
+        "hotpotqa": "crl.envs.hotpotqa:HotpotQAConfig",
         "gymnasium": "crl.envs.bridges.gymnasium:GymnasiumConfig",
         "minigrid": "crl.envs.bridges.minigrid:MiniGridConfig",
         "reasoning_gym": "crl.envs.bridges.reasoning_gym:ReasoningGymConfig",

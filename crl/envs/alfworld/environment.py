@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.alfworld.files import load
+from crl.envs.alfworld.files import games_of, load
 from crl.envs.alfworld.game import Game, State
 from crl.envs.alfworld.lessons import lesson_of
 from crl.envs.alfworld.oracle import next_command
@@ -77,6 +77,13 @@ class AlfworldConfig(EnvironmentConfig):
                 "another split, or set held_out_from: null"
             )
         return self
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of games of the evaluation split. Raises BadInput where they are missing."""
+        if self.held_out_from is None:
+            return None
+        return len(games_of(self.data, self.evaluation_split, self.tasks))
 
     def make(self) -> AlfworldEnvironment:
         """A wave of ALFWorld episodes. Raises BadInput where game files are missing or damaged."""

@@ -1,6 +1,6 @@
 """WebShop: a native shop over the original site's data, or over a catalogue of our own.
 
-`search` and `stems` find products, `goals` says what is asked for and which goal a seed means, `site` is what actions
+`crl/envs/search.py` finds products, `goals` says what is asked for and which goal a seed means, `site` is what actions
 do, `pages` what is read, `reward` what a purchase is worth (`nouns`: of which kind it is), `oracle` a shopper that
 knows the goal. `official` reads the original files, `own` and `kinds` make our catalogue, `catalogue` puts one
 together. Nothing here writes files.

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from crl.envs.json_files import table
+from crl.envs.search import SearchIndex
 from crl.envs.webshop.goals import Goals, Instruction
 from crl.envs.webshop.official import (
     ATTRIBUTES,
@@ -18,16 +20,15 @@ from crl.envs.webshop.official import (
     human_instructions,
     products_of,
     synthetic_instructions,
-    table,
 )
 from crl.envs.webshop.own import PRODUCTS as OWN_PRODUCTS
 from crl.envs.webshop.own import records
-from crl.envs.webshop.products import Product, product_of
-from crl.envs.webshop.search import SearchIndex
+from crl.envs.webshop.products import Product, malformed, product_of
 
 Source = Literal["own", "small", "full"]
 Written = Literal["synthetic", "human"]
 _LOCK = threading.Lock()
+_RECORDS = "product ids with their records"
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def _own(products: int) -> Catalogue:
 @lru_cache(maxsize=2)
 def _official(files: tuple[tuple[Path, int, int], ...], products: int | None) -> Catalogue:
     path, attributes_path, *human = (each for each, *_ in files)
-    attributes = table(attributes_path)
+    attributes = table(attributes_path, malformed, of=_RECORDS)
     sold = products_of(path, attributes, attributes_path, products)
     if human:
-        instructions = human_instructions(sold, table(human[0]), human[0])
+        instructions = human_instructions(sold, table(human[0], malformed, of=_RECORDS), human[0])
     else:
         instructions = synthetic_instructions(sold, attributes, attributes_path)
     return _built(sold, instructions, f"WebShop's data in {path.parent}")

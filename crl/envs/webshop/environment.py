@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS
-from crl.envs.webshop.catalogue import catalogue
-from crl.envs.webshop.goals import NO_LIMIT, Goal
+from crl.envs.webshop.catalogue import Catalogue, catalogue
+from crl.envs.webshop.goals import NO_LIMIT, Goal, sizes
 from crl.envs.webshop.lessons import NOT_MET, lesson_of
 from crl.envs.webshop.oracle import Plan, next_action, plan_for
 from crl.envs.webshop.pages import page_text
@@ -77,6 +77,18 @@ class WebShopConfig(EnvironmentConfig):
             raise ValueError("goals: human needs catalogue: small or full; the catalogue own has synthetic goals only")
         return self
 
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of goals of the held-out split. Raises BadInput where the data is missing."""
+        if self.held_out_from is None:
+            return None
+        test, development = sizes(len(self.sold().goals))
+        return test if self.held_out_split == "test" else development
+
+    def sold(self) -> Catalogue:
+        """The catalogue. Raises BadInput where its data is missing, or a record of it is malformed."""
+        return catalogue(self.catalogue, self.goals, self.products, self.directory)
+
     def make(self) -> WebShopEnvironment:
         """A wave of visits. Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""
         return WebShopEnvironment(self)
@@ -103,10 +115,7 @@ class WebShopEnvironment:
         """Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""
         rapidfuzz()
         self.config = config
-        self.site = Site(
-            catalogue(config.catalogue, config.goals, config.products, config.directory),
-            attributes_page=config.attributes_page,
-        )
+        self.site = Site(config.sold(), attributes_page=config.attributes_page)
         self._slots: list[_Slot] = []
 
     def goal_of(self, seed: int) -> Goal:

@@ -5,20 +5,18 @@
 | `items_shuffle_1000.json`, `items_shuffle.json` | an array of products, the first thousand or all of them |
 | `items_ins_v2_1000.json`, `items_ins_v2.json` | per product its attributes and its synthetic instruction |
 | `items_human_ins.json` | per product the instructions that people wrote |
-
-The array of products is read a piece at a time: all of them are several gigabytes of text.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from crl.envs.json_files import array, shown
 from crl.envs.webshop.goals import Instruction
-from crl.envs.webshop.products import Product, asin_of, malformed, product_of, shown, text_of, texts_of
+from crl.envs.webshop.products import Product, asin_of, malformed, product_of, text_of, texts_of
 from crl.envs.webshop.reward import GoalOption
 from crl.errors import BadInput
 from crl.paths import possible_path
@@ -35,8 +33,6 @@ _DRIVE: Mapping[str, str] = {
     "items_human_ins.json": "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O",
 }
 """Ids of the authors' files, from `setup.sh` of princeton-nlp/WebShop."""
-_PIECE = 1 << 22
-_BLANKS = " \t\r\n"
 
 
 def data_directory(directory: str | None) -> tuple[Path, str]:
@@ -72,7 +68,7 @@ def products_of(path: Path, attributes: Mapping[str, Any], attributes_path: Path
     """The first `limit` records of a file (None: all) as products; a later one of the same id is passed over."""
     seen: set[str] = set()
     products = []
-    for index, record in array(path):
+    for index, record in array(path, malformed, of="products"):
         if limit is not None and index >= limit:
             break
         where = f"{path}, record {index}"
@@ -135,66 +131,3 @@ def _asked_options(record: Mapping[str, Any], where: str) -> tuple[GoalOption, .
     if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
         return tuple(value.items())
     return texts_of(record, "instruction_options", where) or ()
-
-
-# -- reading JSON ------------------------------------------------------------------------------------------------------
-
-
-def table(path: Path) -> dict[str, Any]:
-    """A JSON file that holds one object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise malformed(_reason(error), "a JSON object", str(path)) from None
-    if not isinstance(value, dict):
-        raise malformed(f"it is {shown(value)}", "a JSON object: product ids with their records", str(path))
-    return value
-
-
-def array(path: Path) -> Iterator[tuple[int, Any]]:
-    """The elements of a JSON file that holds one array, with their index, read a piece at a time."""
-    decoder = json.JSONDecoder()
-    index = at = 0
-    open_end = False
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(_PIECE)
-            at = _behind_blanks(text, 0)
-            if text[at : at + 1] != "[":
-                raise malformed(f"it begins with {shown(text[at : at + 20])}", "a JSON array of products", str(path))
-            at += 1
-            while True:
-                at = _behind_blanks(text, at)
-                try:
-                    if text[at] == "]" and not open_end:
-                        return
-                    value, end = decoder.raw_decode(text, at)
-                    following = text[_behind_blanks(text, end)]
-                except (ValueError, IndexError) as error:
-                    more = file.read(max(_PIECE, len(text)))
-                    if not more:
-                        raise malformed(_reason(error), "a JSON array of products", f"{path}, record {index}") from None
-                    text, at = text[at:] + more, 0
-                    continue
-                if following not in ",]":
-                    raise malformed(f"{shown(following)} follows it", "`,` or `]`", f"{path}, record {index}")
-                yield index, value
-                index += 1
-                open_end = following == ","
-                at = _behind_blanks(text, end) + open_end
-                if at > _PIECE:
-                    text, at = text[at:], 0
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed(_reason(error), "a JSON array of products", f"{path}, record {index}") from None
-
-
-def _behind_blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _BLANKS:
-        at += 1
-    return at
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, IndexError):
-        return "it ends too early"
-    return (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

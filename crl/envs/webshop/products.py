@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crl.envs.json_files import shown
 from crl.envs.webshop.reward import Offered
 from crl.errors import BadInput
 from crl.text.unicode import valid_text
@@ -23,7 +24,6 @@ NO_PRICE = 100.0
 LONGEST_ASIN = 10
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """What the site lists for a product that the attribute file does not have."""
-_SHOWN = 60
 _AMOUNT = re.compile(r"[^\d.]", re.ASCII)
 
 
@@ -53,12 +53,6 @@ def malformed(found: str, expected: str, where: str) -> BadInput:
         where=where,
         next_step="correct or remove the record, or get the file again: `bash setup.sh` of princeton-nlp/WebShop",
     )
-
-
-def shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def given(record: Mapping[str, Any], field: str) -> Any:

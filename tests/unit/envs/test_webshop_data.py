@@ -230,7 +230,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
 
 def test_large_files_are_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("crl.envs.webshop.official._PIECE", 64)
+    monkeypatch.setattr("crl.envs.json_files._PIECE", 64)
     config = write(tmp_path, [record(number, name=f"Lämp {number} 😀") for number in range(30)])
     path = tmp_path / "items_shuffle_1000.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=3, ensure_ascii=False), encoding="utf-8-sig")

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from crl.envs.search import SearchIndex, stored_length, term_of, words
+from crl.envs.stems import stem
 from crl.envs.webshop.nouns import nouns
-from crl.envs.webshop.search import SearchIndex, stored_length, term_of, words
-from crl.envs.webshop.stems import stem
 
 pytest.importorskip("rapidfuzz", reason="rapidfuzz is not installed (extra envs)")
 

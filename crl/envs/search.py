@@ -1,6 +1,6 @@
-"""The shop's search: BM25 (k1 0.9, b 0.4) over stemmed English words, equal scores in the order of product ids.
+"""Search over texts: BM25 (k1 0.9, b 0.4) over stemmed English words, equal scores in the order of ids.
 
-It does what the original site's index does (Pyserini's defaults, over Lucene): words by Unicode's rules, possessives
+It does what WebShop's index does (Pyserini's defaults, over Lucene): words by Unicode's rules, possessives
 cut, 33 stop words dropped, Porter stems, and lengths of documents rounded as Lucene stores them (a word more or less of
 a long text changes nothing). Left out: its limit of 255 characters per word, and emoji as words.
 
@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.envs.webshop.stems import stem
+from crl.envs.stems import stem
 
 K1, B = 0.9, 0.4
 RESULTS = 50
-"""Products that a search finds at most."""
+"""Documents that a search finds at most, unless it says otherwise."""
 
 _STOP = """
 a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was
@@ -74,7 +74,7 @@ class SearchIndex:
     """Postings of all documents; `search` gives their numbers, best first."""
 
     def __init__(self, ids: Sequence[str], documents: Iterable[str]) -> None:
-        """`documents[i]` is the text of the product `ids[i]`."""
+        """`documents[i]` is the text of `ids[i]`."""
         vocabulary, lengths, pieces = _Vocabulary(), [], []
         for document in documents:
             numbers = np.fromiter(map(vocabulary.__getitem__, words(document)), np.int32)

@@ -1,4 +1,4 @@
-"""Stems of English words by Porter's algorithm, which the original site's index uses: M. F. Porter, "An algorithm for
+"""Stems of English words by Porter's algorithm, which WebShop's index uses: M. F. Porter, "An algorithm for
 suffix stripping", Program 14(3), 1980, with the two rules its author added later (`bli`, `logi`).
 
 Written from the published rules. The paper's measure is how often a vowel is followed by a consonant.
