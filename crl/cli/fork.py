@@ -27,6 +27,10 @@ def fork(
     recipe: Annotated[
         str | None, typer.Option(metavar="KIND", help="Another recipe; it keeps the mechanisms that both have.")
     ] = None,
+    keep_rollouts: Annotated[
+        bool,
+        typer.Option("--keep-rollouts", help="Take the parent's rollouts of the next round; run what follows them."),
+    ] = False,
 ) -> None:
     """Branch a run: a new one begins with the weights, optimizer state, bank and counters of one of its rounds."""
     from crl.engine.targets import last_runtime, remember_target
@@ -40,7 +44,7 @@ def fork(
     parent, runtime = RunDirectory.open(path), last_runtime(path)
     experiment = changed_experiment(parent, runtime, name, set or [], recipe)
     root = path.absolute().parent
-    check_fork(parent, round, experiment, root)  # refused before any model is looked for
+    check_fork(parent, round, experiment, root, keep_rollouts=keep_rollouts)  # refused before any model is looked for
     if experiment.method != parent.method:
         check_ready(experiment, root / name, 1)
 
@@ -48,7 +52,7 @@ def fork(
         # What it sets out for is nothing yet; with which shards, limits and retention is the parent's.
         remember_target(Journal(directory), round + 1, round, purpose=None, token=0, runtime=runtime)
 
-    made = make(parent, round, experiment, root, also=remember)
+    made = make(parent, round, experiment, root, keep_rollouts=keep_rollouts, also=remember)
     _say(parent, made, round)
 
 
@@ -93,4 +97,8 @@ def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
         out.print(f"  {key}: {short(repr(before))} → {short(repr(after))}", soft_wrap=True)
     if not changes:
         out.print("  with the same method: its rounds will have the digests of the parent's")
-    out.print(f"next:\n  crl resume {where} --rounds 3", soft_wrap=True)
+    last = made.lineage.ancestors[-1]
+    if last.kept:
+        names = ", ".join(key.partition("/")[2] for key in last.kept)
+        out.print(f"  with the parent's {names} of round {round_number + 1}; what follows them is to be run")
+    out.print(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}", soft_wrap=True)

@@ -132,13 +132,6 @@ def redo(
     directory = RunDirectory.open(path)
     method = directory.method
     recipe = recipe_in(directory)
-    if (maker := directory.lineage.maker(number, stage)) is not None:
-        raise BadInput(
-            f"{start} was made by {maker.experiment}, which this run was forked from",
-            expected=f"a stage that this run made: rounds from {directory.lineage.ancestors[-1].round + 1} on",
-            where="--from",
-            next_step=f"take it back in {maker.experiment} with `crl redo`, or fork that one at another round",
-        )
     if not directory.is_complete(number, stage):
         recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:

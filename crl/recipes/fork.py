@@ -16,6 +16,7 @@ from crl.errors import BadInput
 from crl.recipes import recipe_in, recipe_of
 from crl.recipes.fork_fit import check_fits
 from crl.recipes.forked import forked
+from crl.recipes.kept_rollouts import kept_rollouts
 from crl.recipes.stage import Recipe
 from crl.run.branch import Branch, check_name_is_free, make_branch
 from crl.run.directory import RunDirectory
@@ -28,27 +29,32 @@ def fork(
     experiment: Experiment,
     root: Path,
     *,
+    keep_rollouts: bool = False,
     also: Callable[[Path], None] = lambda directory: None,
 ) -> RunDirectory:
     """Make the run `root/<name>` of an experiment, which goes on after a round of `parent`.
 
-    `also` may add to its directory before it becomes a run. Raises BadInput, before anything is written, for a name
-    that is taken, a round that is not there or not complete, and a method that the state of the round does not fit;
-    RecordDamaged for a parent that is not intact.
+    With `keep_rollouts` it has the parent's rollouts of the next round too (`kept_rollouts.py`). `also` may add to its
+    directory before it becomes a run. Raises BadInput, before anything is written, for
+    a name that is taken, a round that is not there or not complete, a method that the state of the round does not fit,
+    and one by which the rollouts would be others; RecordDamaged for a parent that is not intact.
     """
-    branch = check_fork(parent, round_number, experiment, root)
+    branch = check_fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts)
     require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
     return make_branch(branch, experiment, root, also)
 
 
-def check_fork(parent: RunDirectory, round_number: int, experiment: Experiment, root: Path) -> Branch:
+def check_fork(
+    parent: RunDirectory, round_number: int, experiment: Experiment, root: Path, *, keep_rollouts: bool = False
+) -> Branch:
     """What would be taken. Raises BadInput as :func:`fork`."""
     check_name_is_free(root, experiment.name)
     before = recipe_in(parent)
     check_round(parent, before, round_number)
     recipe = forked(recipe_of(experiment.method), before, parent.method, round_number)
     check_fits(parent, experiment.method, recipe)
-    return Branch(parent, round_number)
+    kept = kept_rollouts(parent, before, experiment.method, recipe) if keep_rollouts else ()
+    return Branch(parent, round_number, kept)
 
 
 def check_round(parent: RunDirectory, recipe: Recipe, round_number: int) -> None:
