@@ -26,6 +26,7 @@ from crl.cli import (
     doctor,
     env,
     evaluate,
+    fork,
     mend,
     report,
     sql,
@@ -49,6 +50,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("warm-start")(warm_start.warm_start)
 app.command("resume")(train.resume)
+app.command("fork")(fork.fork)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)

@@ -33,7 +33,7 @@ def approve(
 
     The first decision holds.
     """
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
     from crl.recipes.approvals import check_choices, decide, login_name
     from crl.recipes.complementary.approve import refusals_of
     from crl.report.diff import proposed_diff
@@ -43,7 +43,7 @@ def approve(
         raise BadInput("--reject and --reject-all together", expected="ids to refuse, or everything")
     path = find_run(run)
     directory = RunDirectory.open(path)
-    asked = _question(directory, recipe_of(directory.method), round)
+    asked = _question(directory, recipe_in(directory), round)
     who = login_name() if person is None else person
     refused = list(asked.choices) if reject_all else check_choices(asked, reject or [])
     out = console()

@@ -16,7 +16,7 @@ def mend(run: RunArgument) -> None:
     """
     from crl.config import Runtime
     from crl.engine.services import EngineServices, prepare_environment
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
     from crl.recipes.mend import mend as mend_record
     from crl.report.views import write_catalog
     from crl.run.directory import RunDirectory
@@ -26,7 +26,7 @@ def mend(run: RunArgument) -> None:
     path = find_run(run)
     out = console()
     directory = RunDirectory.open(path)
-    recipe = recipe_of(directory.method)
+    recipe = recipe_in(directory)
     # Before torch is imported: lost vectors are embedded in this process.
     os.environ.update(prepare_environment(directory.method.threads))
     services = EngineServices(directory)

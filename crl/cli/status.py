@@ -88,7 +88,7 @@ def verify(
 
 def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]]:
     """The record, its problems, and whether a round is complete."""
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
     from crl.recipes.audit import problems_of
     from crl.run.directory import RunDirectory
     from crl.run.verify import problems_in, record_of
@@ -98,16 +98,16 @@ def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]
     except (RecordDamaged, RunDirectoryUnusable):
         record = record_of(path)  # without the method nobody knows which stages are due, and which publish banks
         return record, problems_in(record), lambda number: False
-    recipe = recipe_of(directory.method)
+    recipe = recipe_in(directory)
     record = record_of(path, from_rows=partial(recipe.from_rows, directory.method))
     return record, problems_of(directory, recipe, record), _complete(directory)
 
 
 def _complete(directory: RunDirectory) -> Callable[[int], bool]:
     """Whether all that is due in a round is there: only then is there a head to tell."""
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
 
-    recipe = recipe_of(directory.method)
+    recipe = recipe_in(directory)
     return lambda number: all(
         directory.is_complete(number, stage.name) for stage in recipe.stages_of(directory.method, number)
     )
@@ -121,7 +121,7 @@ def redo(
 ) -> None:
     """Set aside a stage and all built on it, to be made again. `crl resume` makes them; nothing is deleted."""
     from crl.config import Runtime
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
     from crl.run.decisions import withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
@@ -131,7 +131,7 @@ def redo(
     number, stage = parse_place(start)
     directory = RunDirectory.open(path)
     method = directory.method
-    recipe = recipe_of(method)
+    recipe = recipe_in(directory)
     if not directory.is_complete(number, stage):
         recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:

@@ -65,6 +65,9 @@ class RecipeConfig(Model):
     BUILDER: ClassVar[str]
     """`module:function` that builds the recipe (`crl.recipes.stage.Recipe`) of a `Method`: stages stay unloaded until
     somebody runs them."""
+    AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset()
+    """Keys of the method (`recipe.merge`; `*` stands for one name) that nothing reads until a round's episodes are
+    over: a fork that keeps recorded rollouts may change them."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 

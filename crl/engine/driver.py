@@ -38,7 +38,7 @@ from crl.engine.tandem import Tandem
 from crl.engine.targets import remember_target, targets
 from crl.engine.track import Track
 from crl.errors import CrlError, StageFailed
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.recipes.approvals import PendingApproval, pending_approval
 from crl.recipes.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
@@ -69,7 +69,7 @@ class Driver:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.run, self.runtime = run, runtime
-        self.recipe: Recipe = recipe_of(run.method)
+        self.recipe: Recipe = recipe_in(run)
         added = {**prepare_environment(run.method.threads), **(environment or {})}
         count = runtime.overlap_engines if run.method.overlap else 1
         self._tracks = [Track(run.method, runtime, added, self._emit, number=number) for number in range(count)]

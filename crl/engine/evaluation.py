@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.recipes.evaluate_again import Choice, Evaluated, chosen_method
 from crl.recipes.stage import Recipe
 from crl.run.directory import RunDirectory
@@ -43,7 +43,7 @@ def evaluate_round(
     """
     choice = choice or Choice()
     chosen_method(directory.method, choice)  # refused before anything is loaded
-    recipe = recipe_of(directory.method)
+    recipe = recipe_in(directory)
     chosen = _latest(directory, recipe) if number is None else number
     if not _ready(directory, recipe, chosen):
         raise BadInput(

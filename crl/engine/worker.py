@@ -25,7 +25,7 @@ from crl.engine.listener import connect
 from crl.engine.output import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.run.directory import RunDirectory
 
 _PROGRESS_INTERVAL_SECONDS = 0.2
@@ -76,7 +76,7 @@ class Worker:
                 services.release()
             return {}
         run, services = self._open(job.run_path)
-        recipe = recipe_of(run.method)
+        recipe = recipe_in(run)
         if job.kind is JobKind.count_parts:
             if run.is_complete(job.round, job.stage):
                 return {"count": 0, "missing": []}

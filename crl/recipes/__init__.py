@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from crl.config import Method
     from crl.recipes.stage import Recipe
+    from crl.run.directory import RunDirectory
 
 
 def recipe_of(method: Method) -> Recipe:
@@ -27,4 +28,22 @@ def recipe_of(method: Method) -> Recipe:
     recipe: Recipe = builder(method)
     for row_type, suite in recipe.suites.items():
         bring(row_type, suite)
+    return recipe
+
+
+def recipe_in(run: RunDirectory) -> Recipe:
+    """The recipe of a run: that of its method, and in the rounds that a fork begins with that of who made them.
+
+    Raises as :func:`recipe_of`, and RecordDamaged where the lineage of a fork is not what was written.
+    """
+    from crl.recipes.forked import forked
+    from crl.run.lineage import method_in
+
+    ancestors = run.lineage.ancestors
+    if not ancestors:
+        return recipe_of(run.method)
+    methods = [*map(method_in, ancestors), run.method]
+    recipe = recipe_of(methods[0])
+    for ancestor, before, method in zip(ancestors, methods, methods[1:], strict=False):
+        recipe = forked(recipe_of(method), recipe, before, ancestor.round)
     return recipe

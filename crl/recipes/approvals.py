@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.errors import ApprovalPending, BadInput
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.recipes.reading import recorded_rows, stages_behind
 from crl.recipes.stage import Recipe
 from crl.run.decisions import Decision, load_decision, now, shown_digest, write_decision
@@ -108,7 +108,7 @@ def questions(run: RunDirectory, recipe: Recipe, round_number: int | None = None
 def awaited(run_path: Path) -> PendingApproval | None:
     """The decision that a run waits for; None where it waits for none."""
     run = RunDirectory.open(run_path)
-    asked = questions(run, recipe_of(run.method))
+    asked = questions(run, recipe_in(run))
     return next((each for each in asked if each.decision is None), None)
 
 

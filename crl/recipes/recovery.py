@@ -50,6 +50,7 @@ def remake(run: RunDirectory, recipe: Recipe, round_number: int, name: str, serv
     where a file that it reads is damaged, or where nothing proves what came out.
     """
     stage, key = recipe.stage(run.method, round_number, name), key_of(round_number, name)
+    method = run.method_of(round_number, name)
     if stage.run is None or not stage.from_rows:
         raise RecordDamaged(f"stage {key} needs a model or a person: it cannot be made again from rows", where=key)
     writer = MemoryWriter(
@@ -58,7 +59,7 @@ def remake(run: RunDirectory, recipe: Recipe, round_number: int, name: str, serv
         )
     )
     context = StageContext(
-        method=run.method,
+        method=method,
         recipe=recipe,
         stage=stage,
         round_number=round_number,
@@ -81,8 +82,8 @@ def remake(run: RunDirectory, recipe: Recipe, round_number: int, name: str, serv
         },
         shared={relative: sha256_bytes(content) for relative, content in sorted(writer.shared.items())},
         inputs=context.digests(),
-        method=run.method_digest,
-        seed=stage_seed_words(run.method.seed, round_number, name),
+        method=method.digest(),
+        seed=stage_seed_words(method.seed, round_number, name),
     )
     files = {f"rounds/{key}/{name}": content for name, content in contents.items()}
     return _proven(run, key, digested, writer.shared | files)

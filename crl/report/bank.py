@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.recipes.banks import PUBLISHES, publishing_stage
 from crl.recipes.reading import recorded_bank
 from crl.recipes.stage import Recipe
@@ -66,7 +66,7 @@ class BankAfter:
 
     def __init__(self, run: RunDirectory, round_number: int | None = None) -> None:
         """The newest published one where `round_number` is None. Raises BadInput where there is none."""
-        self.run, self.recipe = run, recipe_of(run.method)
+        self.run, self.recipe = run, recipe_in(run)
         self.round = banked_round(run, self.recipe, round_number)
         self.snapshot: Snapshot = recorded_bank(run, self.recipe, self.round)
 

@@ -15,7 +15,7 @@ from crl.bank.changes import summary_of
 from crl.bank.segments import load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput, RecordDamaged
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.recipes.banks import PUBLISHES, publishing_stage, tables_of
 from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.recipes.context import BANK
@@ -119,7 +119,7 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
     Raises BadInput where the round has published no bank, RecordDamaged where a file is not what was committed.
     """
     run = RunDirectory.open(run_path)
-    recipe = recipe_of(run.method)
+    recipe = recipe_in(run)
     place = publishing_stage(recipe, run.method, round_number)
     if place is None or place[0] != round_number or not run.is_complete(*place):
         known = banked_rounds(run, recipe)
@@ -149,7 +149,7 @@ def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] 
 
 def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     """The operations of a round and the bank they are for, from the record. Raises BadInput, RecordDamaged."""
-    recipe = recipe_of(run.method)
+    recipe = recipe_in(run)
     stage = next((each for each in recipe.stages if each.name == PUBLISHES), None)
     if stage is None:
         raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
@@ -175,7 +175,7 @@ def net_diff(run_path: Path, first: int, last: int) -> BankDiff:
             else f"`crl bank diff {run_path} {first}` says what round {first} did",
         )
     run = RunDirectory.open(run_path)
-    recipe = recipe_of(run.method)
+    recipe = recipe_in(run)
     for number in (first, last):
         banked_round(run, recipe, number)
     rounds = {"first": first, "last": last}

@@ -15,11 +15,11 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
 
     Rounds before `since` are taken to be complete.
     """
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
     from crl.run.directory import RunDirectory
 
     run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)
-    recipe = recipe_of(run.method)
+    recipe = recipe_in(run)
     asked = [int(event["last"]) for event in events if event.get("event") == "target"]
     last = max([since, *asked] if since else [*run.rounds(), *asked], default=0)
     for number in range(since, last + 1):

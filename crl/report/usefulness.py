@@ -86,14 +86,14 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
     Raises RecordDamaged.
     """
     from crl.bank.segments import load_texts
-    from crl.recipes import recipe_of
+    from crl.recipes import recipe_in
     from crl.recipes.reading import recorded_bank
 
     newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
     scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))
     if newest is None or not scores:
         return None
-    recipe = recipe_of(run.method)
+    recipe = recipe_in(run)
     return judge(recorded_bank(run, recipe, newest), scores, partial(load_texts, run.path))
 
 

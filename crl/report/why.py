@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from crl.bank.segments import load_texts
 from crl.errors import BadInput, RecordDamaged
-from crl.recipes import recipe_of
+from crl.recipes import recipe_in
 from crl.records import (
     BankChange,
     BankEvent,
@@ -54,7 +54,7 @@ def why(run_path: Path, entry_id: str, *, until: int | None = None) -> Story:
     """
     if until is not None:
         run = RunDirectory.open(run_path)
-        banked_round(run, recipe_of(run.method), until)
+        banked_round(run, recipe_in(run), until)
     story = stories(run_path, [entry_id], until=until)[entry_id]
     if not story.events:
         raise _unknown(run_path, entry_id, until)

@@ -1,6 +1,7 @@
 """The run directory: what is complete, what it holds, and where the next stage is written. The record itself.
 
     <run>/experiment.yaml                     the format of the record, the frozen method
+    <run>/lineage.json                        of a fork: which rounds another run made, and by which method
     <run>/rounds/0007/<stage>/                Parquet files, manifest.json, perhaps checkpoint/
     <run>/rounds/0007/.parts-<stage>/0003/    finished parts of a stage that is not complete yet
     <run>/bank/…                              content-addressed, written once
@@ -31,6 +32,7 @@ from crl.paths import possible_path
 from crl.records import Row, schema_of
 from crl.run import experiment_file
 from crl.run import files as files_
+from crl.run.lineage import Lineage, load_lineage, method_in
 from crl.run.manifest import Manifest, key_of, parse_key
 from crl.run.writer import StageWriter
 
@@ -76,6 +78,16 @@ class RunDirectory:
     def method_digest(self) -> str:
         """Digest of the frozen method."""
         return self.method.digest()
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """Which of its rounds other runs made. Raises RecordDamaged where that is not what was written."""
+        return load_lineage(self.path)
+
+    def method_of(self, round_number: int, stage: str) -> Method:
+        """The method that a stage is made with: of a fork's first rounds that of the run that made them."""
+        maker = self.lineage.maker(round_number, stage)
+        return self.method if maker is None else method_in(maker)
 
     def stage_path(self, round_number: int, stage: str) -> Path:
         """Directory of a stage, complete or not."""
@@ -237,8 +249,11 @@ def _entries(directory: Path) -> list[Path]:
 
 def _check_against_manifests(path: Path, experiment: Experiment) -> None:
     """A run without a readable experiment file takes a new one only if its stages were made with the same method."""
+    lineage = load_lineage(path)
     for entry in _entries(path / "rounds"):
         for stage in _entries(entry):
+            if is_round(entry.name) and lineage.maker(int(entry.name), stage.name) is not None:
+                continue
             with contextlib.suppress(RecordDamaged):
                 method = Manifest.load(stage).digested.method
                 if method != experiment.method.digest():

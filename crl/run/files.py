@@ -219,7 +219,8 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise known from error
 
 
-def _left_behind(name: str, token: int) -> bool:
+def left_behind(name: str, token: int) -> bool:
+    """Whether something temporary of this name is of an attempt before `token`, or of a process that is gone."""
     match = _TEMPORARY.match(name)
     if match is None:
         return False
@@ -262,7 +263,7 @@ def sweep(run_path: Path, token: int) -> list[Path]:
     places += [run_path / "cache", *(entry for entry in parts if entry not in doomed)]
     for place in places:
         if place.is_dir():
-            doomed += [entry for entry in sorted(place.iterdir()) if _left_behind(entry.name, token)]
+            doomed += [entry for entry in sorted(place.iterdir()) if left_behind(entry.name, token)]
     for entry in doomed:
         remove(entry)
     return doomed

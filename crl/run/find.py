@@ -28,5 +28,5 @@ def find_run(name: str | Path) -> Path:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory looks like a run, complete or damaged."""
-    return (path / "experiment.yaml").is_file() or (path / "rounds").is_dir()
+    """Whether a directory looks like a run, complete or damaged; one that is being made has a name with a dot."""
+    return not path.name.startswith(".tmp-") and ((path / "experiment.yaml").is_file() or (path / "rounds").is_dir())

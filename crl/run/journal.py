@@ -20,7 +20,8 @@ class Journal(JsonLines):
 
     The lease writes `attempt_started`, `attempt_ended` and `attempt_taken_over`; whoever runs stages writes
     `stage_started`, `stage_committed`, `stage_failed` and `stage_skipped`; retention `pruned`, redo `set_aside`, and
-    without a lease, as token 0, the catalog `sealed`.
+    without a lease, as token 0, the catalog `sealed`. A fork begins with `forked`, and with what was said of the stages
+    that it was given (`inherited`).
     """
 
     def __init__(self, run_path: Path) -> None:

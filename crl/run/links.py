@@ -8,9 +8,10 @@ from pathlib import Path
 
 from crl.run.directory import is_round
 from crl.run.experiment_file import EXPERIMENT
+from crl.run.lineage import LINEAGE
 from crl.run.problem import Problem, Record, move_away, quoted
 
-_RECORD = (EXPERIMENT, "rounds", "bank", "decisions", "imports")
+_RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
 
 
 def links(record: Record) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from crl.errors import RecordDamaged
 from crl.run.committed import Committed
 from crl.run.files import sha256_file
+from crl.run.lineage import Ancestor, Lineage
 from crl.run.manifest import Manifest, key_of
 from crl.run.prunelog import Pruned
 
@@ -72,6 +73,8 @@ class Record:
     """How files are read: to open a run, only those that changed (`intact`)."""
     stale: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """Manifests that are whole and not those of their place: what was expected and found."""
+    lineage: Lineage = Lineage()
+    """Which rounds another run made; none where that cannot be read (`fork_problems.py` says so)."""
 
     def __post_init__(self) -> None:
         self.manifests = {place: each for place, each in self.stages.items() if isinstance(each, Manifest)}
@@ -84,10 +87,19 @@ class Record:
         return Problem(file, stage, round_number, expected, found, mend, redo=redo)
 
     def redo(self, round_number: int, stage: str) -> str:
+        parent = self.lineage.parent
+        if parent is not None and self.lineage.maker(round_number, stage) is not None:
+            return fork_again(self.run_path, parent)
         return f"crl redo {quoted(self.run_path)} --from {key_of(round_number, stage)}"
 
     def resume(self) -> str:
         return f"crl resume {quoted(self.run_path)}"
+
+
+def fork_again(run_path: Path, parent: Ancestor) -> str:
+    """The command that makes a fork again, under another name: its first rounds are another run's to make."""
+    name, kept = f"{run_path.absolute().name}-again", " --keep-rollouts" if parent.kept else ""
+    return f"crl fork {shlex.quote(parent.experiment)} --round {parent.round} --name {shlex.quote(name)}{kept}"
 
 
 def on_one_line(text: str) -> str:

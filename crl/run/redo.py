@@ -18,6 +18,7 @@ from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import aside, fsync
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
+from crl.run.lineage import load_lineage
 from crl.run.manifest import Manifest, key_of, parse_key
 
 Place = tuple[int, str]
@@ -30,7 +31,7 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
 
     After it come the stages behind it in `order`, all later rounds, and whatever read one of them. Where making them
     again needs a checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises
-    BadInput if there is no such stage or round, StaleAttempt if `token` does not hold the lease.
+    BadInput if there is no such stage or round, or a fork was given one of them, StaleAttempt if `token` does not hold the lease.
     """
     everything = _all_stages(run_path, order)
     # A stage that is gone altogether can be redone as well: what came after it was made from it.
@@ -44,6 +45,7 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
             next_step="`crl status RUN` lists rounds and stages",
         )
     affected = _affected(run_path, (round_number, stage), everything, order)
+    _check_own(run_path, (round_number, stage), affected)
     target = aside(run_path, "rounds")
     with commit_guard(run_path, token):
         if affected:
@@ -64,6 +66,22 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
             where = target.parent.relative_to(run_path).as_posix() if affected else None
             Journal(run_path).record("set_aside", token=token, stages=keys, directory=where)
     return affected
+
+
+def _check_own(run_path: Path, first: Place, affected: Sequence[Place]) -> None:
+    """Raise BadInput for stages that a fork was given: they were made by another method, in another run."""
+    lineage = load_lineage(run_path)
+    place = next((each for each in (first, *affected) if lineage.maker(*each) is not None), None)
+    maker = lineage.maker(*place) if place is not None else None
+    if place is None or maker is None:
+        return
+    why = "" if place == first else f" (making {key_of(*first)} again needs its checkpoint, which was pruned)"
+    raise BadInput(
+        f"{key_of(*place)} was made by {maker.experiment}, which this run was forked from{why}",
+        expected="a stage that this run made",
+        where="--from",
+        next_step=f"take it back in {maker.experiment} with `crl redo`, or fork that one at another round",
+    )
 
 
 def _affected(run_path: Path, start: Place, everything: list[Place], order: Order) -> list[Place]:

@@ -23,6 +23,7 @@ from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
 from crl.run.evaluations import evaluation_faults
 from crl.run.files import sha256_bytes, sha256_file
+from crl.run.fork_problems import fork_problems, has_lost_lineage, readable_lineage
 from crl.run.imports import imported_files
 from crl.run.intact import LastIntact
 from crl.run.lease import LEASE, LOCK, LeaseFile
@@ -56,7 +57,8 @@ def record_of(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_rec
     experiment_file.check_format(run_path)
     # The journal first: a stage that is committed meanwhile is then on the disk before it is missed.
     commits = committed(run_path)
-    return Record(run_path, deep, manifests(run_path), pruned(run_path), commits, from_rows)
+    lineage = readable_lineage(run_path)
+    return Record(run_path, deep, manifests(run_path), pruned(run_path), commits, from_rows, lineage=lineage)
 
 
 def problems_in(record: Record) -> list[Problem]:
@@ -69,6 +71,7 @@ def _recorded(record: Record) -> list[Problem]:
     linked = list(links(record))
     problems = [*_experiment(record), *_manifests(record), *linked, *_stages(record), *chain_problems(record)]
     problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
+    problems += fork_problems(record)
     elsewhere = {problem.file for problem in linked}  # named once, whatever is found there
     return [problem for problem in problems if problem in linked or problem.file not in elsewhere]
 
@@ -98,7 +101,9 @@ def require_intact(run_path: Path, *, from_rows: FromRows = no_recipe, changed: 
 
 def _experiment(record: Record) -> Iterator[Problem]:
     path = record.run_path
-    methods = Counter(manifest.digested.method for manifest in record.manifests.values())
+    made = {place: record.lineage.maker(*place) for place in record.manifests}
+    own = [manifest for place, manifest in record.manifests.items() if made[place] is None]
+    methods = Counter(manifest.digested.method for manifest in own)
     recorded = methods.most_common(1)[0][0] if methods else "a method"
     mend = f"crl train conf/{shlex.quote(path.absolute().name)}.yaml"
     try:
@@ -115,11 +120,15 @@ def _experiment(record: Record) -> Iterator[Problem]:
         found, mend = f"method {digest}", move_away(path, path / experiment_file.EXPERIMENT)
         yield Problem(experiment_file.EXPERIMENT, None, None, f"method {recorded}", found, mend)
         digest = recorded
+    if has_lost_lineage(record):
+        return  # which of the stages another run made, by its method, is not known
     for (number, stage), manifest in record.manifests.items():
-        if manifest.digested.method != digest:
+        maker = made[number, stage]
+        expected = digest if maker is None else maker.method_digest
+        if manifest.digested.method != expected:
             file = f"rounds/{key_of(number, stage)}/{MANIFEST}"
             found = f"method {manifest.digested.method}"
-            yield Problem(file, stage, number, f"method {digest}", found, record.redo(number, stage))
+            yield Problem(file, stage, number, f"method {expected}", found, record.redo(number, stage))
 
 
 def _manifests(record: Record) -> Iterator[Problem]:

@@ -34,11 +34,11 @@ class PlannedRun:
 
     def rounds_done(self) -> int:
         """The last round of the study up to which every stage is complete; −1 before round 0."""
-        from crl.recipes import recipe_of
+        from crl.recipes import recipe_in
         from crl.run.directory import RunDirectory
 
         run = RunDirectory(self.path, self.name, self.experiment.method)
-        recipe = recipe_of(run.method)
+        recipe = recipe_in(run)
         for number in range(self.rounds + 1):
             if not all(run.is_complete(number, stage.name) for stage in recipe.stages_of(run.method, number)):
                 return number - 1

@@ -46,6 +46,13 @@ class BankRecipeConfig(RecipeConfig):
     has_bank: ClassVar[bool] = True
     """Whether it keeps an experience bank."""
     BANK_CHANGES_AFTER_WARM_UP: ClassVar[bool] = True
+    AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompts.distill", "prompts.merge", "recipe.actor_objective", "recipe.approve_bank", "recipe.bank",
+            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.extractor_objective", "recipe.merge",
+            "recipe.self_distillation", "recipe.warm_up_rounds",
+        }
+    )  # fmt: skip
     OVERLAPS: ClassVar[bool] = True
 
     guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")

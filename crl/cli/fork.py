@@ -1,0 +1,104 @@
+"""`crl fork`: a new run that goes on from a round of another one, with the same method or a changed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crl.cli.shared import RunArgument, console, parse_overrides, shown
+from crl.errors import BadInput
+from crl.paths import short
+from crl.run.find import find_run
+
+if TYPE_CHECKING:
+    from crl.config import Experiment, Runtime
+    from crl.run.directory import RunDirectory
+
+
+def fork(
+    run: RunArgument,
+    round: Annotated[int, typer.Option(min=0, max=1_000_000, help="The finished round that it goes on from.")],
+    name: Annotated[str, typer.Option(metavar="NEW", help="Name of the new experiment.")],
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: --set method.recipe.merge.every=2")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Another recipe; it keeps the mechanisms that both have.")
+    ] = None,
+    keep_rollouts: Annotated[
+        bool,
+        typer.Option("--keep-rollouts", help="Take the parent's rollouts of the next round; run what follows them."),
+    ] = False,
+) -> None:
+    """Branch a run: a new one begins with the weights, optimizer state, bank and counters of one of its rounds."""
+    from crl.engine.targets import last_runtime, remember_target
+    from crl.preflight import check_ready
+    from crl.recipes.fork import check_fork
+    from crl.recipes.fork import fork as make
+    from crl.run.directory import RunDirectory
+    from crl.run.journal import Journal
+
+    path = find_run(run)
+    parent, runtime = RunDirectory.open(path), last_runtime(path)
+    experiment = changed_experiment(parent, runtime, name, set or [], recipe)
+    root = path.absolute().parent
+    check_fork(parent, round, experiment, root, keep_rollouts=keep_rollouts)  # refused before any model is looked for
+    if experiment.method != parent.method:
+        check_ready(experiment, root / name, 1)
+
+    def remember(directory: Path) -> None:
+        # What it sets out for is nothing yet; with which shards, limits and retention is the parent's.
+        remember_target(Journal(directory), round + 1, round, purpose=None, token=0, runtime=runtime)
+
+    made = make(parent, round, experiment, root, keep_rollouts=keep_rollouts, also=remember)
+    _say(parent, made, round)
+
+
+def changed_experiment(
+    parent: RunDirectory, runtime: Runtime, name: str, pairs: list[str], recipe: str | None
+) -> Experiment:
+    """The parent's experiment under another name, with other settings of the method. Raises BadInput."""
+    from crl.config.load import parse_experiment
+
+    overrides = parse_overrides(pairs)
+    for key in overrides:
+        if key != "method" and not key.startswith("method."):
+            raise BadInput(
+                f"--set {short(key)} is no part of the method",
+                expected="keys of `method`: what changes no number may change at any time, without a fork",
+                where="--set",
+                next_step="give it to `crl train`; a fork goes on with the runtime that its parent had last",
+            )
+    method = parent.method.model_dump(mode="json")
+    if recipe is not None:
+        method["recipe"] = _mechanisms(recipe, method["recipe"])
+    data = {"name": name, "method": method, "runtime": runtime.model_dump(mode="json")}
+    return parse_experiment(data, overrides, base=Path("conf"), where=f"the method of {parent.experiment_name}, changed,")
+
+
+def _mechanisms(kind: str, before: dict[str, Any]) -> dict[str, Any]:
+    """The config of another recipe: what it has in common with the one before stays, the rest is as by default."""
+    from crl.config import RECIPES
+
+    known = RECIPES.load(kind).model_fields
+    return {**{key: value for key, value in before.items() if key in known}, "kind": kind}
+
+
+def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
+    from crl.run.experiment_file import differences
+
+    out, where = console(), shown(made.path)
+    out.print(f"{where} goes on from round {round_number} of {shown(parent.path)}", soft_wrap=True)
+    old, new = (each.method.model_dump(mode="json") for each in (parent, made))
+    changes = list(differences(old, new, "method"))
+    for key, before, after in changes:
+        out.print(f"  {key}: {short(repr(before))} → {short(repr(after))}", soft_wrap=True)
+    if not changes:
+        out.print("  with the same method: its rounds will have the digests of the parent's")
+    last = made.lineage.ancestors[-1]
+    if last.kept:
+        names = ", ".join(key.partition("/")[2] for key in last.kept)
+        out.print(f"  with the parent's {names} of round {round_number + 1}; what follows them is to be run")
+    out.print(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}", soft_wrap=True)

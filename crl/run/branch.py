@@ -1,0 +1,198 @@
+"""A new run directory that holds the first rounds of another one: the part of a fork that works with files.
+
+Files of the record are never written twice, so they are shared by hard links where the file system has them, and copied
+elsewhere: each run may be pruned, redone, mended and deleted without the other. Every file is read and held against its
+manifest in its new place. All of it happens in a directory whose name begins with a dot, `.tmp-<name>-<pid>-0`, which
+no command takes for a run; one rename, after everything is on the disk, makes it one. What a killed fork left is
+removed by the next one beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crl.config import Experiment
+from crl.errors import BadInput, RecordDamaged
+from crl.run import experiment_file
+from crl.run.decisions import decided_rounds, decision_path
+from crl.run.directory import RunDirectory, manifests
+from crl.run.files import disk_errors, fsync, fsync_tree, left_behind, mending, remove, sha256_file, temporary
+from crl.run.head import heads
+from crl.run.journal import Journal
+from crl.run.lineage import LINEAGE, Ancestor, Lineage
+from crl.run.manifest import MANIFEST, Manifest, key_of
+from crl.run.prunelog import Pruned, note_pruned, pruned
+from crl.run.retention import CHECKPOINT, is_pruned
+
+Place = tuple[int, str]
+FORKED = "forked"
+"""Event of the journal that the run begins with."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What is taken from which run."""
+
+    parent: RunDirectory
+    round: int
+    kept: tuple[str, ...] = ()
+    """Stages of the round after that are taken too."""
+
+    def takes(self, place: Place) -> bool:
+        """Whether a stage of the parent is taken."""
+        return place[0] <= self.round or (place[0] == self.round + 1 and place[1] in self.kept)
+
+
+def lineage_of(branch: Branch) -> Lineage:
+    """The ancestors of a run that is branched off. Raises RecordDamaged where a manifest cannot be read."""
+    kept = tuple(key_of(branch.round + 1, stage) for stage in branch.kept)
+    head = heads({place: each for place, each in manifests(branch.parent.path).items() if place[0] <= branch.round})
+    parent = Ancestor(
+        experiment=branch.parent.experiment_name,
+        round=branch.round,
+        head=head[branch.round],
+        method_digest=branch.parent.method_digest,
+        method=branch.parent.method.model_dump(mode="json"),
+        kept=kept,
+    )
+    older = [each.up_to(branch.round, kept) for each in branch.parent.lineage.ancestors]
+    clipped = [each if each.round < branch.round else each.model_copy(update={"head": parent.head}) for each in older]
+    return Lineage((*clipped, parent))
+
+
+def check_name_is_free(root: Path, name: str) -> None:
+    """Raise BadInput where there is a run, or anything else, of this name."""
+    path = Path(root) / name
+    if path.exists() or path.is_symlink():
+        raise BadInput(
+            f"there is {path} already", expected="a name that no run has", where="--name", next_step="choose another"
+        )
+
+
+def make_branch(branch: Branch, experiment: Experiment, root: Path, also: Callable[[Path], None]) -> RunDirectory:
+    """Make the run `root/<name>` of these stages. `also` may add to the directory before it becomes a run.
+
+    Raises BadInput where the name is taken, RecordDamaged, naming the parent's file, where what was taken is not what
+    its manifest says, DiskFull, RunDirectoryUnusable. Whatever is raised, there is no run of this name.
+    """
+    check_name_is_free(root, experiment.name)
+    lineage, target = lineage_of(branch), Path(root) / experiment.name
+    scratch = temporary(target, 0)
+    with disk_errors(target):
+        _sweep(target)
+        try:
+            scratch.mkdir(parents=True)
+            _fill(branch, scratch)
+            (scratch / LINEAGE).write_bytes(lineage.render())
+            experiment_file.create(scratch, experiment)
+            also(scratch)
+            fsync_tree(scratch)
+            check_name_is_free(root, experiment.name)
+            scratch.rename(target)
+        finally:
+            remove(scratch)
+        fsync(target.parent)
+    return RunDirectory.open(target)
+
+
+def _fill(branch: Branch, scratch: Path) -> None:
+    source, journal = branch.parent.path, Journal(scratch)
+    parent = branch.parent
+    journal.record(FORKED, token=0, parent=str(source.absolute()), round=branch.round, kept=list(branch.kept))
+    deleted = pruned(source)
+    taken = {place: each for place, each in manifests(source).items() if branch.takes(place)}
+    for (number, stage), manifest in taken.items():
+        if isinstance(manifest, RecordDamaged):
+            raise manifest
+        gone = _take_stage(source, scratch, (number, stage), manifest, deleted)
+        _tell(journal, (number, stage), manifest)
+        if gone is not None:
+            note_pruned(scratch, gone, 0)
+    for number in decided_rounds(source):
+        if number <= branch.round:
+            _take(decision_path(source, number), decision_path(scratch, number))
+    _check_still_there(parent, taken.keys())
+
+
+def _take_stage(
+    source: Path, scratch: Path, place: Place, manifest: Manifest, deleted: Sequence[Pruned]
+) -> Pruned | None:
+    """Take the files of a stage and those that it shares; returns the entry of a checkpoint that was pruned."""
+    directory = f"rounds/{key_of(*place)}"
+    has_checkpoint = (source / directory / CHECKPOINT).is_dir()
+    gone = not has_checkpoint and is_pruned(deleted, *place, CHECKPOINT, manifest)
+    for name, file in manifest.digested.files.items():
+        if gone and name.startswith(f"{CHECKPOINT}/"):
+            continue
+        _take_checked(source, scratch, f"{directory}/{name}", file.sha256)
+    for relative, sha256 in manifest.digested.shared.items():
+        if not (scratch / relative).exists():
+            _take_checked(source, scratch, relative, sha256)
+    _take(source / directory / MANIFEST, scratch / directory / MANIFEST)
+    if not gone:
+        return None
+    return next(each for each in deleted if is_pruned([each], *place, CHECKPOINT, manifest))
+
+
+def _take_checked(source: Path, scratch: Path, relative: str, sha256: str) -> None:
+    try:
+        _take(source / relative, scratch / relative)
+        found = sha256_file(scratch / relative)
+    except FileNotFoundError:
+        found = "no such file"
+    if found != sha256:
+        raise RecordDamaged(
+            f"{relative} of the parent is not the file that was committed: {found}",
+            expected=sha256,
+            where=str(source / relative),
+            next_step=mending(source),
+        )
+
+
+def _take(source: Path, target: Path) -> None:
+    """A hard link; a copy where the file system has none, or the file is elsewhere."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _tell(journal: Journal, place: Place, manifest: Manifest) -> None:
+    """What the parent's journal says of a stage: without it nobody would miss a stage that is deleted."""
+    token = manifest.provenance.get("token")
+    told = token if isinstance(token, int) else 0
+    journal.record("stage_started", token=told, round_number=place[0], stage=place[1], inherited=True)
+    journal.record(
+        "stage_committed", token=told, round_number=place[0], stage=place[1], digest=manifest.digest, inherited=True
+    )
+
+
+def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
+    """Another process may take stages of the parent back meanwhile: what was taken would be of two makings."""
+    gone = [key_of(*place) for place in taken if not parent.is_complete(*place)]
+    if gone:
+        raise RecordDamaged(
+            f"{gone[0]} of the parent was taken back while the run was forked",
+            expected="a parent whose rounds stay as they are",
+            where=str(parent.path),
+            next_step="wait until `crl redo` and `crl resume` of the parent have ended, then fork it again",
+        )
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed forks left beside a new run."""
+    for entry in _left(target.parent):
+        remove(entry)
+
+
+def _left(root: Path) -> Iterator[Path]:
+    for entry in sorted(root.iterdir()) if root.is_dir() else []:
+        if left_behind(entry.name, 0):
+            yield entry
