@@ -119,7 +119,7 @@ class ExtractorNetwork:
                         next_step="lower recipe.extractor.learning_rate",
                     )
                 self._optimizer.zero_grad()
-                loss.backward()
+                torch.autograd.backward(loss)
                 self._optimizer.step()
                 self._steps += 1
         if before is None:
@@ -131,12 +131,12 @@ class ExtractorNetwork:
         found = {}
         for name, parameter in self._parameters.items():
             state = self._optimizer.state.get(parameter, {})
-            weights = parameter.detach().numpy().copy()
-            moments = [
+            weights: Floats = parameter.detach().numpy().copy()
+            first, second = (
                 state[key].numpy().copy() if key in state else np.zeros_like(weights)
                 for key in ("exp_avg", "exp_avg_sq")
-            ]
-            found[name] = Tensor(weights, *moments, self._steps)
+            )
+            found[name] = Tensor(weights, first, second, self._steps)
         return found
 
     def _logits(self, features_NF: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Importance-weighted replay: past samples are drawn by a learned worth, which is measured on held-out training tasks."""
+"""Importance-weighted replay: past samples are drawn by a learned worth, measured on held-out training tasks."""

@@ -28,16 +28,13 @@ def network_of(ctx: StageContext, features: int, read: str = NETWORK) -> Extract
     if not rows:
         seed = seed_for(ctx.method.seed, "extractor_network")
         return ExtractorNetwork(first_tensors(features, config.hidden, seed), _settings(config))
-    tensors = {
-        row.name: Tensor(
-            *(
-                np.array(values, dtype=np.float32).reshape(row.shape)
-                for values in (row.weights, row.first_moment, row.second_moment)
-            ),
-            row.steps,
+    tensors = {}
+    for row in rows:
+        weights, first, second = (
+            np.array(values, dtype=np.float32).reshape(row.shape)
+            for values in (row.weights, row.first_moment, row.second_moment)
         )
-        for row in rows
-    }
+        tensors[row.name] = Tensor(weights, first, second, row.steps)
     return ExtractorNetwork(tensors, _settings(config))
 
 
