@@ -1,4 +1,4 @@
-"""Importance-weighted replay against plain arithmetic: drawing, eviction, refreshing, losses, labels, ratios, weights."""
+"""Importance-weighted replay against plain arithmetic: drawing, eviction, refreshing, losses, labels, weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crl.recipes.importance_replay.buffer import (
     rescored,
     to_refresh,
 )
-from crl.recipes.importance_replay.config import ProbeConfig
+from crl.recipes.importance_replay.config import ReplayProbeConfig
 from crl.recipes.importance_replay.features import compressed, features_of
 from crl.recipes.importance_replay.measure import improvements, labelled
 from crl.recipes.importance_replay.rows import EVICTED, HELD, Improvement, ProbePair, ReplayDraw, ReplayItem
@@ -208,7 +208,7 @@ def pair(before: float, after: float, *, seed: int = 0, family: str = "lake", co
 
 
 def verdicts(pairs: list[ProbePair], *, moved: bool = True, **settings: Any) -> list[Improvement]:
-    return improvements(pairs, ["lake", "hill"], ProbeConfig(**settings), moved=moved)
+    return improvements(pairs, ["lake", "hill"], ReplayProbeConfig(**settings), moved=moved)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ NEUTRAL = 0.5
 """Score of a sample that the network has not seen."""
 
 
-class BufferConfig(Model):
+class ReplayBufferConfig(Model):
     """Past samples, and how many of them an update draws."""
 
     capacity: int = Field(
@@ -28,7 +28,7 @@ class BufferConfig(Model):
     steps: int = Field(1, ge=1, le=1000, description="Optimizer steps of a round, each on a batch of its own.")
 
 
-class NetworkConfig(Model):
+class ExtractorNetworkConfig(Model):
     """The extractor network, which predicts what a sample is worth; its loss, and when it scores the buffer."""
 
     embedder: str | None = Field(
@@ -53,7 +53,7 @@ class NetworkConfig(Model):
     )
 
 
-class ProbeConfig(Model):
+class ReplayProbeConfig(Model):
     """Training tasks that only probes play: before and after an update, with common random numbers."""
 
     tasks: int = Field(8, ge=1, le=4096, description="Tasks per family in a round, each played before and after.")
@@ -79,9 +79,9 @@ class ImportanceReplayConfig(RecipeConfig):
         description="How past samples are drawn: in proportion to their scores, evenly, or not at all (an update then "
         "trains the samples of its round).",
     )
-    buffer: BufferConfig = Field(BufferConfig(), description="The replay buffer.")
-    extractor: NetworkConfig = Field(NetworkConfig(), description="The network that scores samples.")
-    probe: ProbeConfig = Field(ProbeConfig(), description="How it is measured whether an update helped.")
+    buffer: ReplayBufferConfig = Field(ReplayBufferConfig(), description="The replay buffer.")
+    extractor: ExtractorNetworkConfig = Field(ExtractorNetworkConfig(), description="The network that scores samples.")
+    probe: ReplayProbeConfig = Field(ReplayProbeConfig(), description="How it is measured whether an update helped.")
     objective: ClippedObjective = Field(
         ClippedObjective(clip_high=0.2, kl=0.0, aggregation="token_mean"),
         description="GRPO; ratios are against the probabilities that sampled the tokens, however long ago.",

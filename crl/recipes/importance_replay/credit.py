@@ -83,10 +83,10 @@ def credit(ctx: StageContext) -> None:
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
         figures |= {
-            "buffer": float(len(held)),
-            "buffer_entered": float(len(new)),
-            "buffer_evicted": float(len(gone)),
-            "buffer_without_advantage": float(len(played) - len(new)),
+            "replay_buffer": float(len(held)),
+            "replay_entered": float(len(new)),
+            "replay_evicted": float(len(gone)),
+            "replay_without_advantage": float(len(played) - len(new)),
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
     ctx.write(Sample, [_sample(each, ctx.round) for each in chosen])

@@ -17,7 +17,7 @@ from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
 from crl.records import Episode, Metric, Turn
 
-_CARRIED = ("buffer", "buffer_entered", "buffer_evicted", "buffer_without_advantage", "scores_refreshed")
+_CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
 _LOSSES = ("extractor_loss", "coupling_loss", "draws_labelled")
 
 

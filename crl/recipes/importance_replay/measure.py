@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from crl.learn.credit import usable
 from crl.recipes.context import StageContext
-from crl.recipes.importance_replay.config import ACTOR, ProbeConfig, config_of
+from crl.recipes.importance_replay.config import ACTOR, ReplayProbeConfig, config_of
 from crl.recipes.importance_replay.network import matrix, network_of, rows_of_network
 from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE, probe_id
 from crl.recipes.importance_replay.rows import (
@@ -86,7 +86,7 @@ def pairs_of(
 
 
 def improvements(
-    pairs: Sequence[ProbePair], families: Sequence[str], config: ProbeConfig, *, moved: bool
+    pairs: Sequence[ProbePair], families: Sequence[str], config: ReplayProbeConfig, *, moved: bool
 ) -> list[Improvement]:
     """The verdict on an update over all probes, or by family: the sign of the mean difference, beyond the margin."""
     scopes: Sequence[str | None] = families if config.scope == "family" else [None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crl.recipes.context import StageContext
-from crl.recipes.importance_replay.config import NetworkConfig, config_of
+from crl.recipes.importance_replay.config import ExtractorNetworkConfig, config_of
 from crl.recipes.importance_replay.rows import ExtractorTensor
 from crl.run.seeds import seed_for
 
@@ -58,7 +58,7 @@ def matrix(features: Sequence[Sequence[float]]) -> np.ndarray[tuple[int, int], n
     return np.array(features, dtype=np.float32)
 
 
-def _settings(config: NetworkConfig) -> WorthSettings:
+def _settings(config: ExtractorNetworkConfig) -> WorthSettings:
     from crl.learn.worth import WorthSettings
 
     return WorthSettings(config.learning_rate, config.extractor_coefficient, config.coupling_coefficient)

@@ -77,8 +77,12 @@ def test_what_carries_an_advantage_enters_and_the_oldest_leave(run: Played) -> N
         new = [row for row in buffer if row.generation_round == number]
         assert [row.advantage for row in new] == pytest.approx([value for value in carried.values() if value])
         said = figures(run, number)
-        assert (said["buffer"], said["buffer_evicted"], said["buffer_entered"]) == (len(held), len(gone), len(new))
-        assert said["buffer_without_advantage"] == sum(not value for value in carried.values())
+        assert (said["replay_buffer"], said["replay_evicted"], said["replay_entered"]) == (
+            len(held),
+            len(gone),
+            len(new),
+        )
+        assert said["replay_without_advantage"] == sum(not value for value in carried.values())
     assert gone, "in the last round some had to go"
 
 
@@ -297,7 +301,7 @@ def test_the_comparisons_are_switches_of_the_same_experiment(
     else:
         assert {row.source for row in samples} == {"0002/collect"}, "the round's own, and nothing is kept"
         assert {row.weight for row in samples} == {1 / 24} and other.tables(2, "credit") == {"samples", "metrics"}
-        assert "buffer" not in figures(other, 2)
+        assert "replay_buffer" not in figures(other, 2)
     assert "probe_episodes" not in figures(other, 2)
 
 
