@@ -104,6 +104,7 @@ RECIPES = Registry(
         "experience_only": "crl.recipes.complementary.config:ExperienceOnlyConfig",
         "offline_bank": "crl.recipes.complementary.config:OfflineBankConfig",
         "erl": "crl.recipes.erl.config:ErlConfig",
+        "importance_replay": "crl.recipes.importance_replay.config:ImportanceReplayConfig",
     },
 )
 """Recipes by kind; other packages add theirs in the entry-point group `crl.recipes`."""

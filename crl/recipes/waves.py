@@ -9,7 +9,8 @@ import numpy as np
 from crl.config import Method, SamplingConfig
 from crl.protocols import Advisor, Environment, Policy
 from crl.recipes.context import StageContext
-from crl.records import Retrieval, Task
+from crl.recipes.weights import weights_of
+from crl.records import Episode, Generation, Retrieval, Task, Turn
 from crl.rollout.environments import MixedEnvironment
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
@@ -62,6 +63,32 @@ def play(
         advisor=advisor,
         progress=progress or (lambda figures: ctx.progress(**figures)),
     )
+
+
+def play_with_actor(
+    ctx: StageContext, slots: Sequence[EpisodeSlot], seed_of: Callable[[str], np.random.SeedSequence] | None = None
+) -> list[PlayedEpisode]:
+    """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play."""
+    if not slots:
+        return []
+    weights = weights_of(ctx, "actor")
+    policy = ctx.services.policy("actor", weights)
+    with ctx.timed("play", len(slots)):
+        return play(
+            ctx,
+            policy,
+            slots,
+            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
+            weights_digest=weights.weights_digest,
+            seed_of=seed_of,
+        )
+
+
+def write_played(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
+    """Write episodes with their turns and token records."""
+    ctx.write(Episode, [each.episode for each in played])
+    ctx.write(Turn, [turn for each in played for turn in each.turns])
+    ctx.write(Generation, [each.generation for each in played])
 
 
 def together(method: Method) -> dict[str, str]:

@@ -13,17 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from crl.bank.snapshot import Snapshot
-from crl.config import Method
+from crl.config import FamilyConfig, Method
 from crl.learn.credit import shown_by_episode
 from crl.protocols import Step, StopReason
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, texts_of
 from crl.recipes.complementary.judge import judged_in_evaluation
-from crl.recipes.complementary.plan import task_of
-from crl.recipes.context import StageContext
-from crl.recipes.waves import environment_of, play, sampling_of, slots_of, together
+from crl.recipes.context import BANK, StageContext
+from crl.recipes.single_plays import tasks_at, waves_over
+from crl.recipes.stage import Read, Stage
+from crl.recipes.update import update_name
+from crl.recipes.waves import environment_of, play, sampling_of, slots_of
 from crl.recipes.weights import weights_of
-from crl.records import FREE, GUIDED, Evaluation, Retrieval, RetrievalCount, Task, Turn
+from crl.records import FREE, GUIDED, Evaluation, Retrieval, RetrievalCount, Turn
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke, step_or_error
 from crl.rollout.play import PlayedEpisode
@@ -31,6 +33,8 @@ from crl.rollout.readable import Readable
 from crl.run.seeds import seed_for
 
 WITH_BANK, WITHOUT_BANK, RANDOM = "with_bank", "without_bank", "random"
+NOWHERE = "nowhere"
+"""A stage that no round has: what reads its bank finds an empty one."""
 RANDOM_PLAYS = 8
 """Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
 
@@ -54,6 +58,19 @@ def base_due(method: Method, round_number: int) -> bool:
     return method.evaluation.every > 0
 
 
+def without_bank_stage(method: Method) -> Stage:
+    """The stage of a recipe whose evaluation sees no bank, whether it keeps one or not."""
+    return Stage(
+        name="evaluate",
+        reads=(Read(update_name(method.owner("actor")), 0, "actor"), Read(NOWHERE, 0, BANK)),
+        writes=(Evaluation,),
+        role="actor",
+        due=due,
+        parts=count_parts,
+        run_part=evaluate_part,
+    )
+
+
 def count_parts(ctx: StageContext) -> int:
     """Waves over arms and families."""
     return len(_waves(ctx))
@@ -66,7 +83,12 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
         ctx.write(Evaluation, _random_plays(ctx, wave))
         return
     weights = weights_of(ctx, "actor")
-    tasks = _tasks(ctx, wave)
+    tasks = tasks_at(
+        ctx,
+        wave.tasks,
+        name=lambda family, seed: f"e{ctx.round:04d}/{wave.arm}/{family}-s{seed}",
+        stream=GUIDED if wave.arm == WITH_BANK else FREE,
+    )
     bank = _bank(ctx)
     retrievals: list[Retrieval] = []
     if wave.arm == WITH_BANK:
@@ -119,42 +141,14 @@ def _waves(ctx: StageContext) -> list[_Wave]:
         arms.append(RANDOM)
     if ctx.arms is not None:
         arms = [arm for arm in arms if arm in ctx.arms]
-    width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
-    waves = []
-    for arm in arms:
-        for tasks in _held_out(ctx.method):
-            waves += [_Wave(arm, tuple(tasks[at : at + width])) for at in range(0, len(tasks), width)]
-    return waves
+    held_out = waves_over(ctx.method, _held_out)
+    return [_Wave(arm, tuple(tasks)) for arm in arms for tasks in held_out]
 
 
-def _held_out(method: Method) -> list[list[tuple[str, int]]]:
-    """(family, seed) of every held-out task: a list of those families that may share a wave."""
-    shared: dict[str, list[tuple[str, int]]] = {}
-    first_of = together(method)
-    for family in method.families:
-        first, count = family.evaluation_seeds.start, family.evaluation_seeds.count
-        tasks = shared.setdefault(first_of[family.name], [])
-        tasks += [(family.name, seed) for seed in range(first, first + count)]
-    return list(shared.values())
-
-
-def _tasks(ctx: StageContext, wave: _Wave) -> list[Task]:
-    environment = Readable(
-        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
-    )
-    starts = environment.reset_many([seed for _, seed in wave.tasks])
-    return [
-        task_of(
-            ctx,
-            start,
-            episode_id=f"e{ctx.round:04d}/{wave.arm}/{family}-s{seed}",
-            family=family,
-            group=index,
-            environment_seed=seed,
-            stream=GUIDED if wave.arm == WITH_BANK else FREE,
-        )
-        for index, ((family, seed), start) in enumerate(zip(wave.tasks, starts, strict=True))
-    ]
+def _held_out(family: FamilyConfig) -> range:
+    """Seeds of every held-out task of a family."""
+    first = family.evaluation_seeds.start
+    return range(first, first + family.evaluation_seeds.count)
 
 
 def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from crl.config import FamilyConfig
+from crl.config import FamilyConfig, SeedRange
 from crl.protocols import Start
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all
 from crl.recipes.complementary.config import config_of
@@ -32,12 +32,23 @@ def plan(ctx: StageContext) -> None:
     ctx.write(RetrievalCount, counts)
 
 
-def drawn_tasks(ctx: StageContext, streams: Callable[[int], Sequence[str]]) -> list[Task]:
-    """The tasks of a round, a group of members for each; `streams` says for a group size the stream of each member."""
+def train_seeds(family: FamilyConfig) -> SeedRange:
+    """All train seeds of a family."""
+    return family.train_seeds
+
+
+def drawn_tasks(
+    ctx: StageContext,
+    streams: Callable[[int], Sequence[str]],
+    seeds_of: Callable[[FamilyConfig], SeedRange] = train_seeds,
+) -> list[Task]:
+    """The tasks of a round, a group of members for each; `streams` says for a group size the stream of each member,
+    `seeds_of` which seeds of a family are drawn from."""
     tasks: list[Task] = []
     for family in ctx.method.families:
         members = streams(ctx.method.group_size(family))
-        tasks += _family_tasks(ctx, family, members, first_group=len({task.group for task in tasks}))
+        first_group = len({task.group for task in tasks})
+        tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group)
         ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
     return tasks
 
@@ -68,10 +79,11 @@ def task_of(
     )
 
 
-def _family_tasks(ctx: StageContext, family: FamilyConfig, streams: Sequence[str], first_group: int) -> list[Task]:
+def _family_tasks(
+    ctx: StageContext, family: FamilyConfig, seeds: SeedRange, streams: Sequence[str], first_group: int
+) -> list[Task]:
     import numpy as np
 
-    seeds = family.train_seeds
     generator = np.random.default_rng(ctx.seed(family.name))
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)

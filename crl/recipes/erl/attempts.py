@@ -16,10 +16,10 @@ from crl.learn.credit import usable
 from crl.recipes.context import StageContext
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import SECOND, Reflection
-from crl.recipes.waves import play, sampling_of
+from crl.recipes.waves import play_with_actor, write_played
 from crl.recipes.weights import weights_of
-from crl.records import Episode, Generation, StrippedContext, Task, Turn
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
+from crl.records import Episode, StrippedContext, Task
+from crl.rollout.play import EpisodeSlot, waves_of
 from crl.rollout.stripped import stripped_context
 
 COLLECT, PLAN = "collect", "plan"
@@ -79,8 +79,7 @@ def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pen
 
 def collect_part(ctx: StageContext, part: int) -> None:
     """Play one wave of first attempts with the actor of the round before."""
-    played = _played(ctx, [EpisodeSlot(task) for task in waves(ctx)[part]])
-    _write(ctx, played)
+    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in waves(ctx)[part]]))
 
 
 def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
@@ -93,8 +92,8 @@ def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
     for task, before in again:
         name = attempt_id(task.episode_id, revision)
         slots.append(_slot(dataclasses.replace(task, episode_id=name, stream=SECOND), before, written.get(name)))
-    played = _played(ctx, slots)
-    _write(ctx, played)
+    played = play_with_actor(ctx, slots)
+    write_played(ctx, played)
     if config_of(ctx.method).internalise is not None:
         guided = [each for each in played if each.episode.guided]
         chat = ctx.services.policy(ACTOR, weights_of(ctx, ACTOR)).chat if guided else None
@@ -108,24 +107,3 @@ def _slot(task: Task, before: Episode, reflection: Reflection | None) -> Episode
         return EpisodeSlot(task, entry_id, digest, reflection.text, as_instructions=True)
     # The instructions stay: the prompt's own, or those that the attempt before went by.
     return EpisodeSlot(task, before.entry_id, before.content_digest, before.experience, as_instructions=before.guided)
-
-
-def _played(ctx: StageContext, slots: Sequence[EpisodeSlot]) -> list[PlayedEpisode]:
-    if not slots:
-        return []
-    weights = weights_of(ctx, ACTOR)
-    policy = ctx.services.policy(ACTOR, weights)
-    with ctx.timed("play", len(slots)):
-        return play(
-            ctx,
-            policy,
-            slots,
-            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
-            weights_digest=weights.weights_digest,
-        )
-
-
-def _write(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
-    ctx.write(Episode, [each.episode for each in played])
-    ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])

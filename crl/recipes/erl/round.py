@@ -28,7 +28,6 @@ from crl.records import (
     Distillation,
     EntryScore,
     Episode,
-    Evaluation,
     Generation,
     ImportedEntry,
     Metric,
@@ -41,9 +40,6 @@ from crl.records import (
     Weights,
 )
 
-NOWHERE = "nowhere"
-"""A stage that no round has: evaluation reads an empty bank, whatever the memory holds."""
-
 
 def build(method: Method) -> Recipe:
     """The recipe of a method."""
@@ -52,15 +48,7 @@ def build(method: Method) -> Recipe:
     def weights(role: str, back: int) -> Read:
         return Read(update_name(method.owner(role)), -back, role)
 
-    evaluates = Stage(
-        name="evaluate",
-        reads=(weights(ACTOR, 0), Read(NOWHERE, 0, BANK)),
-        writes=(Evaluation,),
-        role=ACTOR,
-        due=evaluate.due,
-        parts=evaluate.count_parts,
-        run_part=evaluate.evaluate_part,
-    )
+    evaluates = evaluate.without_bank_stage(method)
     all_attempts = tuple(Read(attempt_stage(revision)) for revision in range(config.revisions + 1))
     reflections = tuple(
         Read(reflect_stage(revision)) for revision in range(1, config.revisions + 1) if config.reflect is not None

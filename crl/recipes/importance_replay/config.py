@@ -1,0 +1,166 @@
+"""The mechanisms of importance-weighted replay, and what it says of itself. No stage is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from crl.config import ClippedObjective, EmbedderUse, FamilyConfig, Method, Model, RecipeConfig, RoleUse, SeedRange
+from crl.config.base import MOST_ROUNDS
+from crl.errors import BadInput
+
+ACTOR = "actor"
+NEUTRAL = 0.5
+"""Score of a sample that the network has not seen."""
+
+
+class ReplayBufferConfig(Model):
+    """Past samples, and how many of them an update draws."""
+
+    capacity: int = Field(
+        100_000, ge=0, le=1_000_000, description="Samples kept, first in, first out; 0: none, as with weighting none."
+    )
+    batch: int | None = Field(
+        None, ge=1, le=65_536, description="Draws of an optimizer step; none: as many as the round played episodes."
+    )
+    steps: int = Field(1, ge=1, le=1000, description="Optimizer steps of a round, each on a batch of its own.")
+
+
+class ExtractorNetworkConfig(Model):
+    """The extractor network, which predicts what a sample is worth; its loss, and when it scores the buffer."""
+
+    embedder: str | None = Field(
+        "minilm",
+        min_length=1,
+        description="Embeds task and actions of a sample: minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or "
+        "a sentence-transformers model; none: the network sees reward, advantage, length, age and likelihood alone.",
+    )
+    hidden: int = Field(64, ge=1, le=4096, description="Width of the hidden layer.")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="Step size of Adam.")
+    epochs: int = Field(8, ge=1, le=10_000, description="Passes over the window in a round, a step each.")
+    window: int = Field(
+        16, ge=1, le=1024, description="Rounds whose measured draws it is trained on, the present one included."
+    )
+    extractor_coefficient: float = Field(0.5, ge=0, le=1000, description="Factor of the binary cross-entropy.")
+    coupling_coefficient: float = Field(0.1, ge=0, le=1000, description="Factor of the mean of |score − label|.")
+    refresh_every: int = Field(
+        10, ge=1, le=MOST_ROUNDS, description="Rounds from one scoring of the buffer to another."
+    )
+    refresh_samples: int | None = Field(
+        1000, ge=1, le=1_000_000, description="Samples scored at a time, drawn evenly; none: the whole buffer."
+    )
+
+
+class ReplayProbeConfig(Model):
+    """Training tasks that only probes play: before and after an update, with common random numbers."""
+
+    tasks: int = Field(8, ge=1, le=4096, description="Tasks per family in a round, each played before and after.")
+    pool: int = Field(
+        256, ge=1, le=1_000_000, description="Train seeds of a family that are set apart for probes: its last ones."
+    )
+    margin: float = Field(
+        0.0, ge=0, le=1e6, description="Mean differences of the reward up to this size, either way, are ties."
+    )
+    scope: Literal["all", "family"] = Field(
+        "all", description="What a sample's label is measured on: the probes of all families, or those of its own."
+    )
+
+
+class ImportanceReplayConfig(RecipeConfig):
+    """Importance-weighted replay: updates draw past samples in proportion to a learned worth."""
+
+    kind: Literal["importance_replay"] = "importance_replay"
+    BUILDER: ClassVar[str] = "crl.recipes.importance_replay.round:build"
+
+    weighting: Literal["learned", "uniform", "none"] = Field(
+        "learned",
+        description="How past samples are drawn: in proportion to their scores, evenly, or not at all (an update then "
+        "trains the samples of its round).",
+    )
+    buffer: ReplayBufferConfig = Field(ReplayBufferConfig(), description="The replay buffer.")
+    extractor: ExtractorNetworkConfig = Field(ExtractorNetworkConfig(), description="The network that scores samples.")
+    probe: ReplayProbeConfig = Field(ReplayProbeConfig(), description="How it is measured whether an update helped.")
+    objective: ClippedObjective = Field(
+        ClippedObjective(clip_high=0.2, kl=0.0, aggregation="token_mean"),
+        description="GRPO; ratios are against the probabilities that sampled the tokens, however long ago.",
+    )
+
+    @property
+    def replays(self) -> bool:
+        """Whether updates draw from a buffer."""
+        return self.weighting != "none" and self.buffer.capacity > 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether worth is measured, learned, and drawn by."""
+        return self.replays and self.weighting == "learned"
+
+    def training_seeds(self, family: FamilyConfig) -> SeedRange:
+        """The train seeds that rounds draw from. Equal for every weighting, so that these can be compared."""
+        seeds = family.train_seeds
+        return SeedRange(start=seeds.start, count=seeds.count - self.probe.pool)
+
+    def probe_seeds(self, family: FamilyConfig) -> SeedRange:
+        """The train seeds that only probes play."""
+        seeds = family.train_seeds
+        return SeedRange(start=seeds.start + seeds.count - self.probe.pool, count=self.probe.pool)
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        """An actor. What scores samples is no language model."""
+        return {ACTOR: RoleUse(multi_turn=True)}
+
+    def embedder(self) -> EmbedderUse | None:
+        """That of the network's features."""
+        if not self.learns or self.extractor.embedder is None:
+            return None
+        return EmbedderUse(self.extractor.embedder)
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        """Combinations that would run for hours and do nothing of what was asked for."""
+        if method.rollout.search_and_ask is not None:
+            yield _refused("method.rollout.search_and_ask", "it is set, and nobody answers questions here", "none")
+        for index, family in enumerate(method.families):
+            if family.reward is not None:
+                yield _refused(
+                    f"method.families.{index}.reward",
+                    "it is set, and samples are compared by what the task pays",
+                    "none",
+                )
+            if self.probe.pool >= family.train_seeds.count:
+                yield _refused(
+                    f"method.families.{index}.train_seeds.count",
+                    f"family {family.name} has {family.train_seeds.count} train seeds, and probes take "
+                    f"{self.probe.pool}",
+                    "more than recipe.probe.pool",
+                )
+        if self.learns and self.probe.tasks > self.probe.pool:
+            yield _refused(
+                "method.recipe.probe.tasks",
+                f"a round probes {self.probe.tasks} tasks, each once, out of a pool of {self.probe.pool}",
+                "at most recipe.probe.pool",
+            )
+        if self.learns and not self.extractor.extractor_coefficient and not self.extractor.coupling_coefficient:
+            yield _refused("method.recipe.extractor", "both coefficients are 0, so nothing is learned", "one above 0")
+        if self.objective.kl and method.role(method.owner(ACTOR)).deepspeed.zero_stage == 3:
+            yield _refused(
+                f"method.roles.{method.owner(ACTOR)}.deepspeed.zero_stage",
+                "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
+                "0, 1 or 2, or objective.kl: 0",
+            )
+
+
+def config_of(method: Method) -> ImportanceReplayConfig:
+    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
+    if not isinstance(method.recipe, ImportanceReplayConfig):
+        raise BadInput(
+            f"recipe {method.recipe.kind} has other mechanisms",
+            expected="importance_replay",
+            where="method.recipe.kind",
+        )
+    return method.recipe
+
+
+def _refused(where: str, found: str, expected: str) -> BadInput:
+    return BadInput(found, expected=expected, where=where, next_step="change it, or leave it out")

@@ -1,0 +1,282 @@
+"""Stage `credit`: the round's samples enter the buffer, the oldest leave, scores are refreshed, batches are drawn.
+
+A sample keeps the advantage among the rollouts of its group in the round that played it, and the log-probabilities
+that it was sampled with: the objective's ratio is off-policy by as much as the actor has moved since. Samples whose
+group had equal rewards carry no gradient and stay out of the buffer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crl.errors import RecordDamaged
+from crl.learn.credit import usable
+from crl.learn.streams import stream_advantages
+from crl.recipes.context import StageContext
+from crl.recipes.importance_replay.buffer import (
+    ORDERS_A_ROUND,
+    Batch,
+    drawn,
+    entered,
+    noted,
+    probabilities,
+    refresh_due,
+    rescored,
+    to_refresh,
+)
+from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
+from crl.recipes.importance_replay.features import features_of, text_of
+from crl.recipes.importance_replay.network import matrix, network_of
+from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
+from crl.recipes.stage import BEFORE
+from crl.records import Episode, Generation, Metric, Sample, Turn
+
+COLLECT = "collect"
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An episode that ended by the rules, with its token record and its advantage."""
+
+    episode: Episode
+    generation: Generation
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One sample of one optimizer step."""
+
+    generation: Generation
+    reward: float
+    advantage: float
+    weight: float
+    step: int
+
+
+def credit(ctx: StageContext) -> None:
+    """Fill the buffer, draw from it, make the samples of the update."""
+    config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
+    played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
+    figures = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
+    if not config.replays:
+        chosen = [
+            Chosen(each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
+            for step in range(config.buffer.steps)
+            for each in played
+        ]
+    else:
+        new = [_item(each, place, ctx.round) for place, each in enumerate(played) if _trains(each)]
+        items = entered(ctx.rows(ReplayItem, BEFORE), new, config.buffer.capacity)
+        gone, held = ([item for item in items if item.status == status] for status in (EVICTED, HELD))
+        embeddings = _Embeddings(ctx, new)
+        if config.learns:
+            held = _refreshed(ctx, held, embeddings)
+        batches = _batches(ctx, held, len(played))
+        rows = [row for step, batch in enumerate(batches) for row in _draws(ctx, step, batch, held, embeddings)]
+        chosen = _chosen(ctx, rows, held)
+        ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
+        ctx.write(ReplayEmbedding, embeddings.new)
+        ctx.write(ReplayDraw, rows)
+        figures |= {
+            "replay_buffer": float(len(held)),
+            "replay_entered": float(len(new)),
+            "replay_evicted": float(len(gone)),
+            "replay_without_advantage": float(len(played) - len(new)),
+            "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
+        }
+    ctx.write(Sample, [_sample(each, ctx.round) for each in chosen])
+    ctx.write(Metric, [_metric(ctx, name, value) for name, value in figures.items()])
+
+
+def played_of(
+    episodes: Iterable[Episode], generations: Iterable[Generation], config: ImportanceReplayConfig
+) -> list[Played]:
+    """Usable episodes in their order; each advantage is among the rollouts of one group."""
+    records = {row.generation_id: row for row in generations}
+    ended = [episode for episode in episodes if usable(episode)]
+    groups = [(episode.family, episode.group) for episode in ended]
+    advantages = stream_advantages([episode.reward for episode in ended], groups, config.objective)
+    return [
+        Played(episode, _record(records, episode.generation_id), float(advantage))
+        for episode, advantage in zip(ended, advantages, strict=True)
+    ]
+
+
+def _trains(played: Played) -> bool:
+    return played.advantage != 0 and any(played.generation.loss_mask)
+
+
+def _item(played: Played, place: int, round: int) -> ReplayItem:
+    episode, record = played.episode, played.generation
+    logprobs = [value for value, mask in zip(record.logprobs, record.loss_mask, strict=True) if mask]
+    return ReplayItem(
+        generation_id=record.generation_id,
+        generation_round=record.round,
+        generation_stage=record.stage,
+        episode_id=episode.episode_id,
+        family=episode.family,
+        reward=episode.reward,
+        advantage=played.advantage,
+        turns=episode.turns,
+        trained=len(logprobs),
+        mean_logprob=sum(logprobs) / len(logprobs),
+        entered_order=round * ORDERS_A_ROUND + place,
+        score=NEUTRAL,
+        scored_round=None,
+        draws=0,
+        last_drawn_round=None,
+        status=HELD,
+    )
+
+
+class _Embeddings:
+    """Embeddings of buffered samples: of new ones from the embedder, of others from the round that they came in."""
+
+    def __init__(self, ctx: StageContext, new: Sequence[ReplayItem]) -> None:
+        config = config_of(ctx.method)
+        self._ctx, self._embeds = ctx, config.embedder() is not None
+        self.new: list[ReplayEmbedding] = []
+        if not config.learns or not new:
+            return
+        vectors: list[list[float]] = [[] for _ in new]
+        if self._embeds:
+            episodes = {episode.episode_id: episode for episode in ctx.rows(Episode, COLLECT)}
+            turns: dict[str, list[Turn]] = defaultdict(list)
+            for turn in ctx.rows(Turn, COLLECT):
+                turns[turn.episode_id].append(turn)
+            texts = [text_of(episodes[item.episode_id], turns[item.episode_id]) for item in new]
+            with ctx.timed("embedding", len(texts)):
+                vectors = ctx.services.embedder().embed(texts).tolist()
+        self.new = [
+            ReplayEmbedding(generation_id=item.generation_id, embedding=vector)
+            for item, vector in zip(new, vectors, strict=True)
+        ]
+
+    def features(self, items: Sequence[ReplayItem]) -> list[list[float]]:
+        """Features of samples as they are in this round, in their order."""
+        found: dict[str, list[float]] = {}
+        if self._embeds:
+            wanted = {item.generation_id for item in items}
+            for number in sorted({item.generation_round for item in items}):
+                rows = (
+                    self.new
+                    if number == self._ctx.round
+                    else self._ctx.rows_at(ReplayEmbedding, number, self._ctx.stage.name)
+                )
+                found |= {row.generation_id: row.embedding for row in rows if row.generation_id in wanted}
+        return [features_of(item, found.get(item.generation_id, []), round=self._ctx.round) for item in items]
+
+
+def _refreshed(ctx: StageContext, held: list[ReplayItem], embeddings: _Embeddings) -> list[ReplayItem]:
+    config = config_of(ctx.method).extractor
+    if not held or not refresh_due(ctx.round, config.refresh_every):
+        return held
+    places = to_refresh(len(held), config.refresh_samples, np.random.default_rng(ctx.seed("refresh")))
+    features_NF = matrix(embeddings.features([held[place] for place in places]))
+    scores_N = network_of(ctx, features_NF.shape[1]).scores(features_NF)
+    return rescored(held, places, [float(score) for score in scores_N], round=ctx.round)
+
+
+def _batches(ctx: StageContext, held: Sequence[ReplayItem], episodes: int) -> list[Batch]:
+    config = config_of(ctx.method)
+    scores_M = np.array([item.score if config.learns else 1.0 for item in held])
+    batch = episodes if config.buffer.batch is None else config.buffer.batch
+    return drawn(probabilities(scores_M), batch, config.buffer.steps, np.random.default_rng(ctx.seed("draw")))
+
+
+def _draws(
+    ctx: StageContext, step: int, batch: Batch, held: Sequence[ReplayItem], embeddings: _Embeddings
+) -> list[ReplayDraw]:
+    learns = config_of(ctx.method).learns
+    probabilities_M = probabilities(np.array([item.score if learns else 1.0 for item in held]))
+    items = [held[place] for place in batch.places]
+    features = embeddings.features(items) if learns else [[] for _ in items]
+    return [
+        ReplayDraw(
+            step=step,
+            generation_id=item.generation_id,
+            episode_id=item.episode_id,
+            family=item.family,
+            draws=draws,
+            probability=float(probabilities_M[place]),
+            score=item.score,
+            factor=item.score if learns else 1.0,
+            age=ctx.round - item.generation_round,
+            features=of_item,
+        )
+        for place, draws, item, of_item in zip(batch.places, batch.draws, items, features, strict=True)
+    ]
+
+
+def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Chosen]:
+    """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor."""
+    items = {item.generation_id: item for item in held}
+    records = _records(ctx, [items[row.generation_id] for row in draws])
+    of_step: dict[int, int] = defaultdict(int)
+    for row in draws:
+        of_step[row.step] += row.draws
+    return [
+        Chosen(
+            _record(records, row.generation_id),
+            items[row.generation_id].reward,
+            items[row.generation_id].advantage,
+            row.draws / of_step[row.step] * row.factor,
+            row.step,
+        )
+        for row in draws
+    ]
+
+
+def _records(ctx: StageContext, items: Iterable[ReplayItem]) -> dict[str, Generation]:
+    """Token records of samples, from the rounds that played them."""
+    wanted: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for item in items:
+        wanted[item.generation_round, item.generation_stage].add(item.generation_id)
+    return {
+        row.generation_id: row
+        for place, ids in sorted(wanted.items())
+        for row in ctx.rows_at(Generation, *place)
+        if row.generation_id in ids
+    }
+
+
+def _sample(chosen: Chosen, round: int) -> Sample:
+    record = chosen.generation
+    return Sample(
+        sample_id=f"r{round:04d}-{ACTOR}-s{chosen.step}-{record.generation_id}",
+        round=round,
+        role=ACTOR,
+        objective="grpo",
+        source=f"{record.round:04d}/{record.stage}",
+        generation_id=record.generation_id,
+        reward=chosen.reward,
+        advantage=chosen.advantage,
+        # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
+        weight=chosen.weight if any(record.loss_mask) else 0.0,
+        step=chosen.step,
+        temperature=record.temperature,
+        token_ids=record.token_ids,
+        loss_mask=record.loss_mask,
+        logprobs=record.logprobs,
+        choices=record.choices,
+    )
+
+
+def _record(records: Mapping[str, Generation], generation_id: str) -> Generation:
+    if generation_id not in records:
+        raise RecordDamaged(
+            f"no token record of {generation_id}",
+            expected="the generations of the stage that wrote it",
+            next_step="run `crl verify` on the run",
+        )
+    return records[generation_id]
+
+
+def _metric(ctx: StageContext, name: str, value: float) -> Metric:
+    broke = f"{value:.0f} episodes broke and train nothing" if name == "episodes_errored" and value else None
+    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=broke)

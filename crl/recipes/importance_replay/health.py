@@ -1,0 +1,98 @@
+"""Stage `health`: what a round says about play, buffer, scores, probes and updates, from recorded rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.learn.collapse import health_metrics
+from crl.learn.form import turn_figures
+from crl.learn.health import Figures, age_figures, clip_figures, group_figures, mismatch_alarms, play_figures
+from crl.recipes.context import StageContext
+from crl.recipes.importance_replay.config import ACTOR, config_of
+from crl.recipes.importance_replay.credit import COLLECT
+from crl.recipes.importance_replay.measure import CREDIT, MEASURE
+from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE
+from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
+from crl.recipes.stage import BEFORE
+from crl.recipes.update import update_name
+from crl.records import Episode, Metric, Turn
+
+_CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
+_LOSSES = ("extractor_loss", "coupling_loss", "draws_labelled")
+
+
+def health(ctx: StageContext) -> None:
+    """Write the figures of the round."""
+    config = config_of(ctx.method)
+    episodes = ctx.rows(Episode, COLLECT)
+    turns = ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()
+    owner = ctx.method.owner(ACTOR)
+    update = _recorded(ctx, update_name(owner))
+    figures: Figures = {
+        **play_figures(episodes),
+        **turn_figures(episodes, turns),
+        **group_figures(episodes, subgroups=False),
+        "actor_tokens_read": float(sum(row.tokens_read for row in episodes)),
+        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in episodes)),
+        **clip_figures(owner, update),
+        **({"actor_loss": update["loss"]} if "loss" in update else {}),
+    }
+    if episodes:
+        figures["reward_mean"] = sum(row.reward for row in episodes) / len(episodes)
+    if config.replays:
+        credited = _recorded(ctx, CREDIT)
+        figures |= {name: credited[name] for name in _CARRIED if name in credited}
+        figures |= buffer_figures([row for row in ctx.rows(ReplayItem, CREDIT) if row.status == HELD])
+        figures |= draw_figures(ctx.rows(ReplayDraw, CREDIT))
+    if config.learns:
+        measured = _recorded(ctx, MEASURE)
+        figures |= {name: measured[name] for name in _LOSSES if name in measured}
+        probes = [row for stage in (BEFORE_UPDATE, AFTER_UPDATE) for row in ctx.rows(Episode, stage)]
+        figures |= {
+            "probe_episodes": float(len(probes)),
+            "probe_tokens_read": float(sum(row.tokens_read for row in probes)),
+            "probe_tokens_sampled": float(sum(row.tokens_sampled for row in probes)),
+            **improvement_figures(ctx.rows(Improvement, MEASURE)),
+        }
+    alarms = mismatch_alarms(figures)
+    ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
+
+
+def buffer_figures(held: Sequence[ReplayItem]) -> Figures:
+    """Mean, least and largest score of the buffer; nothing of an empty one."""
+    scores = [item.score for item in held]
+    if not scores:
+        return {}
+    return {"score_mean": sum(scores) / len(scores), "score_min": min(scores), "score_max": max(scores)}
+
+
+def draw_figures(draws: Sequence[ReplayDraw]) -> Figures:
+    """What the batches are made of: draws, distinct samples, ages in rounds, mean score; nothing without draws."""
+    total = sum(row.draws for row in draws)
+    if not total:
+        return {}
+    return {
+        "replay_draws": float(total),
+        "replay_distinct": float(len({row.generation_id for row in draws})),
+        "replay_score_mean": sum(row.draws * row.score for row in draws) / total,
+        **age_figures("replay_age", [row.age for row in draws for _ in range(row.draws)]),
+    }
+
+
+def improvement_figures(found: Sequence[Improvement]) -> Figures:
+    """`probe_gain`: mean of after - before over the probes; `updates_improved`, `updates_worse`: verdicts among those
+    of the round (one, or one per family)."""
+    figures: Figures = {
+        "updates_improved": float(sum(row.label == 1 for row in found)),
+        "updates_worse": float(sum(row.label == 0 for row in found)),
+    }
+    pairs = sum(row.pairs for row in found)
+    if pairs:
+        figures["probe_gain"] = sum(row.pairs * (row.difference or 0.0) for row in found) / pairs
+    return figures
+
+
+def _recorded(ctx: StageContext, stage: str) -> dict[str, float]:
+    """Figures of a stage by name."""
+    rows = ctx.table(Metric, stage)
+    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))

@@ -1,0 +1,156 @@
+"""Stage `measure`: whether the update improved the actor, and a step of the network that predicts which samples help.
+
+The label of an update is the sign of the mean difference of its probes' rewards, after less before; a tie labels
+nobody. It goes to every sample that the update trained. The network is trained on the labelled draws of the last
+rounds, each with the features that it was drawn by:
+
+    loss = c_e BCE(score, label) + c_c mean |score - label|
+
+The actor's loss is weighted by a score that no gradient flows through, so its update and this one are separate; the
+three losses are recorded apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from crl.learn.credit import usable
+from crl.recipes.context import StageContext
+from crl.recipes.importance_replay.config import ACTOR, ReplayProbeConfig, config_of
+from crl.recipes.importance_replay.network import matrix, network_of, rows_of_network
+from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE, probe_id
+from crl.recipes.importance_replay.rows import (
+    IMPROVED,
+    LABELS,
+    TIE,
+    UNCHANGED,
+    UNKNOWN,
+    WORSE,
+    ExtractorTensor,
+    Improvement,
+    ProbePair,
+    ReplayDraw,
+)
+from crl.recipes.stage import BEFORE
+from crl.recipes.weights import weights_of
+from crl.records import Episode, Metric, Weights
+
+CREDIT, MEASURE = "credit", "measure"
+AFTER = "after"
+"""Name of the read of the weights that the update left."""
+
+
+def measure(ctx: StageContext) -> None:
+    """Pair the probes, judge the update, train the network."""
+    config = config_of(ctx.method)
+    before, after = weights_of(ctx, ACTOR, read=ACTOR), weights_of(ctx, ACTOR, read=AFTER)
+    pairs = pairs_of(ctx.rows(Episode, BEFORE_UPDATE), ctx.rows(Episode, AFTER_UPDATE), before, after, round=ctx.round)
+    moved = before.weights_digest != after.weights_digest
+    families = [family.name for family in ctx.method.families]
+    found = improvements(pairs, families, config.probe, moved=moved)
+    ctx.write(ProbePair, pairs)
+    ctx.write(Improvement, found)
+    figures = _trained(ctx, found)
+    ctx.write(
+        Metric,
+        [
+            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=None)
+            for name, value in figures.items()
+        ],
+    )
+
+
+def pairs_of(
+    before: Iterable[Episode], after: Iterable[Episode], old: Weights, new: Weights, *, round: int
+) -> list[ProbePair]:
+    """Twins: the same level before and after. None where nothing was played after the update."""
+    second = {episode.episode_id: episode for episode in after}
+    found = []
+    for episode in before:
+        twin = second.get(probe_id(round, AFTER_UPDATE, episode.family, episode.environment_seed))
+        if twin is not None:
+            found.append(
+                ProbePair(
+                    family=episode.family,
+                    environment_seed=episode.environment_seed,
+                    before_id=episode.episode_id,
+                    after_id=twin.episode_id,
+                    before_digest=old.weights_digest,
+                    after_digest=new.weights_digest,
+                    before=episode.reward,
+                    after=twin.reward,
+                    counts=usable(episode) and usable(twin),
+                )
+            )
+    return found
+
+
+def improvements(
+    pairs: Sequence[ProbePair], families: Sequence[str], config: ReplayProbeConfig, *, moved: bool
+) -> list[Improvement]:
+    """The verdict on an update over all probes, or by family: the sign of the mean difference, beyond the margin."""
+    scopes: Sequence[str | None] = families if config.scope == "family" else [None]
+    return [
+        _improvement(family, [pair for pair in pairs if family in (None, pair.family)], config.margin, moved=moved)
+        for family in scopes
+    ]
+
+
+def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, *, moved: bool) -> Improvement:
+    counted = [pair for pair in pairs if pair.counts]
+    if not counted:
+        verdict = UNKNOWN if moved else UNCHANGED
+        return Improvement(
+            family=family, pairs=0, before=None, after=None, difference=None, verdict=verdict, label=None
+        )
+    before, after = (sum(values) / len(counted) for values in zip(*((p.before, p.after) for p in counted), strict=True))
+    # Of the differences, so that equal rewards are a tie to the last bit.
+    difference = sum(pair.after - pair.before for pair in counted) / len(counted)
+    verdict = IMPROVED if difference > margin else WORSE if difference < -margin else TIE
+    return Improvement(
+        family=family,
+        pairs=len(counted),
+        before=before,
+        after=after,
+        difference=difference,
+        verdict=verdict,
+        label=LABELS.get(verdict),
+    )
+
+
+def labelled(draws: Iterable[ReplayDraw], found: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
+    """Draws with the label of their update; those of an update that none was measured of are left out."""
+    labels = {row.family: row.label for row in found}
+    each = ((draw, labels.get(draw.family, labels.get(None))) for draw in draws)
+    return [(draw, label) for draw, label in each if label is not None]
+
+
+def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float]:
+    """Train the network on the window, write it, and return the figures of the stage."""
+    config = config_of(ctx.method).extractor
+    drawn = ctx.rows(ReplayDraw, CREDIT)
+    mine = labelled(drawn, found)
+    window = [
+        pair
+        for number in range(max(1, ctx.round - config.window + 1), ctx.round)
+        for pair in labelled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
+    ]
+    figures = {"draws_labelled": float(sum(draw.draws for draw, _ in mine))}
+    examples = [*window, *mine]
+    # A round without a label says nothing new: the network rests, as its optimizer does.
+    if not mine:
+        ctx.write(ExtractorTensor, ctx.rows(ExtractorTensor, BEFORE))
+        return figures
+    features_NF = matrix([draw.features for draw, _ in examples])
+    network = network_of(ctx, features_NF.shape[1], BEFORE)
+    [labels_N] = matrix([[label for _, label in examples]])
+    [draws_N] = matrix([[draw.draws for draw, _ in examples]])
+    with ctx.timed("extractor network", len(examples)):
+        losses = network.fit(features_NF, labels_N, draws_N, config.epochs)
+    ctx.write(ExtractorTensor, rows_of_network(network))
+    return {
+        **figures,
+        "extractor_loss": losses.extractor,
+        "coupling_loss": losses.coupling,
+        "extractor_examples": float(len(examples)),
+    }

@@ -1,0 +1,64 @@
+"""The extractor network between rows: taken from the round before, given to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crl.recipes.context import StageContext
+from crl.recipes.importance_replay.config import ExtractorNetworkConfig, config_of
+from crl.recipes.importance_replay.rows import ExtractorTensor
+from crl.run.seeds import seed_for
+
+if TYPE_CHECKING:
+    from crl.learn.worth import ExtractorNetwork, WorthSettings
+
+NETWORK = "network"
+"""Name of the read of the network of the round before."""
+
+
+def network_of(ctx: StageContext, features: int, read: str = NETWORK) -> ExtractorNetwork:
+    """The network as the round before left it; before the first round one that scores everything 0.5."""
+    from crl.learn.worth import ExtractorNetwork, Tensor, first_tensors
+
+    config = config_of(ctx.method).extractor
+    rows = ctx.rows(ExtractorTensor, read)
+    if not rows:
+        seed = seed_for(ctx.method.seed, "extractor_network")
+        return ExtractorNetwork(first_tensors(features, config.hidden, seed), _settings(config))
+    tensors = {}
+    for row in rows:
+        weights, first, second = (
+            np.array(values, dtype=np.float32).reshape(row.shape)
+            for values in (row.weights, row.first_moment, row.second_moment)
+        )
+        tensors[row.name] = Tensor(weights, first, second, row.steps)
+    return ExtractorNetwork(tensors, _settings(config))
+
+
+def rows_of_network(network: ExtractorNetwork) -> list[ExtractorTensor]:
+    """A row per tensor."""
+    return [
+        ExtractorTensor(
+            name=name,
+            shape=list(tensor.weights.shape),
+            weights=tensor.weights.ravel().tolist(),
+            first_moment=tensor.first_moment.ravel().tolist(),
+            second_moment=tensor.second_moment.ravel().tolist(),
+            steps=tensor.steps,
+        )
+        for name, tensor in network.tensors().items()
+    ]
+
+
+def matrix(features: Sequence[Sequence[float]]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Features [N, F] of samples."""
+    return np.array(features, dtype=np.float32)
+
+
+def _settings(config: ExtractorNetworkConfig) -> WorthSettings:
+    from crl.learn.worth import WorthSettings
+
+    return WorthSettings(config.learning_rate, config.extractor_coefficient, config.coupling_coefficient)

@@ -1,0 +1,82 @@
+"""Stages `probe_before` and `probe_after`: held-out training tasks with the weights before an update and after it.
+
+Common random numbers: a round's tasks are drawn anew from those that only probes play, and an episode before and its
+twin after have the same level and the same random stream. Nothing is played where the update has nothing to train or
+took no step: weights are never compared with themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow.compute as pc
+
+from crl.config import Method
+from crl.recipes.context import StageContext
+from crl.recipes.importance_replay.config import ACTOR, config_of
+from crl.recipes.importance_replay.rows import PROBE
+from crl.recipes.single_plays import Place, tasks_at, waves_over
+from crl.recipes.stage import BEFORE
+from crl.recipes.waves import play_with_actor, write_played
+from crl.recipes.weights import weights_of
+from crl.records import Sample
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.run.seeds import seed_for
+
+BEFORE_UPDATE, AFTER_UPDATE = "probe_before", "probe_after"
+
+
+def probe_id(round_number: int, stage: str, family: str, environment_seed: int) -> str:
+    """Id of a probe's episode; twins differ in the stage."""
+    return f"p{round_number:04d}-{stage.removeprefix('probe_')}-{family}-s{environment_seed}"
+
+
+def probed(method: Method, round_number: int) -> dict[str, list[int]]:
+    """Environment seeds that a round probes, by family: distinct, drawn from the family's pool."""
+    config, found = config_of(method), {}
+    for family in method.families:
+        pool = config.probe_seeds(family)
+        generator = np.random.default_rng(seed_for(method.seed, round_number, PROBE, family.name))
+        chosen = generator.choice(pool.count, size=config.probe.tasks, replace=False)
+        found[family.name] = sorted(pool.start + int(each) for each in chosen)
+    return found
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves of the probes; one that is empty where nothing is to be measured."""
+    return max(1, len(_waves(ctx)))
+
+
+def probe_part(ctx: StageContext, part: int) -> None:
+    """Play one wave of probes with the weights that the stage reads."""
+    write_played(ctx, [each for wave in _waves(ctx)[part : part + 1] for each in _played(ctx, wave)])
+
+
+def _waves(ctx: StageContext) -> list[list[Place]]:
+    if not _moves(ctx):
+        return []
+    seeds = probed(ctx.method, ctx.round)
+    return waves_over(ctx.method, lambda family: seeds[family.name])
+
+
+def _moves(ctx: StageContext) -> bool:
+    """Whether the update may move the weights, as far as is known before it; after it whether it did."""
+    if ctx.stage.name == AFTER_UPDATE:
+        before, after = weights_of(ctx, ACTOR, read=BEFORE), weights_of(ctx, ACTOR)
+        return before.weights_digest != after.weights_digest
+    samples = ctx.table(Sample, "credit")
+    return bool(pc.any(pc.not_equal(pc.multiply(samples["weight"], samples["advantage"]), 0.0)).as_py())
+
+
+def _played(ctx: StageContext, wave: Sequence[Place]) -> list[PlayedEpisode]:
+    tasks = tasks_at(
+        ctx, wave, name=lambda family, seed: probe_id(ctx.round, ctx.stage.name, family, seed), stream=PROBE
+    )
+    places = {task.episode_id: (task.family, task.environment_seed) for task in tasks}
+    return play_with_actor(
+        ctx,
+        [EpisodeSlot(task) for task in tasks],
+        # The same stream before and after: what differs then is the weights alone.
+        seed_of=lambda episode_id: seed_for(ctx.method.seed, ctx.round, PROBE, "play", *places[episode_id]),
+    )

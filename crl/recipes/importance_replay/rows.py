@@ -1,0 +1,181 @@
+"""The rows that importance-weighted replay brings: the buffer, what was drawn, what probes measured, the network."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated as A
+from typing import ClassVar
+
+from crl.checks.suite import Suite, together
+from crl.records import Row
+from crl.records.base import FLOATS
+
+PROBE = "probe"
+"""Stream of the episodes that probes play."""
+HELD, EVICTED = "held", "evicted"
+IMPROVED, WORSE, TIE, UNCHANGED, UNKNOWN = "improved", "worse", "tie", "unchanged", "unknown"
+"""Verdicts on an update. `unchanged`: no step was taken; `unknown`: no pair of probes ended by the rules."""
+LABELS = {IMPROVED: 1.0, WORSE: 0.0}
+"""Label of the samples of an update; other verdicts give none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayItem(Row):
+    """One past sample of the replay buffer, after a round's credit."""
+
+    table: ClassVar[str] = "replay"
+    generation_id: A[str, "token record that is trained"]
+    generation_round: A[int, "round that wrote it"]
+    generation_stage: A[str, "stage that wrote it"]
+    episode_id: A[str, "episode it is the record of"]
+    family: A[str, "task family"]
+    reward: A[float, "reward of the episode"]
+    advantage: A[float, "advantage among the rollouts of its group, in the round that played it"]
+    turns: A[int, "turns played"]
+    trained: A[int, "tokens that carry the objective"]
+    mean_logprob: A[float, "mean behavior log-probability of these tokens"]
+    entered_order: A[int, "order of entry over the run: the oldest leave first"]
+    score: A[float, "what the network says it is worth, 0 to 1; 0.5 until it says so"]
+    scored_round: A[int | None, "round the score is of; null before the first"]
+    draws: A[int, "times it was drawn so far"]
+    last_drawn_round: A[int | None, "round of the last draw"]
+    status: A[str, "held, or evicted in this round: it is in no later buffer"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEmbedding(Row):
+    """What a sample is about, as the network sees it; written in the round in which the sample enters the buffer."""
+
+    table: ClassVar[str] = "replay_embeddings"
+    generation_id: A[str, "token record"]
+    embedding: A[list[float], FLOATS, "unit vector of task and actions; empty without an embedder"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayDraw(Row):
+    """One sample of one optimizer step's batch."""
+
+    table: ClassVar[str] = "replay_draws"
+    step: A[int, "optimizer step of the update, from 0"]
+    generation_id: A[str, "token record"]
+    episode_id: A[str, "episode it is the record of"]
+    family: A[str, "task family"]
+    draws: A[int, "times it is in the batch: drawing is with replacement"]
+    probability: A[float, "of each draw"]
+    score: A[float, "score it was drawn by"]
+    factor: A[float, "factor of its part of the actor's loss: the score, or 1 where drawing is uniform"]
+    age: A[int, "rounds since it was played"]
+    features: A[list[float], FLOATS, "what the network sees of it in this round; empty where drawing is uniform"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePair(Row):
+    """One held-out training task, played before and after an update with the same random stream."""
+
+    table: ClassVar[str] = "probe_pairs"
+    family: A[str, "task family"]
+    environment_seed: A[int, "seed of the level"]
+    before_id: A[str, "episode with the weights before the update"]
+    after_id: A[str, "episode with the weights after it"]
+    before_digest: A[str, "the weights before"]
+    after_digest: A[str, "the weights after"]
+    before: A[float, "reward before"]
+    after: A[float, "reward after"]
+    counts: A[bool, "whether both ended by the rules of the environment"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement(Row):
+    """Whether an update improved the actor on the probes of a scope."""
+
+    table: ClassVar[str] = "improvements"
+    family: A[str | None, "task family whose probes and samples it speaks of; null: all of them"]
+    pairs: A[int, "pairs that count"]
+    before: A[float | None, "mean reward before; null without pairs"]
+    after: A[float | None, "mean reward after"]
+    difference: A[float | None, "mean of after - before over the pairs"]
+    verdict: A[str, "improved, worse, tie, unchanged (no step was taken) or unknown (no pair counts)"]
+    label: A[float | None, "1 improved, 0 worse; null otherwise: it trains nobody"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractorTensor(Row):
+    """One tensor of the extractor network with the state of its optimizer (Adam), after a round."""
+
+    table: ClassVar[str] = "extractor_tensors"
+    name: A[str, "parameter"]
+    shape: A[list[int], "its shape"]
+    weights: A[list[float], FLOATS, "its values, row by row"]
+    first_moment: A[list[float], FLOATS, "running mean of its gradient"]
+    second_moment: A[list[float], FLOATS, "running mean of the squared gradient"]
+    steps: A[int, "optimizer steps so far"]
+
+
+SUITES: dict[type[Row], Suite] = {
+    ReplayItem: Suite(
+        key=("generation_id",),
+        filled=("generation_id", "generation_stage", "episode_id", "family"),
+        unique=(("episode_id",), ("entered_order",)),
+        sets={"status": (HELD, EVICTED)},
+        ranges={"score": (0, 1), "turns": (1, None), "trained": (1, None), "draws": (0, None)},
+        rows={
+            "its numbers are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(mean_logprob)",
+            "a sample without an advantage is not kept": "advantage <> 0",
+            "a score that nobody gave is neutral": "scored_round IS NOT NULL OR score = 0.5",
+            "what was drawn has a round": "(draws = 0) = (last_drawn_round IS NULL)",
+            "the oldest leave first": (
+                "status = 'held' OR entered_order < coalesce(min(entered_order) FILTER (status = 'held') OVER (),"
+                " entered_order + 1)"
+            ),
+        },
+    ),
+    ReplayEmbedding: Suite(
+        key=("generation_id",),
+        filled=("generation_id",),
+        rows={"every number is finite": "len(list_filter(embedding, lambda each: NOT isfinite(each))) = 0"},
+    ),
+    ReplayDraw: Suite(
+        key=("step", "generation_id"),
+        filled=("generation_id", "episode_id", "family"),
+        ranges={"step": (0, None), "draws": (1, None), "probability": (0, 1.0000001), "score": (0, 1),
+                "factor": (0, 1), "age": (0, None)},
+        rows={"every number is finite": "len(list_filter(features, lambda each: NOT isfinite(each))) = 0"},
+    ),
+    ProbePair: Suite(
+        key=("family", "environment_seed"),
+        filled=("family", "before_id", "after_id"),
+        sha256=("before_digest", "after_digest"),
+        unique=(("before_id",), ("after_id",)),
+        rows={
+            "weights are not compared with themselves": "before_digest <> after_digest",
+            "rewards are finite": "isfinite(before) AND isfinite(after)",
+        },
+    ),
+    Improvement: Suite(
+        key=("family",),
+        sets={"verdict": (IMPROVED, WORSE, TIE, UNCHANGED, UNKNOWN)},
+        ranges={"pairs": (0, None)},
+        rows={
+            "means come together, from pairs": (
+                together("before", "after", "difference") + " AND (before IS NULL) = (pairs = 0)"
+            ),
+            "a label is the verdict's": (
+                "label IS NOT DISTINCT FROM CASE verdict WHEN 'improved' THEN 1 WHEN 'worse' THEN 0 END"
+            ),
+            "a label has pairs behind it": "label IS NULL OR pairs > 0",
+        },
+    ),
+    ExtractorTensor: Suite(
+        key=("name",),
+        filled=("name",),
+        ranges={"steps": (0, None)},
+        rows={
+            "values and moments have one length": (
+                "len(weights) = len(first_moment) AND len(weights) = len(second_moment)"
+                " AND len(weights) = list_product(shape)"
+            ),
+            "every weight is finite": "len(list_filter(weights, lambda each: NOT isfinite(each))) = 0",
+        },
+    ),
+}  # fmt: skip
+"""The rules of these rows, checked before every commit."""

@@ -1,0 +1,56 @@
+"""Importance-weighted replay, round by round: the buffer, what is drawn of it, and what probes say of the updates.
+
+The figures are those of the stage `health` (`crl/recipes/importance_replay/health.py`); a run of another recipe has
+none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.report.rates import NOTHING
+from crl.report.summary import RoundSummary
+
+REPLAYED = (
+    ("worth of the samples", True, (
+        ("mean", "score_mean", 0), ("largest", "score_max", 2), ("least", "score_min", 1),
+    )),
+    ("probes: reward after an update less before", False, (("mean", "probe_gain", 0),)),
+    ("losses of the extractor network", False, (
+        ("cross-entropy", "extractor_loss", 0), ("coupling", "coupling_loss", 1),
+    )),
+    ("age of what is replayed, in rounds", False, (
+        ("mean", "replay_age_mean", 0), ("oldest", "replay_age_max", 2),
+    )),
+)  # fmt: skip
+"""Charts: title, whether shares are drawn, their lines as (name, figure, color)."""
+
+
+def replay_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
+    """One row per round with a replay buffer; none for a run of another recipe."""
+    return [
+        {
+            "round": each.label,
+            "buffer": _count(each.health.get("replay_buffer")),
+            "drawn": _count(each.health.get("replay_distinct")),
+            "mean age": _plain(each.health.get("replay_age_mean")),
+            "mean score": _plain(each.health.get("score_mean")),
+            "probe gain": _signed(each.health.get("probe_gain")),
+            "probe games": _count(each.health.get("probe_episodes")),
+            "network loss": _plain(each.health.get("extractor_loss")),
+        }
+        for each in summaries
+        if "replay_buffer" in each.health
+    ]
+
+
+def _plain(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3g}"
+
+
+def _signed(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:+.3g}"
+
+
+def _count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0f}"
