@@ -101,6 +101,7 @@ RECIPES = Registry(
         "experience_only": "crl.recipes.complementary.config:ExperienceOnlyConfig",
         "offline_bank": "crl.recipes.complementary.config:OfflineBankConfig",
         "erl": "crl.recipes.erl.config:ErlConfig",
+        "dreamgym": "crl.recipes.dreamgym.config:DreamGymConfig",
     },
 )
 """Recipes by kind; other packages add theirs in the entry-point group `crl.recipes`."""
