@@ -105,6 +105,7 @@ RECIPES = Registry(
         "offline_bank": "crl.recipes.complementary.config:OfflineBankConfig",
         "erl": "crl.recipes.erl.config:ErlConfig",
         "importance_replay": "crl.recipes.importance_replay.config:ImportanceReplayConfig",
+        "dreamgym": "crl.recipes.dreamgym.config:DreamGymConfig",
     },
 )
 """Recipes by kind; other packages add theirs in the entry-point group `crl.recipes`."""

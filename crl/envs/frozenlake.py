@@ -159,6 +159,7 @@ class _Slot:
     cell: Cell
     turns: int = 0
     done: bool = False
+    why: str | None = None
 
 
 class FrozenLakeEnvironment:
@@ -191,7 +192,7 @@ class FrozenLakeEnvironment:
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
         slot.turns += 1
-        legal = action in ACTIONS
+        before, legal = slot.cell, action in ACTIONS
         if action is not None and legal:
             slot.cell = slot.lake.moved(slot.cell, action)
         reason = None
@@ -202,11 +203,31 @@ class FrozenLakeEnvironment:
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
         slot.done = reason is not None
+        slot.why = self._told(slot, before, action, reason) if action is not None and legal else None
         success = reason is StopReason.success
         feedback = "" if legal else "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
         observation = "\n".join([self._text(slot), *([ENDINGS[reason]] if reason else [])])
         actions = () if slot.done else tuple(ACTIONS)
         return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
+
+    def _told(self, slot: _Slot, before: Cell, action: str, reason: StopReason | None) -> str:
+        agent = self._symbols["agent"]
+        came = f"{agent} is in row {before[0] + 1}, column {before[1] + 1} and goes {action}"
+        if slot.cell == before:
+            return f"{came}. The border is there, so {agent} stays."
+        kind = "goal" if slot.cell == slot.lake.goal else "hole" if slot.cell in slot.lake.holes else "safe"
+        what = {"goal": "the goal", "hole": "a hole", "safe": "a safe cell"}[kind]
+        row, column = slot.cell
+        told = f"{came} to row {row + 1}, column {column + 1}, which is {self._symbols[kind]}, {what}."
+        return f"{told} No turn is left." if reason is StopReason.turn_limit else told
+
+    def why(self, slot: int) -> str | None:
+        """Where the last move led and what is there (protocol `Explains`): of the masked variant too."""
+        return self._slots[slot].why
+
+    def difficulty(self, slot: int) -> float:
+        """Moves of the shortest safe way from the start, as a share of the turn limit (protocol `Graded`)."""
+        return (self._slots[slot].lake.moves or 0) / self.config.max_turns
 
     def oracle(self, slot: int) -> str | None:
         """First action of a shortest safe path; None when the episode is done."""

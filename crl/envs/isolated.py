@@ -29,8 +29,8 @@ from crl.protocols import Start, Step
 
 START_SECONDS = 600.0
 """Longest time until an instance is made: the first one imports its packages and reads its data."""
-_ALSO = ("truth", "lesson", "content")
-"""What an instance may also know (protocols `Judge`, `Instructive`, `Leveled`)."""
+_ALSO = ("truth", "lesson", "content", "why", "difficulty")
+"""What an instance may also know (protocols `Judge`, `Instructive`, `Leveled`, `Explains`, `Graded`)."""
 
 
 class EnvironmentLost(Exception):

@@ -23,8 +23,8 @@ from crl.errors import CrlError
 from crl.protocols import Environment, Start, Step, StopReason
 
 _OF_ALL = ("truth", "lesson", "practice")
-_OF_A_SLOT = ("content", "hint")
-"""What an environment may also know (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`)."""
+_OF_A_SLOT = ("content", "hint", "why", "difficulty")
+"""What an environment may also know (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`, `Explains`, `Graded`)."""
 
 
 class SideBySide:

@@ -18,6 +18,16 @@ def initialise(ctx: StageContext) -> None:
     The embedder is a role that is never trained: its row lets a run refuse another model under the same name. A recipe
     without a bank has neither extractor nor embedder.
     """
+    ctx.write(Weights, base_weights(ctx))
+    taken = load_import(ctx.run_path)
+    if taken is None:
+        publish(ctx, schema_of(BankEntry).empty_table(), None, [], [])
+    else:
+        begin_with(ctx, taken)
+
+
+def base_weights(ctx: StageContext) -> list[Weights]:
+    """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one."""
     sources = {owner: ctx.method.role(owner).model for owner in ctx.method.owners()}
     embedder = ctx.method.recipe.embedder()
     if embedder is not None:
@@ -36,9 +46,4 @@ def initialise(ctx: StageContext) -> None:
                 weights_digest=hashlib.sha256(base_digest.encode()).hexdigest(),
             )
         )
-    ctx.write(Weights, rows)
-    taken = load_import(ctx.run_path)
-    if taken is None:
-        publish(ctx, schema_of(BankEntry).empty_table(), None, [], [])
-    else:
-        begin_with(ctx, taken)
+    return rows

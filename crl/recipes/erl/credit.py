@@ -11,18 +11,17 @@ a sequence it is a sum or a mean (`objective.aggregation`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crl.config import Method
-from crl.errors import RecordDamaged
 from crl.learn.credit import entry_scores, outcome, usable
-from crl.learn.streams import stream_advantages
 from crl.recipes.context import StageContext
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.prompts import OK
 from crl.recipes.erl.rows import FIRST, REFLECTION, SECOND, Reflection
+from crl.recipes.sequences import Sequenced, grpo_samples, record_of
 from crl.recipes.stage import BEFORE
 from crl.records import (
     Credit,
@@ -37,16 +36,6 @@ from crl.records import (
 
 SUFFIX = "-internalized"
 """End of the id of a sample that learns an attempt in the context of the first prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sequenced:
-    """One sequence of a stream, with its reward and the group that it is compared in."""
-
-    role: str
-    generation: Generation
-    reward: float
-    group: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +85,9 @@ def samples_of(
     c max(r, 0) T/N (c: `internalise.weight`); with `token_mean` also 1 over its own tokens.
     """
     config = config_of(method)
-    advantages = stream_advantages(
-        [each.reward for each in sequences], [each.group for each in sequences], config.objective
-    )
     counts = Counter(method.owner(each.role) for each in sequences)
     counts[method.owner(ACTOR)] += len(learned)
-    found = [
-        Sample(
-            sample_id=f"r{round:04d}-{each.role}-{each.generation.generation_id}",
-            round=round,
-            role=each.role,
-            objective="grpo",
-            source=f"{each.generation.round:04d}/{each.generation.stage}",
-            generation_id=each.generation.generation_id,
-            reward=each.reward,
-            advantage=float(advantage),
-            # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
-            weight=1 / counts[method.owner(each.role)] if any(each.generation.loss_mask) else 0.0,
-            temperature=each.generation.temperature,
-            token_ids=each.generation.token_ids,
-            loss_mask=each.generation.loss_mask,
-            logprobs=each.generation.logprobs,
-            choices=each.generation.choices,
-        )
-        for each, advantage in zip(sequences, advantages, strict=True)
-    ]
+    found = grpo_samples(sequences, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
     tokens = sum(sum(each.loss_mask) for each in learned)
     factor = config.internalise.weight if config.internalise is not None else 0.0
     for each in learned:
@@ -160,7 +127,7 @@ def _sequences(ctx: StageContext) -> Iterator[Sequenced]:
             retries = {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
             written = _generations(ctx, reflect_stage(revision))
             for row in ctx.rows(Reflection, reflect_stage(revision)):
-                retry, record = retries[row.retry_id], _record(written, row.generation_id)
+                retry, record = retries[row.retry_id], record_of(written, row.generation_id)
                 # What was never sampled trains nobody, and an attempt that broke says nothing.
                 if record.token_ids and usable(retry):
                     group = (retry.family, retry.group, REFLECTION, revision)
@@ -179,7 +146,7 @@ def _of_attempts(ctx: StageContext, revision: int, stream: str) -> Iterator[Sequ
     for episode in ctx.rows(Episode, attempt_stage(revision)):
         if usable(episode):
             group = (episode.family, episode.group, stream, revision)
-            yield Sequenced(ACTOR, _record(played, episode.generation_id), episode.reward, group)
+            yield Sequenced(ACTOR, record_of(played, episode.generation_id), episode.reward, group)
 
 
 def _internalized(ctx: StageContext) -> Iterator[Internalized]:
@@ -193,7 +160,7 @@ def _internalized(ctx: StageContext) -> Iterator[Internalized]:
         for episode in ctx.rows(Episode, stage):
             if not usable(episode) or episode.reward <= 0:
                 continue
-            record = _record(played, episode.generation_id)
+            record = record_of(played, episode.generation_id)
             # An attempt that went by the prompt's own instructions was played in the context of the first prompt.
             made: StrippedContext | Generation = contexts[episode.episode_id] if episode.guided else record
             yield Internalized(record, episode.reward, made.token_ids, made.loss_mask, made.choices)
@@ -223,13 +190,3 @@ def _credits(ctx: StageContext) -> list[Credit]:
 
 def _generations(ctx: StageContext, stage: str) -> dict[str, Generation]:
     return {row.generation_id: row for row in ctx.rows(Generation, stage)}
-
-
-def _record(records: Mapping[str, Generation], generation_id: str) -> Generation:
-    if generation_id not in records:
-        raise RecordDamaged(
-            f"no token record of {generation_id}",
-            expected="the generations of the stage that wrote it",
-            next_step="run `crl verify` on the run",
-        )
-    return records[generation_id]

@@ -1,0 +1,103 @@
+"""Stage `collect`: the tasks of a round, in the experience model or in the real environment, and their transitions.
+
+Parts are waves of whole groups of one family and of one kind, the synthetic ones first. The same code plays both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.config import ACTOR, config_of
+from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
+from crl.recipes.dreamgym.explore import transitions_of
+from crl.recipes.dreamgym.predicting import ExperienceModel
+from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, PoolItem, Prediction, Transition
+from crl.recipes.dreamgym.store import POOL, Store
+from crl.recipes.dreamgym.store import transitions_of as rows_of_items
+from crl.recipes.dreamgym.watching import Watched
+from crl.recipes.waves import play, sampling_of
+from crl.recipes.weights import weights_of
+from crl.records import Episode, Generation, Task, Turn
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
+from crl.rollout.readable import Readable
+
+COLLECT, PLAN = "collect", "plan"
+
+
+def waves(ctx: StageContext) -> list[list[Task]]:
+    """The tasks of the round in waves, the synthetic ones first."""
+    tasks, width = ctx.rows(Task, PLAN), ctx.method.rollout.wave_groups
+    return [
+        wave
+        for stream in (SYNTHETIC, REAL)
+        for wave in waves_of([task for task in tasks if task.stream == stream], width)
+    ]
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves of the round."""
+    return len(waves(ctx))
+
+
+def collect_part(ctx: StageContext, part: int) -> None:
+    """Play one wave with the actor of the round before."""
+    tasks = waves(ctx)[part]
+    predictions: list[Prediction] = []
+    records: list[Generation] = []
+    if tasks[0].stream == SYNTHETIC:
+        dream = dream_of(ctx, tasks)
+        played = _played(ctx, tasks, dream)
+        transitions, predictions, records = dream.transitions, dream.predictions, dream.generations
+    else:
+        watched = Watched(ctx.services.environment(tasks[0].family), ctx.method.rollout.longest_observation)
+        played = _played(ctx, tasks, watched)
+        transitions = transitions_of(ctx, tasks, watched, ACTOR)
+    ctx.write(Episode, [each.episode for each in played])
+    ctx.write(Turn, [turn for each in played for turn in each.turns])
+    ctx.write(Generation, [*(each.generation for each in played), *records])
+    ctx.write(Transition, transitions)
+    ctx.write(Prediction, predictions)
+
+
+def dream_of(ctx: StageContext, tasks: Sequence[Task]) -> DreamEnvironment:
+    """The experience model as the environment of a wave."""
+    config, family = config_of(ctx.method), tasks[0].family
+    starts = Readable(ctx.services.environment(family), ctx.method.rollout.longest_observation).reset_many(
+        [task.environment_seed for task in tasks]
+    )
+    store = Store(ctx, config.store)
+    return DreamEnvironment(
+        ExperienceModel(ctx),
+        tasks,
+        starts,
+        neighbors=store.nearest,
+        rules=rules_of(ctx, family),
+        history=config.predict.history,
+        round_number=ctx.round,
+    )
+
+
+def rules_of(ctx: StageContext, family: str) -> Rules:
+    """What real episodes of a family say: how long they last, and what they may be worth (0 is always possible)."""
+    config = ctx.method.family(family)
+    limit = None if config is None else config.turn_limit
+    items = [item for item in ctx.rows(PoolItem, POOL) if item.family == family and item.pool == REAL]
+    rows = rows_of_items(ctx, items)
+    rewards = [0.0, *(row.reward for row in rows)]
+    longest = max((row.turn + 1 for row in rows), default=1)
+    return Rules(limit if limit is not None else longest, (min(rewards), max(rewards)))
+
+
+def _played(ctx: StageContext, tasks: Sequence[Task], environment: DreamEnvironment | Watched) -> list[PlayedEpisode]:
+    weights = weights_of(ctx, ACTOR)
+    policy = ctx.services.policy(ACTOR, weights)
+    with ctx.timed(f"play {tasks[0].stream}", len(tasks)):
+        return play(
+            ctx,
+            policy,
+            [EpisodeSlot(task) for task in tasks],
+            sampling=sampling_of(ctx.method, [task.family for task in tasks]),
+            weights_digest=weights.weights_digest,
+            environment=environment,
+        )

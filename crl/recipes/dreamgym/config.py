@@ -1,0 +1,210 @@
+"""The mechanisms of DreamGym (arXiv 2511.03773), and what it says of itself. No stage is imported here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse
+from crl.config.base import MOST_ROUNDS
+from crl.errors import BadInput
+
+ACTOR, EXPERIENCE, TEACHER = "actor", "experience", "teacher"
+PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
+"""Names of the prompts that the experience model predicts and varies tasks with, and of the teacher's."""
+
+
+class ExploreConfig(Model):
+    """Real episodes for the experience model: before its first fit, and again at intervals."""
+
+    first: int = Field(64, ge=2, le=100_000, description="Episodes before the first fit, over all task families.")
+    further: int = Field(16, ge=2, le=100_000, description="Episodes before each further fit.")
+    every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Rounds from one fit to the next; 0: one fit only.")
+    policy: Literal["random", "actor"] = Field(
+        "random", description="Who plays the first ones: random legal actions, or the actor. The actor plays the rest."
+    )
+    held_out: float = Field(
+        0.2,
+        gt=0,
+        le=0.9,
+        description="Share of the training seeds, the last of each range, that no fit sees: what is played on them "
+        "says how true the experience model is. The same share of these episodes is played on them.",
+    )
+
+
+class FitConfig(Model):
+    """What the experience model learns by next-token loss."""
+
+    reasoning: Literal["environment", "teacher", "none"] = Field(
+        "environment",
+        description="Who says why a transition is as it is: the environment where it can, the role `teacher`, nobody.",
+    )
+    most: int = Field(4096, ge=1, le=1_000_000, description="Transitions of a fit at most: the newest of the pool.")
+    epochs: int = Field(2, ge=1, le=1000, description="Passes over them.")
+    batch: int = Field(16, ge=1, le=4096, description="Transitions of an optimizer step.")
+
+
+class StoreConfig(Model):
+    """Pools of transitions, first in, first out, and how they are searched."""
+
+    real: int = Field(100_000, ge=1, le=10_000_000, description="Capacity of the pool of real transitions.")
+    synthetic: int = Field(100_000, ge=0, le=10_000_000, description="Capacity of the pool of predicted ones.")
+    held_out: int = Field(1000, ge=1, le=1_000_000, description="Capacity of the pool that no fit sees.")
+    search: Literal["real", "both"] = Field("real", description="Pools that a prediction is shown transitions of.")
+    top_k: int = Field(3, ge=0, le=16, description="Similar transitions that a prediction is shown; 0: none.")
+    embedder: str = Field(
+        "minilm",
+        min_length=1,
+        description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
+        "directory or a Hugging Face id.",
+    )
+
+
+class PredictConfig(Model):
+    """What the experience model reads of an episode."""
+
+    history: int = Field(2, ge=0, le=64, description="Earlier turns that it is shown.")
+    batch: int = Field(64, ge=1, le=4096, description="Predictions sampled side by side.")
+
+
+class ValidateConfig(Model):
+    """Held to the truth at every fit, on real transitions that no fit sees."""
+
+    most: int = Field(256, ge=1, le=100_000, description="Transitions that are predicted: the newest.")
+    observation_floor: float | None = Field(
+        0.5, ge=0, le=1, description="Least share of right next observations; below it nothing is played. None: any."
+    )
+    reward_floor: float | None = Field(
+        0.8, ge=0, le=1, description="Least share of right outcomes, likewise. None: any."
+    )
+    gamma: float = Field(0.9, ge=0, lt=1, description="Discount of the bound on the gap to the real environment.")
+
+
+class CurriculumConfig(Model):
+    """New tasks made of old ones."""
+
+    share: float = Field(0.25, ge=0, le=1, description="λ: largest share of a round's synthetic groups.")
+    rule: Literal["variance", "capability"] = Field(
+        "variance",
+        description="variance: tasks whose groups vary most are varied; capability: new tasks are as hard as the "
+        "measured capability and `step`, in environments that grade their levels.",
+    )
+    step: float = Field(0.2, ge=0, le=1, description="How much harder, on the environment's scale from 0 to 1.")
+    noise: float = Field(0.1, ge=0, le=1, description="Standard deviation of the difficulty that is aimed at.")
+    target: float = Field(0.7, gt=0, le=1, description="Success from which a difficulty counts as mastered.")
+    candidates: int = Field(16, ge=1, le=4096, description="Levels drawn for a task: the nearest in difficulty is it.")
+    max_characters: int = Field(2000, ge=8, le=20_000, description="Longest first observation that a model writes.")
+
+
+class DreamGymConfig(RecipeConfig):
+    """DreamGym: the actor plays in a model of the environment that is learned from real transitions."""
+
+    kind: Literal["dreamgym"] = "dreamgym"
+    BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
+
+    explore: ExploreConfig = Field(ExploreConfig(), description="Real episodes for the experience model.")
+    fit: FitConfig = Field(FitConfig(), description="How it is fitted.")
+    store: StoreConfig = Field(StoreConfig(), description="Transitions that are kept.")
+    predict: PredictConfig = Field(PredictConfig(), description="What it reads.")
+    # Not `validate`: pydantic's models have a method of that name.
+    truth: ValidateConfig = Field(ValidateConfig(), description="How it is held to the truth.")
+    curriculum: CurriculumConfig | None = Field(
+        CurriculumConfig(), description="New tasks made of old ones; none: tasks are drawn."
+    )
+    mix: float = Field(
+        1.0, ge=0, le=1, description="Largest share of synthetic episodes in a batch of the actor; 1: synthetic only."
+    )
+    synthetic_rounds: int | None = Field(
+        None, ge=0, le=MOST_ROUNDS, description="Rounds until all episodes are real (sim to real); none: never."
+    )
+    objective: ClippedObjective = Field(ClippedObjective(), description="GRPO of the actor.")
+
+    def share(self, round_number: int) -> float:
+        """Largest share of synthetic episodes in a batch of a round."""
+        over = self.synthetic_rounds is not None and round_number > self.synthetic_rounds
+        return 0.0 if over else self.mix
+
+    def synthetic_groups(self, groups: int, round_number: int) -> int:
+        """How many of a family's groups are played in the experience model: as many as the share allows."""
+        return math.floor(self.share(round_number) * groups + 1e-9)
+
+    def fits(self, round_number: int) -> bool:
+        """Whether the experience model is fitted in a round: in the first, at intervals, while anyone plays in it."""
+        if round_number < 1 or not self.share(round_number):
+            return False
+        every = self.explore.every
+        return round_number == 1 or (every > 0 and (round_number - 1) % every == 0)
+
+    def held_out_from(self, start: int, count: int) -> int:
+        """First training seed of a range that no fit sees."""
+        return start + count - max(1, math.ceil(self.explore.held_out * count - 1e-9))
+
+    def roles(self) -> Mapping[str, RoleUse]:
+        """An actor that plays, an experience model that answers it, perhaps a teacher that explains transitions."""
+        uses = {ACTOR: RoleUse(multi_turn=True), EXPERIENCE: RoleUse()}
+        if self.fit.reasoning == "teacher":
+            uses[TEACHER] = RoleUse(trained=False)
+        return uses
+
+    def prompts(self) -> frozenset[str]:
+        """One for playing, one for predicting, others for what a mechanism asks."""
+        found = {ACTOR, PREDICT}
+        if self.fit.reasoning == "teacher":
+            found.add(ANNOTATE)
+        if self.curriculum is not None and self.curriculum.rule == "variance":
+            found.add(VARY)
+        return frozenset(found)
+
+    def embedder(self) -> EmbedderUse:
+        """That of the store."""
+        return EmbedderUse(self.store.embedder)
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        """Combinations that would run for hours and do nothing of what was asked for."""
+        rollout = method.rollout
+        if rollout.search_and_ask is not None:
+            yield _refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
+        if rollout.mixed_waves:
+            yield _refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
+        if rollout.environment_lag:
+            yield _refused("method.rollout.environment_lag", "the environment is a model that samples beside", "0")
+        for index, family in enumerate(method.families):
+            if family.reward is not None:
+                yield _refused(f"method.families.{index}.reward", "the model predicts what the task pays", "none")
+            if family.train_seeds.count < 2:
+                yield _refused(f"method.families.{index}.train_seeds.count", "one seed leaves none to hold out", "2")
+        if method.owner(EXPERIENCE) != EXPERIENCE or method.owner(ACTOR) == EXPERIENCE:
+            yield _refused("method.roles.experience.weights", "the experience model has weights of its own", "none")
+        for role in self.roles():
+            if role != ACTOR and method.role(role).sampling.constrain == "actions":
+                yield _refused(
+                    f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
+                )
+        for owner in method.trained():
+            if self.objective.kl and method.role(owner).deepspeed.zero_stage == 3 and owner == method.owner(ACTOR):
+                yield _refused(
+                    f"method.roles.{owner}.deepspeed.zero_stage",
+                    "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
+                    "0, 1 or 2, or objective.kl: 0",
+                )
+
+
+def config_of(method: Method) -> DreamGymConfig:
+    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
+    if not isinstance(method.recipe, DreamGymConfig):
+        raise BadInput(
+            f"recipe {method.recipe.kind} has other mechanisms", expected="dreamgym", where="method.recipe.kind"
+        )
+    return method.recipe
+
+
+def _refused(where: str, found: str, expected: str) -> BadInput:
+    return BadInput(
+        f"{where.removeprefix('method.')} is set, and {found}",
+        expected=expected,
+        where=where,
+        next_step="change it, or leave it out",
+    )

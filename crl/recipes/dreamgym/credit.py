@@ -1,0 +1,78 @@
+"""Stage `credit`: the samples of the actor, the share of synthetic ones among them, and what every task earned.
+
+Episodes are trained with GRPO, normalized among their own (task, stream); a group is played in one environment. The
+share of synthetic episodes among those that are trained is bounded by `mix`: where real episodes broke, the last
+synthetic groups are left out until it holds. The loss is the mean over the sequences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from crl.learn.credit import usable
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.collect import COLLECT, PLAN
+from crl.recipes.dreamgym.config import ACTOR, config_of
+from crl.recipes.dreamgym.curriculum import task_values
+from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
+from crl.recipes.sequences import Sequenced, grpo_samples, record_of
+from crl.records import Episode, Generation, Metric, Sample, Task
+
+
+def credit(ctx: StageContext) -> None:
+    """Samples, values of the tasks, figures."""
+    config, share = config_of(ctx.method), config_of(ctx.method).share(ctx.round)
+    episodes = ctx.rows(Episode, COLLECT)
+    records = {row.generation_id: row for row in ctx.rows(Generation, COLLECT)}
+    sound = [episode for episode in episodes if usable(episode)]
+    trained = within_mix(sound, share)
+    sequences = [
+        Sequenced(
+            ACTOR, record_of(records, episode.generation_id), episode.reward,
+            (episode.family, episode.group, episode.stream),
+        )
+        for episode in trained
+    ]  # fmt: skip
+    ctx.write(Sample, grpo_samples(sequences, config.objective, lambda role: 1 / len(sequences), round=ctx.round))
+    ctx.write(TaskValue, task_values(ctx.rows(Task, PLAN), ctx.rows(DreamTask, PLAN), episodes))
+    errored = len(episodes) - len(sound)
+    figures: dict[str, float] = {
+        "sequences": len(sequences),
+        "synthetic_bound": share,
+        "synthetic_left_out": len(sound) - len(trained),
+        "episodes_errored": errored,
+    }
+    if trained:
+        figures["synthetic_share"] = synthetic_share(trained)
+    told = f"{errored} of {len(episodes)} episodes broke and train nothing"
+    alarms = {"episodes_errored": told if errored else None}
+    ctx.write(
+        Metric,
+        [
+            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=alarms.get(name))
+            for name, value in figures.items()
+        ],
+    )
+
+
+def synthetic_share(episodes: Sequence[Episode]) -> float:
+    """Share of the episodes that were played in the experience model; 0 of none."""
+    return sum(episode.stream == SYNTHETIC for episode in episodes) / len(episodes) if episodes else 0.0
+
+
+def within_mix(episodes: Sequence[Episode], share: float) -> list[Episode]:
+    """The episodes without the last synthetic groups, as many as make their share at most `share`; in their order."""
+    groups = Counter((episode.family, episode.group) for episode in episodes if episode.stream == SYNTHETIC)
+    synthetic, real = sum(groups.values()), sum(episode.stream != SYNTHETIC for episode in episodes)
+    left_out = set()
+    for group in sorted(groups, key=lambda each: each[1], reverse=True):
+        if synthetic <= share * (synthetic + real) + 1e-9:
+            break
+        left_out.add(group)
+        synthetic -= groups[group]
+    return [
+        episode
+        for episode in episodes
+        if episode.stream != SYNTHETIC or (episode.family, episode.group) not in left_out
+    ]

@@ -1,0 +1,138 @@
+"""Stage `explore`: real episodes for the experience model, and what they did as transitions.
+
+The first ones are played at random or by the actor, later ones by the actor of the round before: its states are those
+that the model will be asked about. A share of them is played on the training seeds that no fit sees. Parts are waves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from crl.config import FamilyConfig, Method
+from crl.recipes.complementary.demonstrations import Voice, as_answer, play_script, shares
+from crl.recipes.complementary.plan import task_of
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.config import ACTOR, config_of
+from crl.recipes.dreamgym.rows import EXPLORED, Transition
+from crl.recipes.dreamgym.store import split_of
+from crl.recipes.dreamgym.watching import Watched, real_transitions
+from crl.recipes.waves import play, sampling_of
+from crl.recipes.weights import weights_of
+from crl.records import Episode, Generation, Task, Turn
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rollout.readable import Readable
+
+EXPLORE = "explore"
+
+
+def due(method: Method, round_number: int) -> bool:
+    """Before every fit."""
+    return config_of(method).fits(round_number)
+
+
+def explorer(method: Method, round_number: int) -> str:
+    """Who plays: `random` or `actor`."""
+    return config_of(method).explore.policy if round_number == 1 else ACTOR
+
+
+def seeds_of(ctx: StageContext, family: FamilyConfig, count: int) -> list[int]:
+    """Training seeds of `count` episodes: those that fits may see, then those that none does."""
+    config, own = config_of(ctx.method), family.train_seeds
+    border = config.held_out_from(own.start, own.count)
+    held_out = min(count, max(1, math.ceil(config.explore.held_out * count - 1e-9)))
+    generator = np.random.default_rng(ctx.seed(family.name))
+    seen = own.start + generator.integers(border - own.start, size=count - held_out)
+    unseen = border + generator.integers(own.start + own.count - border, size=held_out)
+    return [int(seed) for seed in (*seen, *unseen)]
+
+
+def waves(ctx: StageContext) -> list[tuple[FamilyConfig, list[tuple[int, int]]]]:
+    """The episodes of the stage in waves of one family, (group, seed) of each. Groups come after those of the batch."""
+    config = config_of(ctx.method).explore
+    episodes = config.first if ctx.round == 1 else config.further
+    width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
+    group = sum(family.groups for family in ctx.method.families)
+    found = []
+    for family, count in shares(episodes, ctx.method.families):
+        numbered = [(group + index, seed) for index, seed in enumerate(seeds_of(ctx, family, count))] if count else []
+        group += count
+        found += [(family, numbered[at : at + width]) for at in range(0, count, width)]
+    return found
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves of the stage."""
+    return len(waves(ctx))
+
+
+def explore_part(ctx: StageContext, part: int) -> None:
+    """Play one wave and write what it did."""
+    family, numbered = waves(ctx)[part]
+    watched = Watched(ctx.services.environment(family.name), ctx.method.rollout.longest_observation)
+    tasks = _tasks(ctx, family, numbered)
+    slots = [EpisodeSlot(task) for task in tasks]
+    with ctx.timed("play", len(slots)):
+        played = (
+            _by_chance(ctx, watched, slots, part)
+            if explorer(ctx.method, ctx.round) == "random"
+            else _by_actor(ctx, watched, slots)
+        )
+    ctx.write(Episode, [each.episode for each in played])
+    ctx.write(Turn, [turn for each in played for turn in each.turns])
+    ctx.write(Generation, [each.generation for each in played])
+    ctx.write(Transition, transitions_of(ctx, tasks, watched, explorer(ctx.method, ctx.round)))
+
+
+def transitions_of(ctx: StageContext, tasks: Sequence[Task], watched: Watched, policy: str) -> list[Transition]:
+    """The rows of what a watched wave did."""
+    history = config_of(ctx.method).predict.history
+    return [
+        row
+        for task, seen in zip(tasks, watched.seen, strict=True)
+        for row in real_transitions(
+            task, seen, split=split_of(ctx.method, task.family, task.environment_seed), policy=policy, history=history
+        )
+    ]
+
+
+def _tasks(ctx: StageContext, family: FamilyConfig, numbered: Sequence[tuple[int, int]]) -> list[Task]:
+    environment = Readable(ctx.services.environment(family.name), ctx.method.rollout.longest_observation)
+    starts = environment.reset_many([seed for _, seed in numbered])
+    return [
+        task_of(
+            ctx, start, episode_id=f"r{ctx.round:04d}-{family.name}-x{group:05d}", family=family.name, group=group,
+            environment_seed=seed, stream=EXPLORED,
+        )
+        for (group, seed), start in zip(numbered, starts, strict=True)
+    ]  # fmt: skip
+
+
+def _by_actor(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot]) -> list[PlayedEpisode]:
+    weights = weights_of(ctx, ACTOR)
+    return play(
+        ctx,
+        ctx.services.policy(ACTOR, weights),
+        slots,
+        sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
+        weights_digest=weights.weights_digest,
+        environment=watched,
+    )
+
+
+def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot], part: int) -> list[PlayedEpisode]:
+    """Random legal actions; where none has a name, what an oracle does, or nothing."""
+    weights = weights_of(ctx, ACTOR)
+    policy = ctx.services.policy(ACTOR, weights)
+    random = np.random.default_rng(ctx.seed("random", part))
+
+    def move(row: int) -> str:
+        legal = watched.shown(row)
+        return as_answer(ctx.method, str(random.choice(legal)) if legal else watched.oracle(row) or "")
+
+    return play_script(
+        ctx.method, Voice(policy.chat, policy.context), watched, slots, move, stage=ctx.stage.name,
+        weights_digest=weights.weights_digest,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Stage `health`: what a round says about play, the experience model, its data and updates, from rows alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from crl.learn.collapse import health_metrics
+from crl.learn.form import turn_figures
+from crl.learn.health import Figures, clip_figures, group_figures, mismatch_alarms, play_figures
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.collect import COLLECT, PLAN
+from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE
+from crl.recipes.dreamgym.explore import EXPLORE
+from crl.recipes.dreamgym.form import OK
+from crl.recipes.dreamgym.plan import DRAWN
+from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
+from crl.recipes.dreamgym.store import POOL
+from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
+from crl.recipes.stage import BEFORE
+from crl.recipes.update import update_name
+from crl.records import Episode, Generation, Metric, Turn
+
+REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
+MOST_MALFORMED = 0.25
+"""Above this share of malformed predictions many synthetic episodes are lost."""
+TRUTH = ("observation_agreement", "reward_accuracy", "ending_accuracy", "epsilon_r", "epsilon_p", "gap_bound")
+SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
+
+
+def health(ctx: StageContext) -> None:
+    """Write the figures of the round."""
+    played, explored = ctx.rows(Episode, COLLECT), ctx.rows(Episode, EXPLORE)
+    before, checked, drifted = (_recorded(ctx, name) for name in (BEFORE, VALIDATE, DRIFT))
+    of_stream = {stream: [row for row in played if row.stream == stream] for stream in (SYNTHETIC, REAL)}
+    steps = real_steps(explored, of_stream[REAL])
+    figures: Figures = {
+        **play_figures(played),
+        **turn_figures(played, ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()),
+        **group_figures(played, subgroups=True),
+        REAL_STEPS: float(steps),
+        TOTAL: before.get(TOTAL, 0.0) + steps,
+        "synthetic_steps": float(sum(row.turns for row in of_stream[SYNTHETIC])),
+        "actor_tokens_read": float(sum(row.tokens_read for row in played)),
+        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in played)),
+        **_of(_recorded(ctx, "credit"), SHARES),
+        **_pools(ctx),
+        **_predictions(ctx),
+        "new_tasks": float(sum(row.made != DRAWN for row in ctx.rows(DreamTask, PLAN))),
+    }
+    for stream, episodes in of_stream.items():
+        found = play_figures(episodes)
+        if "success" in found:
+            figures[f"success_{stream}"] = found["success"]
+    # Between fits the last figures still describe the model.
+    figures |= _of(before, TRUTH) | _of(checked, TRUTH)
+    if "drift_observation_agreement" in drifted and "observation_agreement" in before:
+        # What the model of the fit before has lost on what the newer policy does.
+        figures["drift"] = before["observation_agreement"] - drifted["drift_observation_agreement"]
+    alarms = {}
+    if figures.get("dream_malformed", 0.0) > MOST_MALFORMED:
+        alarms["dream_malformed"] = (
+            f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
+            "nothing"
+        )
+    for owner in sorted(ctx.recipe.trains):
+        figures |= clip_figures(owner, _recorded(ctx, update_name(owner))) if owner != EXPERIENCE else {}
+    experience = _recorded(ctx, update_name(EXPERIENCE))
+    if "loss" in experience:
+        figures["experience_loss"] = experience["loss"]
+    alarms |= mismatch_alarms(figures)
+    ctx.write(Metric, health_metrics(figures, before, {ACTOR}, round=ctx.round, alarms=alarms))
+
+
+def real_steps(*episodes: list[Episode]) -> int:
+    """Steps that were taken in the real environment: one per turn."""
+    return sum(row.turns for rows in episodes for row in rows)
+
+
+def _pools(ctx: StageContext) -> Figures:
+    sizes = Counter(ctx.table(PoolItem, POOL)["pool"].to_pylist())
+    return {f"pool_{name}": float(sizes[name]) for name in (REAL, SYNTHETIC, "held_out")}
+
+
+def _predictions(ctx: StageContext) -> Figures:
+    """Of the predictions in episodes: how many, the share of malformed ones, tokens."""
+    rows = ctx.rows(Prediction, COLLECT)
+    if not rows:
+        return {}
+    ids = {row.generation_id for row in rows}
+    records = [row for row in ctx.rows(Generation, COLLECT) if row.generation_id in ids]
+    sampled = sum(sum(row.loss_mask) for row in records)
+    return {
+        "dream_malformed": sum(row.reason_code != OK for row in rows) / len(rows),
+        "neighbors_shown": sum(len(row.neighbors) for row in rows) / len(rows),
+        "experience_tokens_read": float(sum(len(row.token_ids) for row in records) - sampled),
+        "experience_tokens_sampled": float(sampled),
+    }
+
+
+def _of(figures: Figures, names: tuple[str, ...]) -> Figures:
+    return {name: figures[name] for name in names if name in figures}
+
+
+def _recorded(ctx: StageContext, stage: str) -> Figures:
+    """Figures of a stage by name."""
+    rows = ctx.table(Metric, stage)
+    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))

@@ -1,0 +1,211 @@
+"""Stage `plan`: which tasks a round plays, where each is played, and which are new ones made of others.
+
+Of a family's groups as many are synthetic as the share of the round allows, the first ones. Of those a share λ at most
+are new tasks: levels of the difficulty that is aimed at, where the environment grades its levels, else first
+observations that the experience model writes about a task whose group varied. All others are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crl.config import FamilyConfig
+from crl.protocols import Graded, Start
+from crl.recipes.complementary.plan import drawn_tasks
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.config import VARY, CurriculumConfig, config_of
+from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, nearest, varied_groups
+from crl.recipes.dreamgym.form import OK
+from crl.recipes.dreamgym.predicting import ExperienceModel
+from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
+from crl.recipes.dreamgym.validate import VALIDATE, require_truth
+from crl.records import Generation, Metric, Task
+from crl.rollout.readable import Readable
+from crl.text.answers import text_flaw
+from crl.text.templates import messages_of
+
+VALUES = "values"
+"""Name of the read of what the groups of the round before earned."""
+DRAWN, GRADED, WRITTEN = "drawn", "graded", "written"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A task that replaces a drawn one."""
+
+    seed: int
+    start: Start
+    row: DreamTask
+
+
+def plan(ctx: StageContext) -> None:
+    """Draw the tasks of the round, and vary some."""
+    config = config_of(ctx.method)
+    require_truth(ctx.rows(Metric, VALIDATE), ctx.round)
+    drawn = drawn_tasks(ctx, lambda size: [REAL] * size)
+    values = ctx.rows(TaskValue, VALUES)
+    tasks: list[Task] = []
+    origins: list[DreamTask] = []
+    records: list[Generation] = []
+    metrics: list[Metric] = []
+    for family in ctx.method.families:
+        groups = _groups(drawn, family)
+        synthetic = config.synthetic_groups(len(groups), ctx.round)
+        made = _made(ctx, family, groups[:synthetic], values, records)
+        difficulties = _difficulties(ctx, family, [members[0].environment_seed for members in groups])
+        for place, members in enumerate(groups):
+            new = made.get(members[0].group)
+            row = new.row if new is not None else _drawn(members[0], difficulties[place])
+            origins.append(dataclasses.replace(row, synthetic=place < synthetic))
+            if new is not None and row.made != DRAWN:
+                members = [_with_start(task, new) for task in members]
+            stream = SYNTHETIC if place < synthetic else REAL
+            tasks += [dataclasses.replace(task, stream=stream) for task in members]
+        if config.curriculum is not None and any(value.difficulty is not None for value in values):
+            reached = capability(values, family.name, config.curriculum.target)
+            metrics.append(
+                Metric(
+                    round=ctx.round, stage=ctx.stage.name, name=f"capability_{family.name}", value=reached, alarm=None
+                )
+            )
+    ctx.write(Task, tasks)
+    ctx.write(DreamTask, origins)
+    ctx.write(Generation, records)
+    ctx.write(Metric, metrics)
+
+
+def _groups(tasks: Sequence[Task], family: FamilyConfig) -> list[list[Task]]:
+    groups: dict[int, list[Task]] = {}
+    for task in tasks:
+        if task.family == family.name:
+            groups.setdefault(task.group, []).append(task)
+    return list(groups.values())
+
+
+def _drawn(task: Task, difficulty: float | None) -> DreamTask:
+    return DreamTask(
+        round=task.round, family=task.family, group=task.group, environment_seed=task.environment_seed, synthetic=False,
+        made=DRAWN, parent_round=None, parent_group=None, parent_variance=None, aimed=None, difficulty=difficulty,
+        reason_code=OK, generation_id=None,
+    )  # fmt: skip
+
+
+def _with_start(task: Task, made: Made) -> Task:
+    goal, observation = made.start.goal, made.start.observation
+    return dataclasses.replace(
+        task, environment_seed=made.seed, goal=goal, first_observation=observation, query=f"{goal}\n{observation}"
+    )
+
+
+def _difficulties(ctx: StageContext, family: FamilyConfig, seeds: Sequence[int]) -> list[float | None]:
+    """How hard the environment says the levels are; None each where it does not say."""
+    environment = ctx.services.environment(family.name)
+    if not isinstance(environment, Graded):
+        return [None] * len(seeds)
+    environment.reset_many(seeds)
+    return [environment.difficulty(slot) for slot in range(len(seeds))]
+
+
+def _made(
+    ctx: StageContext,
+    family: FamilyConfig,
+    groups: Sequence[Sequence[Task]],
+    values: Sequence[TaskValue],
+    records: list[Generation],
+) -> dict[int, Made]:
+    """New tasks by the group that they replace: the last of the synthetic ones."""
+    config = config_of(ctx.method).curriculum
+    count = varied_groups(config, len(groups))
+    # Before the first round nothing was measured: capability is that of nobody, and no group varied.
+    if config is None or not count or not values:
+        return {}
+    replaced = [members[0] for members in groups[len(groups) - count :]]
+    parents: list[TaskValue | None] = list(most_varying(values, family.name, count))
+    if isinstance(ctx.services.environment(family.name), Graded):
+        if config.rule == "capability":
+            parents = [None] * count
+        return _graded(ctx, family, config, replaced, parents, capability(values, family.name, config.target))
+    if config.rule == "capability":
+        return {}
+    return _written(ctx, family, config, replaced, [each for each in parents if each is not None], records)
+
+
+def _graded(
+    ctx: StageContext,
+    family: FamilyConfig,
+    config: CurriculumConfig,
+    replaced: Sequence[Task],
+    parents: Sequence[TaskValue | None],
+    reached: float,
+) -> dict[int, Made]:
+    """Levels of the difficulty that is aimed at, out of those that are drawn for each."""
+    made = {}
+    own, longest = family.train_seeds, ctx.method.rollout.longest_observation
+    for task, parent in zip(replaced, parents, strict=False):
+        generator = np.random.default_rng(ctx.seed("curriculum", family.name, task.group))
+        base = reached if parent is None else parent.difficulty or 0.0
+        aimed = aimed_at(float(generator.standard_normal()), base, config)
+        seeds = [own.start + int(seed) for seed in generator.integers(own.count, size=config.candidates)]
+        starts = Readable(ctx.services.environment(family.name), longest).reset_many(seeds)
+        difficulties = [value if value is not None else 0.0 for value in _difficulties(ctx, family, seeds)]
+        place = nearest(difficulties, aimed)
+        row = dataclasses.replace(
+            _drawn(task, difficulties[place]),
+            environment_seed=seeds[place],
+            made=GRADED,
+            aimed=aimed,
+            **_parent(parent),
+        )
+        made[task.group] = Made(seeds[place], starts[place], row)
+    return made
+
+
+def _written(
+    ctx: StageContext,
+    family: FamilyConfig,
+    config: CurriculumConfig,
+    replaced: Sequence[Task],
+    parents: Sequence[TaskValue],
+    records: list[Generation],
+) -> dict[int, Made]:
+    """First observations that the experience model writes about tasks whose groups varied."""
+    if not parents:
+        return {}
+    longest = ctx.method.rollout.longest_observation
+    starts = Readable(ctx.services.environment(family.name), longest).reset_many(
+        [parent.environment_seed for parent in parents]
+    )
+    prompt, asked = ctx.method.prompts_of(family.name)[VARY], []
+    for task, parent, start in zip(replaced, parents, starts, strict=True):
+        values = {"goal": start.goal, "observation": parent.first_observation}
+        asked.append((f"{ctx.round:04d}-{family.name}-g{task.group:04d}", messages_of(prompt, values)))
+    made = {}
+    for task, parent, start, (reason_code, text, record) in zip(
+        replaced, parents, starts, ExperienceModel(ctx).write("vary", asked, VARY), strict=True
+    ):
+        records.append(record)
+        text = (text or "").strip()
+        if reason_code == OK:
+            reason_code = text_flaw(text, config.max_characters) or OK
+        if reason_code == OK and text == parent.first_observation.strip():
+            reason_code = "the_same"
+        row = dataclasses.replace(
+            _drawn(task, None), reason_code=reason_code, generation_id=record.generation_id, **_parent(parent)
+        )
+        if reason_code == OK:
+            row = dataclasses.replace(row, environment_seed=parent.environment_seed, made=WRITTEN)
+            start = dataclasses.replace(start, observation=text)
+        made[task.group] = Made(row.environment_seed, start, row)
+    return made
+
+
+def _parent(parent: TaskValue | None) -> dict[str, Any]:
+    """The columns that name the task another one is made of."""
+    if parent is None:
+        return {"parent_round": None, "parent_group": None, "parent_variance": None}
+    return {"parent_round": parent.round, "parent_group": parent.group, "parent_variance": parent.variance}

@@ -1,0 +1,164 @@
+"""What a round of DreamGym is made of: every stage, what it reads and writes.
+
+Evaluation declares no read of the experience model, its transitions or what a teacher wrote, and fits read the pools of
+transitions that are not held out: what a stage does not declare it cannot read, and the manifest lists what it read.
+"""
+
+from __future__ import annotations
+
+from crl.config import Method
+from crl.learn.terms import NLL, Objective
+from crl.recipes.complementary import evaluate
+from crl.recipes.complementary.initialise import base_weights
+from crl.recipes.complementary.round import when
+from crl.recipes.context import BANK, StageContext
+from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
+from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of
+from crl.recipes.dreamgym.rows import (
+    SUITES,
+    Annotation,
+    DreamTask,
+    PoolItem,
+    Prediction,
+    TaskValue,
+    Transition,
+    TransitionVector,
+)
+from crl.recipes.stage import BEFORE, Read, Recipe, Stage
+from crl.recipes.update import update_name, update_stage
+from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn, Weights
+
+NOWHERE = "nowhere"
+"""A stage that no round has: evaluation reads an empty bank."""
+PLAYED = (Episode, Turn, Generation, Transition)
+
+
+def build(method: Method) -> Recipe:
+    """The recipe of a method."""
+    config = config_of(method)
+    taught = config.fit.reasoning == "teacher"
+
+    def weights(role: str, back: int) -> Read:
+        # Without a teacher `when` leaves its reads out.
+        return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
+
+    pool = Read(store.GATHER, 0, store.POOL)
+    evaluates = Stage(
+        name="evaluate",
+        reads=(weights(ACTOR, 0), Read(NOWHERE, 0, BANK)),
+        writes=(Evaluation,),
+        role=ACTOR,
+        due=evaluate.due,
+        parts=evaluate.count_parts,
+        run_part=evaluate.evaluate_part,
+    )
+    stages = (
+        Stage(
+            name=explore.EXPLORE,
+            reads=(weights(ACTOR, 1),),
+            writes=PLAYED,
+            role=ACTOR,
+            due=explore.due,
+            parts=explore.count_parts,
+            run_part=explore.explore_part,
+        ),
+        Stage(
+            name=store.GATHER,
+            run=store.gather,
+            reads=(Read(explore.EXPLORE), Read(collect.COLLECT, -1, "collected"), Read(store.GATHER, -1, BEFORE)),
+            writes=(PoolItem, TransitionVector),
+        ),
+        Stage(
+            name=validate.DRIFT,
+            run=validate.drift,
+            reads=(pool, Read(explore.EXPLORE), weights(EXPERIENCE, 1)),
+            writes=(Prediction, Generation, Metric),
+            role=EXPERIENCE,
+            due=validate.drift_due,
+        ),
+        *when(
+            taught,
+            Stage(
+                name=annotate.ANNOTATE_STAGE,
+                run=annotate.annotate,
+                reads=(pool, weights(TEACHER, 1)),
+                writes=(Annotation, Generation),
+                role=TEACHER,
+                due=corpus.due,
+            ),
+        ),
+        Stage(
+            name=corpus.CORPUS,
+            run=corpus.corpus,
+            reads=(pool, weights(EXPERIENCE, 1), *when(taught, Read(annotate.ANNOTATE_STAGE))),
+            writes=(Generation, Sample, Metric),
+            role=EXPERIENCE,
+            due=corpus.due,
+        ),
+        update_stage(EXPERIENCE, corpus.CORPUS),
+        Stage(
+            name=validate.VALIDATE,
+            run=validate.validate,
+            reads=(pool, weights(EXPERIENCE, 0)),
+            writes=(Prediction, Generation, Metric),
+            role=EXPERIENCE,
+            due=validate.due,
+        ),
+        Stage(
+            name=collect.PLAN,
+            run=plan.plan,
+            reads=(Read(validate.VALIDATE), weights(EXPERIENCE, 0), Read("credit", -1, plan.VALUES)),
+            writes=(Task, DreamTask, Generation, Metric),
+            role=EXPERIENCE,
+        ),
+        Stage(
+            name=collect.COLLECT,
+            reads=(Read(collect.PLAN), pool, weights(ACTOR, 1), weights(EXPERIENCE, 0)),
+            writes=(*PLAYED, Prediction),
+            role=ACTOR,
+            parts=collect.count_parts,
+            run_part=collect.collect_part,
+        ),
+        Stage(
+            name="credit",
+            run=credit.credit,
+            reads=(Read(collect.COLLECT), Read(collect.PLAN)),
+            writes=(Sample, TaskValue, Metric),
+        ),
+        *(update_stage(owner) for owner in method.trained() if owner != EXPERIENCE),
+        Stage(
+            name="health",
+            run=health.health,
+            reads=(
+                Read(explore.EXPLORE),
+                Read(collect.COLLECT),
+                Read(collect.PLAN),
+                Read("credit"),
+                Read(validate.VALIDATE),
+                Read(validate.DRIFT),
+                pool,
+                *(Read(update_name(owner)) for owner in method.trained()),
+                Read("health", -1, BEFORE),
+            ),
+            writes=(Metric,),
+        ),
+        evaluates,
+    )
+    return Recipe(
+        name=config.kind,
+        preparation=(Stage(name="initialise", run=initialise, writes=(Weights,)), evaluates),
+        stages=stages,
+        initial={update_name(owner): "initialise" for owner in method.owners()},
+        trains=frozenset(method.trained()),
+        objectives={
+            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
+            "nll": NLL,
+        },
+        suites=SUITES,
+        check_ready=ready.check_ready,
+    )
+
+
+def initialise(ctx: StageContext) -> None:
+    """The base models as they are, and the embedder."""
+    ctx.write(Weights, base_weights(ctx))

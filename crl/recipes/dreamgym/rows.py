@@ -1,0 +1,206 @@
+"""The rows that DreamGym brings: transitions with their vectors and pools, predictions, tasks and how they vary."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated as A
+from typing import ClassVar
+
+from crl.checks.suite import Suite
+from crl.records import Row
+from crl.records.base import FLOATS
+
+REAL, SYNTHETIC, EXPLORED = "real", "synthetic", "explored"
+"""Streams: episodes of a batch in the real environment, in the experience model, and those that are played for it."""
+FIT, HELD_OUT, NEITHER = "fit", "held_out", "none"
+"""Real transitions that fits may use, and those that none does; predicted ones are neither."""
+CONTINUES, SUCCESS, FAILURE, TURN_LIMIT = OUTCOMES = ("continues", "success", "failure", "turn_limit")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Transition(Row):
+    """One step of an environment, real or predicted, with all that a prediction of it would read."""
+
+    table: ClassVar[str] = "transitions"
+    transition_id: A[str, "t-<episode>-<turn>"]
+    round: A[int, "round number"]
+    source: A[str, "real, or synthetic: predicted by the experience model"]
+    split: A[str, "fit, held_out: on a seed that no fit sees, or none: a predicted one"]
+    policy: A[str, "who acted: random or actor"]
+    family: A[str, "task family"]
+    environment_seed: A[int, "seed of the environment"]
+    episode_id: A[str, "episode it is a step of"]
+    turn: A[int, "turn index from 0"]
+    goal: A[str, "what the environment asks for"]
+    history: A[list[str], "earlier turns that are shown, the oldest first: observation, action, observation, …"]
+    observation: A[str, "what was seen before the action"]
+    action: A[str, "the action, as the environment was given it"]
+    actions: A[list[str], "what could be done, by name; none where actions are text"]
+    reasoning: A[str | None, "why the step has that outcome; null: nobody says"]
+    reasoning_source: A[str, "environment, model or none; a teacher's are in the table annotations"]
+    next_observation: A[str, "what was seen after it"]
+    next_actions: A[list[str], "what can be done then, by name"]
+    feedback: A[str, "what was said about the action beside the observation; empty: nothing"]
+    legal: A[bool, "whether the action was legal and taken"]
+    outcome: A[str, "continues, success, failure or turn_limit"]
+    reward: A[float, "reward of the episode where the step ends it, else 0"]
+    prediction_id: A[str | None, "prediction that made it; null for a real one"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation(Row):
+    """Why a real transition is as it is, as a teacher says."""
+
+    table: ClassVar[str] = "annotations"
+    transition_id: A[str, "real transition"]
+    round: A[int, "round number"]
+    reason_code: A[str, "ok, or why there is no text"]
+    text: A[str | None, "what the teacher wrote, on one line; null where it wrote nothing of use"]
+    generation_id: A[str, "token record"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolItem(Row):
+    """A transition that is in a pool after a round's stage `gather`, in the order it came in."""
+
+    table: ClassVar[str] = "pool"
+    pool: A[str, "real, synthetic or held_out"]
+    transition_id: A[str, "transition"]
+    family: A[str, "task family"]
+    round: A[int, "round of the transition"]
+    stage: A[str, "stage that wrote it"]
+    entered: A[int, "round in which it came into the pool: its vector is there"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionVector(Row):
+    """The embedding of state and action of a transition that came into a pool."""
+
+    table: ClassVar[str] = "transition_vectors"
+    transition_id: A[str, "transition"]
+    vector: A[list[float], FLOATS, "unit vector of observation and action"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(Row):
+    """One output of the experience model about a step: in an episode, or of a step whose truth is known."""
+
+    table: ClassVar[str] = "predictions"
+    prediction_id: A[str, "p-<transition it makes or is held to>"]
+    round: A[int, "round number"]
+    family: A[str, "task family"]
+    episode_id: A[str, "episode of the step"]
+    turn: A[int, "turn index from 0"]
+    held_to: A[str | None, "real transition that it is compared with; null in an episode"]
+    reason_code: A[str, "ok, or why the output is malformed"]
+    neighbors: A[list[str], "similar transitions that it was shown, the nearest first"]
+    outcome: A[str | None, "outcome that it names; null where it is malformed"]
+    reward: A[float | None, "reward that it names; null likewise"]
+    observation_agrees: A[bool | None, "whether its next observation is the true one; null where nobody knows"]
+    outcome_agrees: A[bool | None, "whether outcome and reward are the true ones; null likewise"]
+    reward_error: A[float | None, "distance of its reward from the true one, a malformed one counting as 0"]
+    generation_id: A[str, "token record"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DreamTask(Row):
+    """One task of a round: where it is played, and where it comes from."""
+
+    table: ClassVar[str] = "dream_tasks"
+    round: A[int, "round number"]
+    family: A[str, "task family"]
+    group: A[int, "group index of the round"]
+    environment_seed: A[int, "seed of the level; of a written task that of the one it was made of"]
+    synthetic: A[bool, "whether it is played in the experience model"]
+    made: A[str, "drawn, graded (a level of the difficulty that was aimed at) or written by the experience model"]
+    parent_round: A[int | None, "round of the task that it was made of"]
+    parent_group: A[int | None, "its group"]
+    parent_variance: A[float | None, "V of its group"]
+    aimed: A[float | None, "difficulty that was aimed at"]
+    difficulty: A[float | None, "difficulty that the environment gives the level"]
+    reason_code: A[str, "ok, or why what the model wrote is no task: the task is then drawn"]
+    generation_id: A[str | None, "token record of what the model wrote"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TaskValue(Row):
+    """What the group of a task earned."""
+
+    table: ClassVar[str] = "task_values"
+    round: A[int, "round number"]
+    family: A[str, "task family"]
+    group: A[int, "group index of the round"]
+    environment_seed: A[int, "seed of the environment"]
+    first_observation: A[str, "text of the first observation"]
+    synthetic: A[bool, "whether it was played in the experience model"]
+    made: A[str, "drawn, graded or written"]
+    difficulty: A[float | None, "difficulty that the environment gives the level"]
+    rollouts: A[int, "usable episodes"]
+    mean: A[float, "mean reward r̄"]
+    variance: A[float, "V = mean of (r - r̄)² over these episodes"]
+    success: A[float, "share of them that succeeded"]
+
+
+SUITES = {
+    Transition: Suite(
+        key=("transition_id",),
+        filled=("transition_id", "family", "episode_id"),
+        unique=(("episode_id", "turn"),),
+        sets={
+            "source": (REAL, SYNTHETIC),
+            "split": (FIT, HELD_OUT, NEITHER),
+            "policy": ("random", "actor"),
+            "outcome": OUTCOMES,
+            "reasoning_source": ("environment", "model", "none"),
+        },
+        ranges={"turn": (0, None)},
+        rows={
+            "a predicted transition has its prediction, a real one none": (
+                "(source = 'synthetic') = (prediction_id IS NOT NULL)"
+            ),
+            "a predicted transition is in no fit": "(source = 'synthetic') = (split = 'none')",
+            "reward comes at the end only": "outcome <> 'continues' OR reward = 0",
+            "the reward is finite": "isfinite(reward)",
+            "reasoning has a source": "(reasoning IS NULL) = (reasoning_source = 'none')",
+            "history is whole turns": "len(history) % 2 = 0",
+        },
+    ),
+    Annotation: Suite(
+        key=("transition_id",),
+        filled=("reason_code", "generation_id"),
+        rows={"ok means that there is a text": "(reason_code = 'ok') = (text IS NOT NULL)"},
+    ),
+    PoolItem: Suite(
+        key=("pool", "transition_id"),
+        filled=("transition_id", "family", "stage"),
+        unique=(("transition_id",),),
+        sets={"pool": (REAL, SYNTHETIC, HELD_OUT)},
+        ordered=(("entered", "round"),),
+    ),
+    TransitionVector: Suite(
+        key=("transition_id",),
+        rows={"the vector is a unit": "abs(list_inner_product(vector, vector) - 1) < 0.001"},
+    ),
+    Prediction: Suite(
+        key=("prediction_id",),
+        filled=("family", "episode_id", "reason_code", "generation_id"),
+        unique=(("generation_id",),),
+        rows={
+            "ok means that an outcome is named": "(reason_code = 'ok') = (outcome IS NOT NULL AND reward IS NOT NULL)",
+            "agreement is known where the truth is": (
+                "(held_to IS NULL) = (observation_agrees IS NULL) AND (held_to IS NULL) = (outcome_agrees IS NULL)"
+            ),
+        },
+    ),
+    DreamTask: Suite(
+        key=("round", "group"),
+        filled=("family", "reason_code"),
+        sets={"made": ("drawn", "graded", "written")},
+        rows={"a written task is played in the model that wrote it": "made <> 'written' OR synthetic"},
+    ),
+    TaskValue: Suite(
+        key=("round", "group"),
+        ranges={"rollouts": (1, None), "variance": (0, None), "success": (0, 1)},
+    ),
+}
+"""Rules of the row types."""

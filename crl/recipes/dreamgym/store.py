@@ -1,0 +1,130 @@
+"""The store of transitions: pools with a capacity, first in, first out, searched by state and action."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crl.bank.index.exact import ExactIndex
+from crl.config import Method
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.config import StoreConfig, config_of
+from crl.recipes.dreamgym.prompts import Situation
+from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, SYNTHETIC, PoolItem, Transition, TransitionVector
+
+GATHER = "gather"
+POOL = "pool"
+"""Name of the read of the pools that a stage works with."""
+
+
+def pool_of(row: Transition) -> str:
+    """Which pool a transition belongs to."""
+    return SYNTHETIC if row.source == SYNTHETIC else HELD_OUT if row.split == HELD_OUT else REAL
+
+
+def gathered(before: Sequence[PoolItem], arrived: Iterable[PoolItem], config: StoreConfig) -> list[PoolItem]:
+    """The pools after some transitions came in: of each the newest up to its capacity, in the order they came."""
+    capacity = {REAL: config.real, SYNTHETIC: config.synthetic, HELD_OUT: config.held_out}
+    held: dict[str, list[PoolItem]] = defaultdict(list)
+    for item in (*before, *arrived):
+        held[item.pool].append(item)
+    return [item for pool, most in capacity.items() for item in held[pool][max(0, len(held[pool]) - most) :]]
+
+
+def transitions_of(ctx: StageContext, items: Sequence[PoolItem]) -> list[Transition]:
+    """The rows of items of the pools, in their order."""
+    places = dict.fromkeys((item.round, item.stage) for item in items)
+    rows = {row.transition_id: row for place in places for row in ctx.rows_at(Transition, *place)}
+    return [rows[item.transition_id] for item in items]
+
+
+class Store:
+    """The transitions that predictions of a task family may be shown."""
+
+    def __init__(self, ctx: StageContext, config: StoreConfig) -> None:
+        """The pools that the stage reads, without those held out."""
+        self._ctx, self._config = ctx, config
+        searched = (REAL,) if config.search == "real" else (REAL, SYNTHETIC)
+        self._items: dict[str, list[PoolItem]] = defaultdict(list)
+        for item in ctx.rows(PoolItem, POOL) if config.top_k else []:
+            if item.pool in searched:
+                self._items[item.family].append(item)
+        self._rows: dict[str, list[Transition]] = {}
+        self._index: dict[str, ExactIndex] = {}
+
+    def nearest(
+        self, family: str, situations: Sequence[Situation], without: Sequence[Collection[str]] | None = None
+    ) -> list[list[Transition]]:
+        """The transitions most similar in state and action to each situation, the nearest first, oldest first where
+        equally near; without those whose ids are in `without` of the situation."""
+        items, count = self._items[family], self._config.top_k
+        if not items or not count or not situations:
+            return [[] for _ in situations]
+        if family not in self._index:
+            self._rows[family] = transitions_of(self._ctx, items)
+            self._index[family] = ExactIndex(vectors_of(self._ctx, items))
+        queries_QD = self._ctx.services.embedder().embed([each.query for each in situations])
+        skipped = without or [()] * len(situations)
+        most = count + max(map(len, skipped))
+        rows = self._rows[family]
+        found = []
+        for (places_K, _), skip in zip(self._index[family].nearest(queries_QD, most), skipped, strict=True):
+            near = (rows[int(place)] for place in places_K)
+            found.append([row for row in near if row.transition_id not in skip][:count])
+        return found
+
+
+def vectors_of(ctx: StageContext, items: Sequence[PoolItem]) -> NDArray[np.float32]:
+    """Unit vectors [N, D] of items of the pools."""
+    vectors: Mapping[str, list[float]] = {}
+    for entered in dict.fromkeys(item.entered for item in items):
+        table = ctx.rows_at(TransitionVector, entered, GATHER)
+        vectors = {**vectors, **{row.transition_id: row.vector for row in table}}
+    return np.array([vectors[item.transition_id] for item in items], dtype=np.float32)
+
+
+def gather(ctx: StageContext) -> None:
+    """The pools of a round: those of the round before, what was collected since, what was explored now."""
+    config = config_of(ctx.method).store
+    arrived = []
+    for name, number, stage in (("collected", ctx.round - 1, "collect"), ("explore", ctx.round, "explore")):
+        arrived += [(row, number, stage) for row in ctx.rows(Transition, name)]
+    before = ctx.rows(PoolItem, "before")
+    new = [
+        PoolItem(
+            pool=pool_of(row), transition_id=row.transition_id, family=row.family, round=number, stage=stage,
+            entered=ctx.round,
+        )
+        for row, number, stage in arrived
+    ]  # fmt: skip
+    items = gathered(before, new, config)
+    kept = {item.transition_id for item in items if item.entered == ctx.round}
+    entered = [row for row, _, _ in arrived if row.transition_id in kept]
+    with ctx.timed("embed", len(entered)):
+        vectors_ND = ctx.services.embedder().embed(
+            [Situation(row.goal, (), row.observation, row.action, row.turn).query for row in entered]
+        )
+    ctx.write(PoolItem, items)
+    ctx.write(
+        TransitionVector,
+        [
+            TransitionVector(transition_id=row.transition_id, vector=[float(value) for value in vector_D])
+            for row, vector_D in zip(entered, vectors_ND, strict=True)
+        ],
+    )
+
+
+def fit_seed(method: Method, family: str, seed: int) -> bool:
+    """Whether fits may see what is played on a training seed."""
+    config = method.family(family)
+    if config is None:
+        return False
+    return seed < config_of(method).held_out_from(config.train_seeds.start, config.train_seeds.count)
+
+
+def split_of(method: Method, family: str, seed: int) -> str:
+    """`fit` or `held_out`, by the seed."""
+    return FIT if fit_seed(method, family, seed) else HELD_OUT

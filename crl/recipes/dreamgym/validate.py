@@ -1,0 +1,95 @@
+"""Stages `drift` and `validate`: the experience model held to real steps that no fit sees, before and after a fit.
+
+`validate` asks the model as it now is. `drift` asks the model of the fit before about what was explored since: how well
+it still answers for the newer policy. Neither trains anything. What is found below a floor is an alarm of the round,
+and stops the stage that plans synthetic tasks (:func:`require_truth`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.config import Method
+from crl.errors import BadInput
+from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.config import config_of
+from crl.recipes.dreamgym.explore import EXPLORE
+from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
+from crl.recipes.dreamgym.prompts import situation_of
+from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
+from crl.recipes.dreamgym.store import POOL, Store, transitions_of
+from crl.recipes.dreamgym.truth import alarms_of, truth_figures
+from crl.records import Generation, Metric
+
+VALIDATE, DRIFT = "validate", "drift"
+
+
+def due(method: Method, round_number: int) -> bool:
+    """After every fit."""
+    return config_of(method).fits(round_number)
+
+
+def drift_due(method: Method, round_number: int) -> bool:
+    """Before every fit but the first."""
+    return round_number > 1 and config_of(method).fits(round_number)
+
+
+def held_out_rows(ctx: StageContext) -> list[Transition]:
+    """The newest real transitions that no fit sees."""
+    items = [item for item in ctx.rows(PoolItem, POOL) if item.pool == HELD_OUT]
+    return transitions_of(ctx, items[-config_of(ctx.method).truth.most :])
+
+
+def validate(ctx: StageContext) -> None:
+    """Predict them with the model as it now is; figures, and alarms where they are below the floor."""
+    config = config_of(ctx.method).truth
+    true = held_out_rows(ctx)
+    rows, records = predicted(ctx, true, VALIDATE)
+    figures = truth_figures(rows, true, config.gamma)
+    alarms = alarms_of(figures, config)
+    ctx.write(Prediction, rows)
+    ctx.write(Generation, records)
+    ctx.write(Metric, [_metric(ctx, name, value, alarms.get(name)) for name, value in figures.items()])
+
+
+def drift(ctx: StageContext) -> None:
+    """Predict what was explored since the fit before with the model of that fit."""
+    config = config_of(ctx.method).truth
+    true = [row for row in ctx.rows(Transition, EXPLORE) if row.split == HELD_OUT][-config.most :]
+    rows, records = predicted(ctx, true, DRIFT)
+    figures = truth_figures(rows, true, config.gamma)
+    ctx.write(Prediction, rows)
+    ctx.write(Generation, records)
+    ctx.write(Metric, [_metric(ctx, f"drift_{name}", value, None) for name, value in figures.items()])
+
+
+def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple[list[Prediction], list[Generation]]:
+    """Predictions of steps whose truth is known, in their order, and their token records."""
+    if not true:
+        return [], []
+    store = Store(ctx, config_of(ctx.method).store)
+    asked = []
+    for row in true:
+        [near] = store.nearest(row.family, [situation_of(row)])
+        step, situation = f"{name}-r{ctx.round:04d}-{row.transition_id}", situation_of(row)
+        asked.append(Asked(step, row.family, row.episode_id, situation, tuple(row.actions), near, held_to=row))
+    answered = ExperienceModel(ctx).predict(asked)
+    return [prediction_row(each, ctx.round) for each in answered], [each.generation for each in answered]
+
+
+def require_truth(metrics: Sequence[Metric], round_number: int) -> None:
+    """Raise BadInput where the last validation found the experience model below its floor."""
+    wrong = [row for row in metrics if row.alarm is not None]
+    if wrong:
+        told = ", ".join(f"{row.name} is {row.value:.2f}" for row in wrong)
+        raise BadInput(
+            f"the experience model is not true enough to play in: {told}",
+            expected="; ".join(f"{row.name}: {row.alarm}" for row in wrong),
+            where=f"round {round_number}, stage {VALIDATE}",
+            next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
+            "(method.recipe.explore.first), more epochs (fit.epochs), or a lower floor (truth)",
+        )
+
+
+def _metric(ctx: StageContext, name: str, value: float, alarm: str | None) -> Metric:
+    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=alarm)
