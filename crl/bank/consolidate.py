@@ -97,26 +97,45 @@ def consolidate(
     round: int,
     evict: bool = True,
     refused: Mapping[str, str] | None = None,
+    failed: Mapping[str, str] | None = None,
     resemblances: Iterable[Resemblance] = (),
 ) -> Consolidated:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
     `scores` are read by `least_useful` only; entries without a row count as unused. `evict` False previews the bank
     that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
-    operation id: these operations change nothing, whatever they ask for. `resemblances` are read by `duplicates: near`.
-    Raises ValueError for a previous entry without a segment.
+    operation id: these operations change nothing, whatever they ask for. `failed` likewise holds those that were out
+    before anybody was asked. `resemblances` are read by `duplicates: near`. Raises ValueError for a previous entry
+    without a segment.
     """
     alike = Alike(resemblances)
-    reasons = dict(refused or {})
-    if reasons:
-        shown = Consolidation(previous, rules, alike, round=round)
-        shown.apply(operations)
-        reasons = {**shown.rejections(), **reasons}
+    reasons = dict(failed or {})
+    if refused:
+        reasons = {**closed(previous, operations, rules, alike, reasons, round=round), **refused}
     bank = Consolidation(previous, rules, alike, round=round)
     bank.apply(operations, reasons)
     if evict:
         bank.evict(scores)
     return bank.result()
+
+
+def closed(
+    previous: Snapshot,
+    operations: Sequence[Operation],
+    rules: Rules,
+    alike: Alike,
+    refused: Mapping[str, str],
+    *,
+    round: int,
+) -> dict[str, str]:
+    """Reasons by id of every operation that changes nothing where `refused` do not.
+
+    Whoever refuses more of the operations together with these lets nothing in that would not have come in before: the
+    twin of a refused text stays a duplicate.
+    """
+    shown = Consolidation(previous, rules, alike, round=round)
+    shown.apply(operations, refused)
+    return shown.rejections()
 
 
 def _check_placed(snapshot: Snapshot) -> None:

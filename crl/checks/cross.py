@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from crl.checks.reward_rules import REWARD_CROSS_RULES
 from crl.checks.suite import CrossRule
+from crl.checks.trial_rules import TRIAL_CROSS_RULES
 
 CROSS_RULES: tuple[CrossRule, ...] = (
     CrossRule(
@@ -186,4 +187,5 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "WHERE b.status = 'selected'",
     ),
     *REWARD_CROSS_RULES,
+    *TRIAL_CROSS_RULES,
 )

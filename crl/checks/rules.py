@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from crl.checks.reward_rules import REWARD_SUITES
 from crl.checks.suite import Suite, together
+from crl.checks.trial_rules import TRIAL_SUITES
 from crl.records import (
     Approval,
     BankChange,
@@ -326,13 +327,13 @@ SUITES: dict[type[Row], Suite] = {
         ordered=(("entered_round", "generation_round"),),
         ranges={"uses": (0, None), "train_count": (0, None)},
         sets={
-            "kind": ("used", "malformed", "return", "answer"),
+            "kind": ("used", "malformed", "return", "answer", "tried"),
             "status": ("waiting", "selected", "trained", "dropped"),
             "generation_stage": ("distill", "merge", "collect"),
         },
         rows={
             "the sum of rewards is at most three a use": (  # s_c 1, and guided minus free 2
-                "isfinite(score_sum) AND (kind <> 'used' OR abs(score_sum) <= 3 * uses + 1e-9)"
+                "isfinite(score_sum) AND (kind NOT IN ('used', 'tried') OR abs(score_sum) <= 3 * uses + 1e-9)"
             ),
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
@@ -394,4 +395,5 @@ SUITES: dict[type[Row], Suite] = {
         },
     ),
     **REWARD_SUITES,
+    **TRIAL_SUITES,
 }

@@ -40,6 +40,7 @@ from crl.config.roles import (
     RoleConfig,
     SamplingConfig,
 )
+from crl.config.trials import TrialConfig
 
 __all__ = [
     "ENGINES",
@@ -83,6 +84,7 @@ __all__ = [
     "SeedRange",
     "SelfDistillationConfig",
     "TaskRunnerName",
+    "TrialConfig",
     "WarmStartConfig",
     "WhenBusy",
 ]

@@ -43,8 +43,8 @@ def reweight(train_count: int, last_trained_round: int | None, *, round: int, co
 def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     """Last round's rows as they are now: what was selected has been trained and waits for new uses.
 
-    A malformed output, a `return` or an answer cannot be used again, so its row ends with the round that trained it; so
-    does that of an output that was dropped.
+    A malformed output, a `return`, an answer or an output that its trial scored cannot earn more, so its row ends with
+    the round that trained it; so does that of an output that was dropped.
     """
     items = {}
     for item in previous:
@@ -81,10 +81,12 @@ def fill_buffer(
     config: ExtractorObjective,
     origins: Mapping[str, tuple[int, str]],
     free_means: Mapping[str, float],
-    imported: Set[str] = frozenset(),
+    unpaid: Set[str] = frozenset(),
     repeats: Mapping[str, Sequence[HeldText]] | None = None,
     held: Set[HeldText] | None = None,
     answers: Sequence[AnswerReward] = (),
+    tried: Mapping[str, float] | None = None,
+    tried_kind: str = "tried",
 ) -> list[BufferItem]:
     """The buffer after this round's uses and outputs, oldest entry first.
 
@@ -92,7 +94,9 @@ def fill_buffer(
     `distillations` are the outputs written this round (distill and merge). `origins` says for an output by generation
     id which (round, stage) wrote it; it is read for outputs that enter. `free_means` is `credit.free_means` of this
     round's episodes, for `return_reward: free_mean` (a `return` whose group has no free member stays unscored).
-    `imported` are outputs of another run, whose uses train nobody here but those that repeat their texts.
+    `unpaid` are outputs whose uses train nobody but those that repeat their texts: they are of another run, or a trial
+    has paid them. `tried` has what a trial gave outputs of this round, which are scored at once: as one use
+    (`tried_kind` used), or once and for all (tried).
     `repeats` gives, for outputs of this round that wrote what the bank held already, those texts, each once.
     `held` are the texts of the bank after the round (None: unknown; others than those of the outputs in question may be
     left out): what has no use and no text there is dropped, or just ends where it was trained before. `answers` are
@@ -119,7 +123,7 @@ def fill_buffer(
 
     for use in uses:
         for generation_id in (use.generation_id, *repeated_by[HeldText(use.entry_id, use.generation_id)]):
-            if generation_id in imported:
+            if generation_id in unpaid:
                 continue
             known = items.get(generation_id)
             if known is None:
@@ -144,6 +148,10 @@ def fill_buffer(
         if scored is not None:
             kind, reward = scored
             items[row.generation_id] = replace(enter(row.generation_id, kind, origin), uses=1, score_sum=reward)
+        elif tried and row.generation_id in tried:
+            shared = (repeats or {}).get(row.generation_id, ()) if tried_kind == "used" else ()
+            item = enter(row.generation_id, tried_kind, origin, shared)
+            items[row.generation_id] = replace(item, uses=1, score_sum=tried[row.generation_id])
         elif repeats and row.generation_id in repeats:
             items[row.generation_id] = enter(row.generation_id, "used", origin, repeats[row.generation_id])
     for answer in answers:
@@ -246,7 +254,8 @@ def buffer_metrics(
         "buffer_selected": sum(item.status == "selected" for item in buffer),
         "buffer_dropped": sum(item.status == "dropped" for item in buffer),
     }
-    for kind in ("used", "malformed", "return", "answer"):
+    tried = ["tried"] if any(item.kind == "tried" for item in buffer) else []
+    for kind in ("used", "malformed", "return", "answer", *tried):
         figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
     figures["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
     alarms = {}

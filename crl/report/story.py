@@ -70,6 +70,19 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """What a trial found of a text before it was believed."""
+
+    round: int | None
+    """Round of its episodes; None where it was not tried."""
+    pairs: int
+    wins_with: int
+    wins_without: int
+    difference: float | None
+    admitted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationUse:
     """One held-out game that a version guided. It earns no credit."""
 
@@ -119,6 +132,8 @@ class Event:
     """The entry that it was merged into, or that holds the text of a rejected one already."""
     writing: Writing | None = None
     """The output behind a version or a rejected one; None for an import."""
+    tried: Tried | None = None
+    """The trial of the text it made or wanted; None where notes are not tried."""
     content_digest: str | None = None
     embedder_cut: bool = False
     """Whether the embedder reads only the beginning of the text."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from crl.report.listing import Listing
-from crl.report.story import LEFT, MADE, Event, Import, SourceEpisode, Story, Use, Writing, mean, story_of
+from crl.report.story import LEFT, MADE, Event, Import, SourceEpisode, Story, Tried, Use, Writing, mean, story_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -108,6 +108,7 @@ def _version(tree: Tree, version: Event, full: bool) -> Tree:
         for goal in dict.fromkeys(each.goal for each in version.episodes if each.goal):
             node.add(_text(f"goal: {goal}"))
     _writing(branch, version.writing, full)
+    _trial(branch, version.tried)
     for parent in version.parents:
         known = parent.fate if parent.versions else "nothing is known of it"
         _grow(branch.add(_text(f"from {parent.entry_id}: {known}")), parent, full)
@@ -133,6 +134,20 @@ def _writing(branch: Tree, writing: Writing | None, full: bool) -> None:
             joined = " ".join(text.split())
             short = joined if len(joined) <= _SHORT else f"…{joined[-_SHORT:]}"
             writer.add(_text(f"{name}: {text if full else short}"))
+
+
+def _trial(branch: Tree, tried: Tried | None) -> None:
+    if tried is None:
+        return
+    if tried.difference is None:
+        branch.add(_text("not tried: it stays out of the bank"))
+        return
+    branch.add(
+        _text(
+            f"tried in round {tried.round} on {tried.pairs} layout{_s(tried.pairs)}: won {tried.wins_with} with it, "
+            f"{tried.wins_without} without ({tried.difference:+.2f}): {'admitted' if tried.admitted else 'kept out'}"
+        )
+    )
 
 
 def _uses(branch: Tree, version: Event) -> None:
@@ -172,6 +187,7 @@ def _refusal(tree: Tree, event: Event, full: bool) -> None:
     if event.text is not None:
         branch.add(_text(f"wanted: {event.text}"))
     _writing(branch, event.writing, full)
+    _trial(branch, event.tried)
 
 
 def _import(branch: Tree, imported: Import, full: bool) -> None:

@@ -21,6 +21,7 @@ from crl.bank.segments import load_texts
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes import recipe_in
 from crl.records import (
+    TRIAL,
     BankChange,
     BankEvent,
     Credit,
@@ -30,10 +31,11 @@ from crl.records import (
     ImportedEntry,
     Operation,
     Retrieval,
+    Trial,
     Weights,
 )
 from crl.report.bank import banked_round
-from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpisode, Story, Use, Writing
+from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpisode, Story, Tried, Use, Writing
 from crl.report.tables import Tables
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
@@ -113,6 +115,7 @@ class _Facts:
                     reason=row.get("reason"),
                     other=row["entry_id"] if kind == "merged" else row.get("repeats"),
                     writing=self._writing(operation),
+                    tried=self._tried.get(row["operation_id"] or "") if kind == "rejected" else None,
                 )
             )
             if kind in LEFT:
@@ -147,6 +150,7 @@ class _Facts:
             before=before,
             text=text,
             writing=self._writing(operation),
+            tried=self._tried.get(row["operation_id"] or ""),
             content_digest=digest,
             embedder_cut=bool(operation["embedder_cut"] if operation is not None else self._cuts.get(digest)),
             parents=tuple(self.story(parent, moment) for parent in parents if parent != entry_id),
@@ -196,6 +200,14 @@ class _Facts:
             Operation, columns, among={"operation_id": [event["operation_id"] for event in listed]}, rounds=rounds
         )
         self._operations = {row["operation_id"]: row for row in operations}
+        names = {"round": "tried_round"} | {name: name for name in ("pairs", "wins_with", "wins_without")}
+        names |= {name: name for name in ("difference", "admitted")}
+        trials = tables.select(
+            Trial, ["operation_id", *names.values()], among={"operation_id": self._operations}, rounds=rounds
+        )
+        self._tried = {
+            row["operation_id"]: Tried(**{name: row[column] for name, column in names.items()}) for row in trials
+        }
         wanted = [row["generation_id"] for row in operations]
         columns = ["generation_id", "weights_digest", "role", "prompt", "output"]
         generations = tables.select(Generation, columns, among={"generation_id": wanted}, rounds=rounds)
@@ -239,7 +251,8 @@ class _Facts:
     def _read_uses(self, tables: Tables, family: set[str]) -> None:
         """Games and held-out games by the entry that guided them, in order."""
         columns = ["episode_id", "round", "success", "entry_ids", "content_digests"]
-        played = tables.select(Episode, columns, among={"entry_ids": family}, where="guided")
+        of_rounds = f"guided AND stream <> '{TRIAL}'"  # what a trial played is told as one
+        played = tables.select(Episode, columns, among={"entry_ids": family}, where=of_rounds)
         rounds = {row["round"] for row in played}
         episodes = {"episode_id": [row["episode_id"] for row in played]}
         columns = ["episode_id", "entry_id", "bank_round", "similarity"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
-from crl.recipes.complementary.proposal import changing, operations_of, proposal_of
+from crl.recipes.complementary.proposal import changing, operations_of, proposal_of, refused_by_trial
 from crl.recipes.context import StageContext
 from crl.recipes.stage import RowsOf
 from crl.records import Approval
@@ -29,7 +29,8 @@ def due(method: Method, round_number: int) -> bool:
 
 def choices(method: Method, round_number: int, rows: RowsOf) -> list[str]:
     """Ids of the operations that a person may refuse: those that ask for a change of the bank."""
-    return changing(operations_of(rows))
+    failed = refused_by_trial(method, rows)
+    return [name for name in changing(operations_of(rows)) if name not in failed]
 
 
 def approve(ctx: StageContext) -> None:

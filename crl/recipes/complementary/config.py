@@ -29,6 +29,7 @@ from crl.config import (
     RetrievalConfig,
     RoleUse,
     SelfDistillationConfig,
+    TrialConfig,
     WarmStartConfig,
 )
 from crl.config.base import MOST_ROUNDS
@@ -67,6 +68,11 @@ class BankRecipeConfig(RecipeConfig):
     actor_objective: ActorObjective = Field(ActorObjective(), description="Eq. 4 and 5.")
     extractor_objective: ExtractorObjective = Field(ExtractorObjective(), description="Eq. 3 and 7.")
     approve_bank: bool = Field(False, description="A person approves each round's bank first.")
+    trial: TrialConfig | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="New notes are played before they enter the bank; none: they are believed.",
+    )
     actor_critic: ActorCriticConfig | None = Field(None, description="The actor judges an experience first; none: not.")
     self_distillation: SelfDistillationConfig | None = Field(
         None, description="Self-distillation of guided episodes; none: not."
@@ -298,6 +304,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     groups = {method.group_size(family) for family in method.families}
     guided = {size: {config.guided_members(size, number) for number in ends} for size in groups}
     needs_guided = {
+        "method.recipe.trial": config.trial is not None,
         "method.recipe.actor_critic": config.actor_critic is not None,
         "method.recipe.self_distillation": config.self_distillation is not None,
         "method.rollout.search_and_ask": rollout.search_and_ask is not None,

@@ -19,12 +19,14 @@ from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_mean
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.self_distillation import distilled_episodes, nll_samples
+from crl.learn.trials import trial_metrics, trial_rewards
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.judge import verdicts_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
 from crl.records import (
+    TRIAL,
     BankEvent,
     BufferItem,
     Credit,
@@ -39,6 +41,7 @@ from crl.records import (
     Retrieval,
     Sample,
     StrippedContext,
+    Trial,
     UseReward,
     rows_with,
 )
@@ -87,8 +90,15 @@ def credit(ctx: StageContext) -> None:
         + filled
         + reward_metrics(uses, objective, round=ctx.round)
         + judgement_metrics(judgements, round=ctx.round)
+        + _trial_metrics(ctx)
         + distilled,
     )
+
+
+def _trial_metrics(ctx: StageContext) -> list[Metric]:
+    if config_of(ctx.method).trial is None:
+        return []
+    return trial_metrics(ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL), round=ctx.round)
 
 
 def advantages(ctx: StageContext) -> None:
@@ -121,6 +131,11 @@ def _filled(
     written = _written(ctx, uses)
     # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
     imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
+    origins, trial = _origins(ctx, written), config_of(ctx.method).trial
+    tried = {} if trial is None or trial.reward == "uses" else trial_rewards(ctx.rows(Trial, TRIAL))
+    instead = trial is not None and trial.reward == "trial"
+    # Every distilled text was tried before it came into the bank, and has paid its writer.
+    paid = {name for name, (_, stage) in origins.items() if stage == "distill"} if instead else set()
     bank = ctx.bank(NEW_BANK).table
     previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
     return fill_buffer(
@@ -129,9 +144,11 @@ def _filled(
         [row for row in distillations if row.reason_code != UNTRAINABLE],
         round=ctx.round,
         config=config_of(ctx.method).extractor_objective,
-        origins=_origins(ctx, written),
+        origins=origins,
         free_means=free_means(episodes),
-        imported=imported,
+        unpaid=imported | paid,
+        tried=tried,
+        tried_kind="tried" if instead else "used",
         repeats=repeats,
         held=_held(bank, previous, repeats),
         answers=_answers(ctx, episodes),

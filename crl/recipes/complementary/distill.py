@@ -21,7 +21,7 @@ from crl.extractor.outputs import Distilled
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.candidates import merge_candidates
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.proposal import rules_of
+from crl.recipes.complementary.proposal import disbelieved, rules_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
@@ -104,7 +104,7 @@ def merge_part(ctx: StageContext, part: int) -> None:
         resembling.know(distilled, ctx.rows(Resemblance, "distill"))
     alike = Alike() if resembling is None else resembling.alike
     consolidation = Consolidation(bank, rules_of(ctx.method), alike, round=ctx.round)
-    consolidation.apply(distilled)
+    consolidation.apply(distilled, disbelieved(ctx.method, ctx.round, ctx.rows, bank, distilled, alike))
     candidates = merge_candidates(ctx, consolidation.result())
     groups = candidates.groups
     if count_merge_parts(ctx) > 1:

@@ -41,6 +41,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
 from crl.records import (
+    TRIAL,
     BufferItem,
     Credit,
     Distillation,
@@ -50,6 +51,7 @@ from crl.records import (
     Operation,
     Row,
     Sample,
+    Trial,
     Turn,
     rows_with,
 )
@@ -78,8 +80,9 @@ def health(ctx: StageContext) -> None:
         ],
         zip(said["output"].to_pylist(), said["action"].to_pylist(), strict=True),
     )
-    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
-    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
+    every = [*episodes, *(ctx.rows(Episode, TRIAL) if config.trial is not None else ())]
+    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in every))
+    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in every))
     figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
     alarms: dict[str, str] = {}
     if config.has_bank:
@@ -134,6 +137,12 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
     used = [judged(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
     held = _held(ctx, bank, judges, judged)
+    believed: dict[bool, list[Note]] = {True: [], False: []}
+    if config_of(ctx.method).trial is not None:
+        texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
+        for row in ctx.rows(Trial, TRIAL):
+            if row.difference is not None:
+                believed[row.admitted].append(judged(row.family, texts[row.operation_id]))
     return {
         **written_figures(written),
         **cut_figures([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
@@ -142,6 +151,8 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
         **claim_share("notes_claiming_new", written, judges),
         **truth_share("notes_true", held, judges),
         **claim_share("notes_claiming", held, judges),
+        **truth_share("notes_true_admitted", believed[True], judges),
+        **truth_share("notes_true_failed", believed[False], judges),
         **truth_share("notes_true_used", used, judges),
         **coverage(
             [family.name for family in ctx.method.families], pc.unique(bank["family"]).to_pylist(), held, list(judges)

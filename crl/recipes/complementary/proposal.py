@@ -6,16 +6,18 @@ and the stage that publishes it all speak of the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from crl.bank.consolidate import Consolidated, Rules, consolidate
+from crl.bank.consolidate import Consolidated, Rules, closed, consolidate
+from crl.bank.resemblance import Alike
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.learn.trials import REASONS, trial_refusals
 from crl.recipes.complementary.partitions import capacities_of, partitions_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.stage import RowsOf
-from crl.records import EntryScore, Operation, Resemblance
+from crl.records import TRIAL, EntryScore, Operation, Resemblance, Trial
 
 SCORES = "scores"
 """Name of the read of the entries' scores so far."""
@@ -34,11 +36,13 @@ class Proposal:
     """Distilled operations first, then those of the merge, which were made for the bank with the former applied."""
     scores: list[EntryScore]
     resemblances: list[Resemblance]
+    failed: Mapping[str, str]
+    """Why operations change nothing before anybody is asked, by id: :func:`disbelieved`."""
 
     @property
     def changing(self) -> list[str]:
         """Ids of the operations that ask for a change, in order: what a person decides on."""
-        return changing(self.operations)
+        return [name for name in changing(self.operations) if self.failed.get(name) not in REASONS]
 
     def applied(self, refused: Mapping[str, str] | None = None) -> Consolidated:
         """The new snapshot and its events; `refused` holds reasons by operation id."""
@@ -49,6 +53,7 @@ class Proposal:
             rules_of(self.method),
             round=self.round,
             refused=refused,
+            failed=self.failed,
             resemblances=self.resemblances,
         )
 
@@ -76,9 +81,31 @@ def operations_of(rows: RowsOf) -> list[Operation]:
     return rows(Operation, "distill") + rows(Operation, "merge")
 
 
+def refused_by_trial(method: Method, rows: RowsOf) -> dict[str, str]:
+    """Reasons by id of the operations whose text a trial keeps out; none where notes are not tried."""
+    # Recipes of other kinds have a bank, too, and know no trials.
+    return {} if getattr(method.recipe, "trial", None) is None else trial_refusals(rows(Trial, TRIAL))
+
+
+def disbelieved(
+    method: Method, round_number: int, rows: RowsOf, bank: Snapshot, distilled: Sequence[Operation], alike: Alike
+) -> dict[str, str]:
+    """Why distilled operations change nothing since notes are tried, by id; none where they are not.
+
+    What the bank would reject with every note believed stays rejected: a text that repeats one that failed was not
+    tried, and does not come in its place.
+    """
+    failed = refused_by_trial(method, rows)
+    if not failed:
+        return {}
+    return {**closed(bank, distilled, rules_of(method), alike, {}, round=round_number), **failed}
+
+
 def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[[], Snapshot]) -> Proposal:
     """Gather the rows of a round; `bank` gives the one that they are for."""
     # The operations first: of a round that has not come so far, that is what there is to say.
     operations = operations_of(rows)
     alike = recorded_resemblances(method, rows)
-    return Proposal(method, round_number, bank(), operations, rows(EntryScore, SCORES), alike)
+    distilled, previous = rows(Operation, "distill"), bank()
+    failed = disbelieved(method, round_number, rows, previous, distilled, Alike(alike))
+    return Proposal(method, round_number, previous, operations, rows(EntryScore, SCORES), alike, failed)

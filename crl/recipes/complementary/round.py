@@ -27,6 +27,7 @@ from crl.recipes.complementary import (
     lengths,
     plan,
     ready,
+    trial,
     warm_start,
 )
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
@@ -36,6 +37,7 @@ from crl.recipes.context import BANK
 from crl.recipes.stage import BEFORE, Read, Recipe, Stage, always
 from crl.recipes.update import update_name, update_stage
 from crl.records import (
+    TRIAL,
     Approval,
     BankChange,
     BankEntry,
@@ -62,6 +64,8 @@ from crl.records import (
     StrippedContext,
     SuccessRate,
     Task,
+    Trial,
+    TrialResult,
     Turn,
     UseReward,
     Weights,
@@ -81,7 +85,8 @@ def build(method: Method) -> Recipe:
     guided, lag = config.has_bank, config.lag(method)
     asks = guided and method.rollout.search_and_ask is not None
     splits = method.overlap and ACTOR in config.TRAINED
-    near, judges = config.bank.duplicates == "near", config.actor_critic is not None
+    near, judges, tries = config.bank.duplicates == "near", config.actor_critic is not None, config.trial is not None
+    tried = when(tries, Read(TRIAL))
     start = config.warm_start
     warm_actor = start is not None and start.actor_episodes > 0
     warm_extractor = guided and start is not None and start.extractor_episodes > 0
@@ -100,7 +105,7 @@ def build(method: Method) -> Recipe:
 
     first_track = {*FIRST_TRACK, update_name(method.owner(ACTOR))}
     played_bank, bank_before = Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK)
-    proposal = (bank_before, Read("distill"), Read("merge"), Read("credit", -1, SCORES))
+    proposal = (bank_before, Read("distill"), *tried, Read("merge"), Read("credit", -1, SCORES))
     evaluates = Stage(
         name="evaluate",
         reads=(
@@ -207,11 +212,23 @@ def build(method: Method) -> Recipe:
                 role=EXTRACTOR,
                 due=changes_bank(),
             ),
+            *when(
+                tries,
+                Stage(
+                    name=TRIAL,
+                    parts=trial.count_parts,
+                    run_part=trial.trial_part,
+                    reads=(Read("collect"), Read("distill"), bank_before, weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
+                    writes=(Trial, TrialResult, Episode, Turn, Generation),
+                    role=ACTOR,
+                    due=changes_bank(),
+                ),
+            ),
             Stage(
                 name="merge",
                 parts=distill.count_merge_parts,
                 run_part=distill.merge_part,
-                reads=(bank_before, Read("distill"), weights(EXTRACTOR, 1)),
+                reads=(bank_before, Read("distill"), *tried, weights(EXTRACTOR, 1)),
                 writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
                 role=EXTRACTOR,
                 due=changes_bank(distill.merge_due),
@@ -235,6 +252,7 @@ def build(method: Method) -> Recipe:
                 Read("collect"),
                 Read("plan"),
                 Read("distill"),
+                *tried,
                 Read("merge"),
                 played_bank,
                 Read("consolidate", 0, NEW_BANK),
@@ -255,6 +273,7 @@ def build(method: Method) -> Recipe:
             reads=(
                 Read("collect"),
                 Read("distill"),
+                *tried,
                 Read("merge"),
                 played_bank,
                 Read("consolidate", 0, NEW_BANK),

@@ -271,6 +271,49 @@ def reward() -> dict[type[Row], list[Row]]:
     return {r.Credit: credit()[r.Credit], r.UseReward: rows, r.EntryUsefulness: usefulness}
 
 
+def trial() -> dict[type[Row], list[Row]]:
+    """Two layouts, played without a note and with two of them: one is admitted, one not; a third text is not tried."""
+    texts = {"a": hashlib.sha256(b"a").hexdigest(), "b": hashlib.sha256(b"b").hexdigest(), "c": SHA}
+    episodes, turns, generations = [], [], []
+    for layout in range(2):
+        for note in (None, "a", "b"):
+            place, success = len(episodes), note == "a"
+            episodes.append(
+                r.Episode(
+                    episode_id=f"t{place}", round=1, family="room", group=layout, member=place, environment_seed=layout,
+                    stream="trial", guided=note is not None, entry_id=None if note is None else f"e-{note}",
+                    content_digest=None if note is None else texts[note], experience=note, goal="reach >",
+                    success=success, reward=float(success), turns=1, invalid_actions=0, tokens_read=2, tokens_sampled=2,
+                    stop_reason="success" if success else "failure", last_observation="@>", error=None,
+                    generation_id=f"tg{place}",
+                )
+            )  # fmt: skip
+            turns.append(
+                r.Turn(
+                    episode_id=f"t{place}", turn=0, observation="@>", output="east", action="east", valid=True,
+                    feedback=None, first_token=2, last_token=4, stop_reason="end_of_turn",
+                )
+            )  # fmt: skip
+            generations.append(_generation(f"tg{place}", "actor", "episode", "trial"))
+    wins = {"a": 2, "b": 0}
+    trials = [
+        r.Trial(
+            operation_id=f"o-{note}", round=1, family="room", entry_id=f"e-{note}", content_digest=texts[note],
+            generation_id=f"x-{note}", tried_round=1 if note in wins else None, pairs=2 if note in wins else 0,
+            wins_with=wins.get(note, 0), wins_without=0, difference=wins[note] / 2 if note in wins else None,
+            admitted=note == "a", reason_code={"a": "ok", "b": "failed_trial", "c": "untried"}[note],
+        )
+        for note in texts
+    ]  # fmt: skip
+    results = [
+        r.TrialResult(family="room", content_digest=texts[note], round=1, pairs=2, wins_with=count, wins_without=0)
+        for note, count in wins.items()
+    ]
+    return {
+        r.Trial: trials, r.TrialResult: results, r.Episode: episodes, r.Turn: turns, r.Generation: generations,
+    }  # fmt: skip
+
+
 def _sample(name: str, role: str, objective: str, generation: str) -> r.Sample:
     return r.Sample(
         sample_id=name, round=1, role=role, objective=objective, source="0001/collect", generation_id=generation,
@@ -302,4 +345,18 @@ def evaluate() -> dict[type[Row], list[Row]]:
     return {r.Evaluation: rows}
 
 
-STAGES = (initialise, plan, judge, collect, asking, distill, approve, consolidate, credit, reward, update, evaluate)
+STAGES = (
+    initialise,
+    plan,
+    judge,
+    collect,
+    asking,
+    distill,
+    approve,
+    consolidate,
+    credit,
+    reward,
+    trial,
+    update,
+    evaluate,
+)

@@ -61,7 +61,7 @@ def fill(
         config=ExtractorObjective(**settings),
         origins=AnyOrigin(),
         free_means=free_means or {},
-        imported=imported,
+        unpaid=imported,
         repeats=repeats,
         held=held,
     )
