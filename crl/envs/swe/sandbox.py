@@ -226,8 +226,10 @@ class Bubblewrap:
         """The users and the commands `python` and `python3`, which not every interpreter's folder has."""
         binaries = self._folder / "python"
         binaries.mkdir()
+        binaries.chmod(0o755)
         for name, text in _USERS.items():
             (self._folder / name).write_text(text)
+            (self._folder / name).chmod(0o644)
         for name in ("python", "python3"):
             (binaries / name).write_text(f'#!/bin/sh\nexec "{self._interpreter.path}" "$@"\n')
             (binaries / name).chmod(0o755)
