@@ -18,6 +18,7 @@ _ASK = (
     "sys.base_exec_prefix, list(sys.version_info[:2]), importlib.util.find_spec('pytest') is not None]))"
 )
 _SECONDS = 120
+_MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,17 @@ def interpreter_of(name: str | None) -> Interpreter:
             where=WHERE,
             next_step=f"{path} -m pip install pytest",
         )
-    folders = [*(Path(prefix) for prefix in prefixes), Path(path).resolve().parent, Path(path).parent]
+    folders = [*(Path(prefix) for prefix in prefixes), *(each.parent for each in _links(Path(path)))]
     both = {str(folder) for each in folders for folder in (each, each.resolve())}
     return Interpreter(path, _outermost(both), (version[0], version[1]))
+
+
+def _links(path: Path) -> list[Path]:
+    """A path, and every one that it leads to by links of its last name."""
+    found = [path]
+    while found[-1].is_symlink() and len(found) < _MOST_LINKS:
+        found.append(found[-1].parent / found[-1].readlink())
+    return found
 
 
 def _outermost(folders: set[str]) -> tuple[str, ...]:

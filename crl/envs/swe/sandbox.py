@@ -169,7 +169,7 @@ class Bubblewrap:
             self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
             "--as-pid-1", "--uid", "1000", "--gid", "1000", "--hostname", "testbed", "--json-status-fd", str(tells),
             "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-            *self._fixed, *shown, "--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--bind", str(tree), TESTBED,
+            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *self._fixed, *shown, "--bind", str(tree), TESTBED,
             "--remount-ro", "/", "--chdir", TESTBED, "--",
         ]  # fmt: skip
 
@@ -194,7 +194,7 @@ class Bubblewrap:
         """Where folders of the interpreter are mounted that a user of a tree has no way to, such as one of root's."""
         if os.geteuid() != 0:
             return {}
-        closed = [root for root in self._interpreter.roots if not _open_to_all(Path(root))]
+        closed = [root for root in self._interpreter.roots if not open_to_all(Path(root))]
         reached = {root: self._folder / f"root{number}" for number, root in enumerate(closed)}
         for folder in reached.values():
             folder.mkdir()
@@ -272,7 +272,7 @@ def _found_by(told: int) -> tuple[Callable[[int], list[int]], Callable[[int], No
     return members, end
 
 
-def _open_to_all(folder: Path) -> bool:
+def open_to_all(folder: Path) -> bool:
     """Whether every user may go to a folder and read it."""
     wanted = stat.S_IROTH | stat.S_IXOTH
     way = all(each.stat().st_mode & stat.S_IXOTH for each in folder.resolve().parents)

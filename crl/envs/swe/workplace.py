@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crl.envs.swe.repository import remove
+from crl.envs.swe.sandbox import open_to_all
 
 _PREFIX = "crl-swe-"
 _LOCK = "lock"
@@ -23,8 +24,8 @@ class Workplace:
     """A new folder that every user may go through and only this one may list."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """`parent`: where it is made; None: the folder of temporary files."""
-        parent = parent or Path(tempfile.gettempdir())
+        """`parent`: where it is made; None: the folder of temporary files, or where only root may go there, /tmp."""
+        parent = parent or _temporary()
         _sweep(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
@@ -39,6 +40,11 @@ class Workplace:
     def close(self) -> None:
         """Remove it with all that is in it."""
         self._finalizer()
+
+
+def _temporary() -> Path:
+    own = Path(tempfile.gettempdir())
+    return own if os.geteuid() != 0 or open_to_all(own) else Path("/tmp")
 
 
 def _leave(folder: Path, lock: int, process: int) -> None:
