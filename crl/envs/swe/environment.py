@@ -57,16 +57,13 @@ class SweEnvironment:
         self.tasks = tasks_of(config)
         interpreter = interpreter_of(config.interpreter)
         repositories = Repositories(_repositories(config), _cache(config))
-        repositories.check([*self.tasks.training, *self.tasks.evaluation])
+        found = repositories.check([*self.tasks.training, *self.tasks.evaluation])
         self.repositories = repositories
         self._workplace = Workplace()
+        rows = [Path(name) for name in (config.rows, config.held_out_rows) if name is not None]
+        clones = [each.parent if each.name == ".git" else each for each in found]
+        hidden = [repositories.folder, repositories.cache, *rows, *clones]
         try:
-            hidden = [
-                repositories.folder,
-                repositories.cache,
-                Path(config.rows),
-                Path(config.held_out_rows or config.rows),
-            ]
             self._sandbox: Sandbox = Bubblewrap(interpreter, config.limits, self._workplace.folder, hidden)
         except BaseException:
             self._workplace.close()

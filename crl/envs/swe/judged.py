@@ -137,3 +137,4 @@ def _real_folders(target: Path, folder: PurePosixPath) -> None:
             remove(at)
         if not os.path.lexists(at):
             at.mkdir()
+        at.chmod(0o755)

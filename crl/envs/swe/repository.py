@@ -60,8 +60,8 @@ class Repositories:
             next_step=f"git clone <address of {row.repo}> {self.folder / row.repo.replace('/', '__')}",
         )
 
-    def check(self, rows: Iterable[Row]) -> None:
-        """Raise BadInput for the first row whose repository or base commit is not here."""
+    def check(self, rows: Iterable[Row]) -> list[Path]:
+        """The repositories of rows. Raises BadInput for the first row whose repository or base commit is not here."""
         by_repository: dict[Path, list[Row]] = defaultdict(list)
         for row in rows:
             by_repository[self.of(row)].append(row)
@@ -76,6 +76,7 @@ class Repositories:
                         where=f"row {row.instance_id}, column base_commit",
                         next_step=f"git -C {repository} fetch --all, or correct the row",
                     )
+        return list(by_repository)
 
     def base(self, row: Row) -> Path:
         """The tree that an episode begins with, `.git` with one commit included."""
