@@ -31,13 +31,15 @@ FLOORS = (
     ("tasks",),
     ("flows",),
 )
-# Who imports a room of its own floor: the vocabulary is built in this order, and `crl.open` opens the interface.
+# Who imports a room of its own floor: the vocabulary is built in this order, `crl.open` opens the interface, and an
+# environment that searches by meaning has the embedders and the index that banks have.
 NEIGHBOURS = {
     "crl.paths": {"crl.errors"},
     "crl.config": {"crl.errors", "crl.paths", "crl.records"},
     "crl.protocols": {"crl.config", "crl.records"},
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
     "crl": {"crl.api"},
+    "crl.envs": {"crl.bank", "crl.policies"},
 }
 Graph = dict[str, set[str]]
 
