@@ -250,5 +250,15 @@ class HotpotQAEnvironment:
 def parse_action(action: str | None) -> tuple[str, str] | None:
     """What an action does and with what: ("search", query) or ("answer", text); None for anything else."""
     found = _ACTION.match(action or "")
-    text = "" if found is None else " ".join(found[2].split())
+    text = "" if found is None else " ".join(_inside(found[2]).split())
     return None if found is None or not text else (found[1].lower(), text)
+
+
+def _inside(text: str) -> str:
+    """What is before the bracket that closes; all of it where brackets do not pair."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if not depth:
+            return text[:place]
+    return text
