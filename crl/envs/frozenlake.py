@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.protocols import Start, Step, StopReason
 
@@ -185,9 +185,7 @@ class FrozenLakeEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:

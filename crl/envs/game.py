@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from crl.config.environments import EnvironmentConfig
+from crl.envs.endings import check_running
 from crl.envs.levels import Levels
 from crl.protocols import Actions, Environment, Start, Step, StopReason
 
@@ -104,9 +105,7 @@ class Games:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
 from crl.envs.nethack_ending import LastScreen
@@ -281,9 +281,7 @@ class MiniHackEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(index, action) for index, action in actions.items()}
 
     def _step(self, index: int, action: str | None) -> Step:

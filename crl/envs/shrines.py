@@ -25,6 +25,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.base import LAST_SEED
 from crl.config.environments import EnvironmentConfig
+from crl.envs.endings import check_running
 from crl.envs.levels import Levels
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.errors import BadInput
@@ -181,9 +182,7 @@ class ShrinesEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:

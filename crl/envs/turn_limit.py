@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, ended
 from crl.protocols import Environment, Start, Step, StopReason, Teacher
 
 _SAME = ("truth", "lesson", "hint", "content", "why", "difficulty", "steps_together")
@@ -40,7 +40,7 @@ class TurnLimit:
         """Apply one action in each slot given. Stepping a slot that is over raises RuntimeError."""
         for slot in actions:
             if self._turns[slot] >= self._limit:
-                raise RuntimeError(f"slot {slot} is done; reset before stepping it again")
+                raise ended(slot)
             self._turns[slot] += 1
         return {slot: self._limited(slot, step) for slot, step in self._environment.step_many(actions).items()}
 

@@ -39,6 +39,8 @@ NEIGHBOURS = {
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
     "crl": {"crl.api"},
 }
+# The one module that may reach across its floor: an environment searches with the embedders and the index of banks.
+DOORS = {"crl.envs.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"}}
 Graph = dict[str, set[str]]
 
 
@@ -104,6 +106,7 @@ def trespasses(graph: Graph) -> list[str]:
         for other in imported:
             here, there = room_of(module), room_of(other)
             allowed = here == there or floor_of[there] < floor_of[here] or there in NEIGHBOURS.get(here, set())
+            allowed = allowed or other in DOORS.get(module, set())
             if not allowed:
                 found.append(f"{module} imports {other}")
     return sorted(found)
@@ -136,6 +139,7 @@ def test_a_circle_and_an_import_upward_would_be_seen() -> None:
         ("crl.bank.segments", "crl.learn.credit"),
         ("crl.run.files", "crl.recipes"),
         ("crl.errors", "crl.config.load"),
+        ("crl.envs.hotpotqa.search", "crl.bank.retrieve"),
         ("tasks.stage", "flows.training"),
     ]:
         assert trespasses({**graph, module: graph[module] | {other}}) == [f"{module} imports {other}"]

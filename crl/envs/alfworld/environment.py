@@ -22,7 +22,7 @@ from crl.envs.alfworld.lessons import lesson_of
 from crl.envs.alfworld.oracle import next_command
 from crl.envs.alfworld.tasks import TASKS, Games, Task
 from crl.envs.alfworld.wording import Wording
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, check_running
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 
@@ -126,9 +126,7 @@ class AlfworldEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one command in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:

@@ -10,7 +10,6 @@ found out when it is made, and refused unless `global_random` says so.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig
-from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, package
+from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, check_known, package
 from crl.envs.bridges.streams import GlobalStreams, Untouched
 from crl.envs.bridges.wave import Episode, Outcome, Wave, seed_of
 from crl.errors import BadInput
@@ -119,14 +118,8 @@ class _Games:
         if module:
             package(module, extra="gymnasium")
         known = self._gymnasium.registry
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=4, cutoff=0.4)
-            raise BadInput(
-                f"unknown Gymnasium id {name!r}",
-                expected="one of " + ", ".join(close) if close else "a registered id",
-                where=f"{WHERE}.id",
-                next_step="correct the id, or write module:id with the module that registers it",
-            )
+        next_step = "correct the id, or write module:id with the module that registers it"
+        check_known(name, known, "Gymnasium id", field="id", next_step=next_step)
         try:
             env = self._gymnasium.make(name, **config.arguments)
             draws = env.render_mode is None and "ansi" in env.metadata.get("render_modes", ())

@@ -7,7 +7,6 @@ package's bot, which knows the rules and explores as a player does; MiniGrid's o
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.bridges.packages import WHERE, package
+from crl.envs.bridges.packages import WHERE, check_known, package
 from crl.envs.bridges.wave import Episode, LeveledWave, Outcome, seed_of
 from crl.envs.levels import Levels
 from crl.errors import BadInput
@@ -83,14 +82,7 @@ class _Games:
         self._gymnasium = package("gymnasium", extra="minigrid")
         self._words = package("minigrid.core.constants", extra="minigrid")
         known = [name for name in self._gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
-        if config.id not in known:
-            close = difflib.get_close_matches(config.id, known, n=4, cutoff=0.4)
-            raise BadInput(
-                f"unknown MiniGrid id {config.id!r}",
-                expected="one of " + ", ".join(close) if close else f"one of the {len(known)} registered ids",
-                where=f"{WHERE}.id",
-                next_step="correct the id",
-            )
+        check_known(config.id, known, "MiniGrid id", field="id")
         self._pool: list[Any] = []
         self._surveyor = self._instance()
         self._levels = Levels(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Collection
 from types import ModuleType
 from typing import Annotated
 
@@ -31,3 +33,19 @@ def package(module: str, *, extra: str) -> ModuleType:
             where=WHERE,
             next_step=f"pip install -c constraints.txt -e '.[{extra}]'",
         ) from error
+
+
+def check_known(name: str, known: Collection[str], what: str, *, field: str, next_step: str | None = None) -> None:
+    """Raise BadInput for a name that a package does not have, with those that are near it.
+
+    `what` is the kind of name, such as `MiniGrid id`; `field` the setting that has it.
+    """
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, known, n=4, cutoff=0.4)
+    raise BadInput(
+        f"unknown {what} {name!r}",
+        expected="one of " + ", ".join(close) if close else f"one of the {len(known)} that are registered",
+        where=f"{WHERE}.{field}",
+        next_step=next_step or f"correct the {field}",
+    )

@@ -10,7 +10,6 @@ family ends such an episode.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, package
+from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, check_known, package
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.bridges.wave import Episode, LeveledWave, Outcome, seed_of
 from crl.envs.levels import Levels
@@ -79,14 +78,7 @@ class _Questions:
         self._factory = package("reasoning_gym.factory", extra="reasoning_gym")
         package("reasoning_gym", extra="reasoning_gym")  # registers the datasets
         known = self._factory.DATASETS
-        if config.dataset not in known:
-            close = difflib.get_close_matches(config.dataset, known, n=4, cutoff=0.4)
-            raise BadInput(
-                f"unknown reasoning-gym dataset {config.dataset!r}",
-                expected="one of " + ", ".join(close) if close else f"one of the {len(known)} registered names",
-                where=f"{WHERE}.dataset",
-                next_step="correct the name",
-            )
+        check_known(config.dataset, known, "reasoning-gym dataset", field="dataset")
         if config.dataset in UNUSABLE:
             raise BadInput(
                 f"the dataset {config.dataset!r} {UNUSABLE[config.dataset]}",

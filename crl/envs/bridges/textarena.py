@@ -11,7 +11,6 @@ master, and those whose word lists (NLTK's) are not on this machine.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig
-from crl.envs.bridges.packages import WHERE, Argument, package
+from crl.envs.bridges.packages import WHERE, Argument, check_known, package
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.bridges.wave import Episode, Outcome, Wave, seed_of
 from crl.errors import BadInput
@@ -73,12 +72,7 @@ class _Games:
         self._config = config
         self._textarena = package("textarena", extra="textarena")
         known = package("textarena.envs.registration", extra="textarena").ENV_REGISTRY
-        if config.id not in known:
-            close = difflib.get_close_matches(config.id, known, n=4, cutoff=0.4)
-            raise _refused(
-                f"unknown TextArena id {config.id!r}",
-                "one of " + ", ".join(close) if close else f"one of the {len(known)} registered ids",
-            )
+        check_known(config.id, known, "TextArena id", field="id")
         self._needs_words = False
         self._check(str(known[config.id].entry_point).partition(":")[0])
         try:

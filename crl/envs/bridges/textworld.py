@@ -15,6 +15,7 @@ import glob
 import hashlib
 import re
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +69,14 @@ class TextWorldConfig(EnvironmentConfig):
         if self.held_out_games is not None and self.held_out_from is None:
             raise ValueError("held_out_games needs held_out_from: the first seed that plays them")
         return self
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of held-out games. Raises BadInput where the package or a game is missing."""
+        if self.held_out_from is None:
+            return None
+        with closing(_Games(self)) as games:
+            return games.held_out
 
     def make(self) -> LeveledWave:
         """A wave of games. Raises BadInput where the package or a game is missing, and for games of other kinds."""
@@ -201,6 +210,11 @@ class _Games:
         files = self._held_out if held_out else self._training
         file = files[(seed - (first or 0) if held_out else seed) % len(files)]
         return _Play(self._game(file), seed_of(seed), file.content, self._config)
+
+    @property
+    def held_out(self) -> int:
+        """How many games are held out."""
+        return len(self._held_out)
 
     def close(self) -> None:
         if self._compiled is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from crl.envs.bridges.streams import GlobalStreams
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, check_running
 from crl.errors import CrlError
 from crl.protocols import Actions, FreeText, Start, Step, StopReason
 
@@ -136,9 +136,7 @@ class Wave:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, check_running
 from crl.envs.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN
 from crl.envs.hotpotqa.lessons import lesson_of
 from crl.envs.hotpotqa.oracle import next_action
@@ -166,9 +166,7 @@ class HotpotQAEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
@@ -252,5 +250,15 @@ class HotpotQAEnvironment:
 def parse_action(action: str | None) -> tuple[str, str] | None:
     """What an action does and with what: ("search", query) or ("answer", text); None for anything else."""
     found = _ACTION.match(action or "")
-    text = "" if found is None else " ".join(found[2].split())
+    text = "" if found is None else " ".join(_inside(found[2]).split())
     return None if found is None or not text else (found[1].lower(), text)
+
+
+def _inside(text: str) -> str:
+    """What is before the bracket that closes; all of it where brackets do not pair."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if not depth:
+            return text[:place]
+    return text

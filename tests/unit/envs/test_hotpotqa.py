@@ -102,6 +102,8 @@ def test_how_much_is_said(opened: Any) -> None:
     [
         ("search[a  b]", ("search", "a b")),
         ("answer[x [y] z]", ("answer", "x [y] z")),
+        ("answer[x [y]", ("answer", "x [y")),
+        ("answer[Paris] because [1] says so", ("answer", "Paris")),
         ("answer[yes]\nsearch[more]", ("answer", "yes")),
         ("Answer[ Paris ] because", ("answer", "Paris")),
         ("search[]", None),

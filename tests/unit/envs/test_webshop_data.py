@@ -185,6 +185,9 @@ def test_splits_and_seeds(tmp_path):
     ]  # fmt: skip
     goals = WebShopConfig().make().site.catalogue.goals
     assert len(goals) > 3000
+    assert WebShopConfig().held_out_levels == 500
+    assert WebShopConfig(held_out_split="development").held_out_levels == 1000
+    assert WebShopConfig(held_out_from=None).held_out_levels is None
     held_out = [goals.of_seed(1000 + seed, 1000, "test") for seed in range(502)]
     assert held_out == [*range(500), 0, 1]
     assert [goals.of_seed(1000 + seed, 1000, "development") for seed in (0, 999, 1000)] == [500, 1499, 500]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from crl.report.curves import success_charts
 from crl.report.markdown import rounds_markdown
+from crl.report.page import environment
 from crl.report.rates import Rate, average, wilson
 from crl.report.round_tables import round_tables
 from crl.report.summary import RoundSummary
@@ -55,6 +58,16 @@ def test_the_words_of_the_tables():
     assert "## Tasks, round 2, held out round 1" in shown and "| average |" in shown
     assert any("success by task" in str(table.title) for table in round_tables(ROUNDS))
     assert [chart.title for chart in success_charts(ROUNDS)][-1] == "held-out success, average over tasks"
+
+
+def test_the_page_has_training_here_and_what_is_held_out_in_its_own_table():
+    shown = environment().get_template("tasks.html").render(tasks=newest_tasks(ROUNDS))
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", shown))
+    assert "by task: round 2;" in text and "task guided free random a 2/2 100 %" in text
+    assert "8/8" not in text and "2/8" not in text, "held-out episodes are counted in the table Held out"
+    untrained = newest_tasks(ROUNDS[:1])
+    assert untrained is not None and untrained.trained is None
+    assert not environment().get_template("tasks.html").render(tasks=untrained).strip()
 
 
 def test_a_run_of_one_task_shows_nothing_of_it():

@@ -72,6 +72,8 @@ def test_seeds_are_games_and_held_out_seeds_play_each_game_once(data):
     assert len(set(contents)) == TRAIN + EVALUATION, "each seed of a block has a game of its own, on its side"
     environment.reset_many([seed + TRAIN for seed in range(TRAIN)] + [FROM + EVALUATION + s for s in range(EVALUATION)])
     assert [environment.content(slot) for slot in range(len(seeds))] == contents, "and so on from the beginning"
+    assert environment.config.held_out_levels == EVALUATION
+    assert AlfworldConfig(data=data, held_out_from=None).held_out_levels is None
     order = [game.task for game in environment.games.training]
     assert set(order[: TRAIN // 2]) != {order[0]}, "the families are mixed"
 

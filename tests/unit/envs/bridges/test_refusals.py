@@ -115,6 +115,11 @@ def test_textworld_shows_the_story_and_lists_commands(games):
     config = TextWorldConfig(games=f"{games}/*.z8")
     check_environment(config)
     wave = config.make()
+    held_out = config.held_out_levels
+    assert held_out is not None and 1 <= held_out < 20
+    wave.reset_many(range(1_000_000, 1_000_000 + held_out))
+    assert len({wave.content(slot) for slot in range(held_out)}) == held_out
+    assert TextWorldConfig(games=f"{games}/*.z8", held_out_from=None).held_out_levels is None
     start, other = wave.reset_many([0, 1])
     assert (start.goal, start.observation) == ("Go east.", "-= Hall =-\nA hall.")
     assert start.actions == ("go east", "look") and wave.oracle(0) == "go east"
