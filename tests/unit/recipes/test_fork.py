@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from crl.cli.fork import changed_experiment
+from crl.config import Runtime
+from crl.errors import BadInput
 from crl.recipes import recipe_in
 from crl.recipes.audit import problems_of
+from crl.recipes.erl.config import ErlConfig
 from crl.recipes.fork import fork
+from crl.recipes.reading import recorded_bank
+from crl.records import Generation, Weights, rows_of
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
+from crl.run.lease import Lease
+from crl.run.retention import prune
 from tests.unit.recipes.branched import changed, digests, experiment_of, finished, play
 
 ROUNDS = {"complementary": 2, "overlap": 3, "erl": 2}
@@ -24,7 +33,9 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDirectory]
     return {kind: finished(tmp_path_factory.mktemp(kind), last, kind) for kind, last in ROUNDS.items()}
 
 
-@pytest.mark.parametrize(("kind", "number"), [(kind, number) for kind, last in ROUNDS.items() for number in range(last)])
+@pytest.mark.parametrize(
+    ("kind", "number"), [(kind, number) for kind, last in ROUNDS.items() for number in range(last)]
+)
 def test_with_nothing_changed_every_later_digest_is_the_parents(
     parents: dict[str, RunDirectory], tmp_path: Path, kind: str, number: int
 ) -> None:
@@ -54,3 +65,81 @@ def test_the_parent_may_go(parents: dict[str, RunDirectory], tmp_path: Path) -> 
     assert not problems_of(child, recipe_in(child))
     assert digests(child, after=1) != expected and digests(child, after=1).keys() == expected.keys()
     assert child.method_of(1, "plan").rollout.group_size == 4 and child.method_of(2, "plan").rollout.group_size == 6
+
+
+def test_another_recipe_goes_on_with_weights_and_bank(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+    parent = parents["complementary"]
+    made = changed_experiment(
+        parent, Runtime(), "child",
+        ["method.roles.reflector={weights: actor}", "method.prompts=erl_tiny", "method.roles.actor.sampling.constrain=none",
+         "method.recipe.memory.embedder=lexical", "method.families.0.environment.masked=true"],
+        "erl",
+    )  # fmt: skip
+    child = fork(parent, 1, made, tmp_path)
+    assert isinstance(made.method.recipe, ErlConfig) and made.method.recipe.bank.capacity == 64, "what both have stays"
+    play(child, 2)
+    assert not problems_of(child, recipe_in(child))
+    inputs = child.manifest(2, "update_actor").digested.inputs
+    assert inputs["0001/update_actor"] == parent.manifest(1, "update_actor").digest
+    bank = recorded_bank(child, recipe_in(child), 2)
+    assert set(recorded_bank(parent, recipe_in(parent), 1).table["entry_id"].to_pylist()) <= set(
+        bank.table["entry_id"].to_pylist()
+    )
+
+
+def test_a_role_that_is_no_longer_trained_keeps_the_weights_of_the_round(
+    parents: dict[str, RunDirectory], tmp_path: Path
+) -> None:
+    parent = parents["complementary"]
+    child = fork(
+        parent, 1, experiment_of(parent, "child", changed(parent.method, recipe__kind="static_online")), tmp_path
+    )
+    recipe = recipe_in(child)
+    assert recipe.resolve(child.method, 5, "update_extractor", -1) == (1, "update_extractor")
+    play(child, 2)
+    written = {row.weights_digest for row in rows_of(Generation, child.read(2, "distill", Generation))}
+    [extractor] = rows_of(Weights, child.read(1, "update_extractor", Weights))
+    assert written == {extractor.weights_digest} and not problems_of(child, recipe)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "found"),
+    [
+        ("complementary", {"roles__actor__model": "smollm2-135m"}, "those of model 'tiny'"),
+        ("complementary", {"roles__extractor__lora": {}}, "those of lora None"),
+        ("complementary", {"roles__actor__optimizer__kind": "sgd"}, "optimizer.kind adamw, not sgd"),
+        ("complementary", {"recipe__retrieval__embedder": "hashed"}, "vectors are those of the embedder lexical"),
+        ("overlap", {"overlap": False}, None),
+        ("complementary", {"overlap": True}, None),
+    ],
+)
+def test_a_method_that_the_state_does_not_fit_is_refused(
+    parents: dict[str, RunDirectory], tmp_path: Path, kind: str, change: dict[str, Any], found: str | None
+) -> None:
+    parent = parents[kind]
+    made = experiment_of(parent, "child", changed(parent.method, **change))
+    if found is None:
+        child = fork(parent, 1, made, tmp_path)
+        play(child, 2)
+        assert not problems_of(child, recipe_in(child))
+        return
+    with pytest.raises(BadInput, match=found):
+        fork(parent, 1, made, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_of_other_roles_is_refused(tmp_path: Path) -> None:
+    parent = finished(tmp_path, 1, "baseline", method__evaluation__every=0)
+    made = experiment_of(parent, "child", changed(parent.method, recipe__kind="complementary"))
+    with pytest.raises(BadInput, match="no weights of role extractor"):
+        fork(parent, 1, made, tmp_path)
+
+
+def test_a_pruned_checkpoint_is_no_damage(parents: dict[str, RunDirectory], tmp_path: Path) -> None:
+    parent = RunDirectory.open(shutil.copytree(parents["complementary"].path, tmp_path / "played"))
+    with Lease.acquire(parent.path, seconds=60) as lease:
+        prune(parent.path, recipe_in(parent).checkpoint_stages(), 1, 0, token=lease.token)
+    with pytest.raises(BadInput, match=r"was pruned: rounds/0001/update_actor/checkpoint"):
+        fork(parent, 1, experiment_of(parent, "child"), tmp_path)
+    child = fork(parent, 2, experiment_of(parent, "child"), tmp_path)
+    assert not problems_of(child, recipe_in(child))

@@ -22,7 +22,11 @@ from tests.unit.recipes.branched import changed, digests, experiment_of, finishe
 from tests.unit.recipes.played import CRITIC
 from tests.unit.recipes.tracing import settings_read
 
-PLAYED = {"complementary": {"plan", "collect"}, "overlap": {"plan", "collect"}, "erl": {"plan", "collect", "reflect", "retry"}}
+PLAYED = {
+    "complementary": {"plan", "collect"},
+    "overlap": {"plan", "collect"},
+    "erl": {"plan", "collect", "reflect", "retry"},
+}
 ROUNDS = {"complementary": 2, "overlap": 3, "erl": 2}
 FOLLOWS: dict[str, dict[str, Any]] = {
     "complementary": {"recipe__actor_objective__normalise": "mean", "evaluation__every": 0},
