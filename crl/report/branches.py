@@ -1,7 +1,7 @@
 """The tree of a run and its forks, from what each fork says of where it comes from. Only runs beside it are looked at.
 
-A parent knows nothing of its forks: nothing is written into it. So the tree is read from the lineages of all runs of the
-same folder. A run that was deleted has its place in it as long as a fork of it is there.
+A parent knows nothing of its forks: nothing is written into it. So the tree is read from the lineages of all runs of
+the same folder. A run that was deleted has its place in it as long as a fork of it is there.
 """
 
 from __future__ import annotations

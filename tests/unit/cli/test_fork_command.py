@@ -9,7 +9,6 @@ import pytest
 
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
-from crl.run.verify import verify
 from tests.tiny_run import crl_here
 from tests.unit.recipes.branched import digests, finished, play
 
@@ -28,7 +27,9 @@ def own(runs: Path, tmp_path: Path) -> Path:
     return shutil.copytree(runs, tmp_path / "runs")
 
 
-def test_the_run_it_makes_is_gone_on_with_and_the_tree_shows_it(own: Path) -> None:
+def test_the_run_it_makes_is_gone_on_with_and_the_tree_shows_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr("crl.preflight.check_ready", lambda made, path, rounds: checked.append(made.name))
     said = crl_here(own, "fork", "played", "--round", "1", "--name", "milder",
                     "--set", "method.recipe.actor_objective.clip=0.3", "--keep-rollouts").stdout  # fmt: skip
     assert "recipe.actor_objective.clip 0.2 → 0.3" in said and "plan, collect of round 2" in said
@@ -37,6 +38,7 @@ def test_the_run_it_makes_is_gone_on_with_and_the_tree_shows_it(own: Path) -> No
     play(RunDirectory.open(own / "milder"), 2)
     crl_here(own, "fork", "milder", "--round", "2", "--name", "merges", "--set", "method.recipe.merge.every=1")
     crl_here(own, "fork", "played", "--round", "0", "--name", "same")
+    assert checked == ["milder", "merges"], "held against this machine where the method is another one"
     tree = """forks:
   played
   ├─ milder, from round 1, with its rollouts of the next: recipe.actor_objective.clip 0.2 → 0.3
@@ -69,7 +71,7 @@ def test_a_run_without_forks_shows_no_tree(runs: Path) -> None:
          "changes of what follows the rollouts"),
     ],
 )  # fmt: skip
-def test_what_is_refused_says_why_and_leaves_nothing(runs: Path, words: list[str], found: str, expected: str) -> None:
+def test_what_is_refused_says_why(runs: Path, words: list[str], found: str, expected: str) -> None:
     said = crl_here(runs, "fork", "played", *words, code=2).stderr
     assert found in said and expected in said
     assert [path.name for path in runs.iterdir()] == ["played"]
@@ -96,16 +98,6 @@ def test_what_was_inherited_is_taken_back_in_the_parent_only(own: Path) -> None:
     said = crl_here(own, "redo", "child", "--from", "1/credit", code=2).stderr
     assert "0001/credit was made by played" in said and "take it back in played" in said
     assert "damaged" not in [path.name for path in (own / "child").iterdir()]
-
-
-def test_a_damaged_table_of_an_inherited_round_is_mended_by_the_parents_method(own: Path) -> None:
-    crl_here(own, "fork", "played", "--round", "2", "--name", "child", "--set", "method.recipe.bank.capacity=3")
-    damaged = own / "child/rounds/0001/consolidate/bank_changes.parquet"
-    content = damaged.read_bytes()
-    damaged.unlink()
-    assert f"crl mend {own / 'child'}" in crl_here(own, "verify", "child", code=4).stdout
-    assert "mended" in crl_here(own, "mend", "child").stdout
-    assert damaged.read_bytes() == content and verify(own / "child") == []
 
 
 def test_the_parents_runtime_goes_along(own: Path) -> None:
