@@ -82,7 +82,7 @@ def _check_weights(parent: RunDirectory, method: Method, owner: str, place: tupl
             f"the checkpoint of role {owner} that the next round begins with was pruned: {row.checkpoint}",
             expected="a round whose checkpoints are kept: runtime.keep_checkpoints, runtime.keep_every",
             where="--round",
-            next_step=f"fork at a later round, or make it again with `crl redo {parent.path} --from {key_of(*place)}`",
+            next_step="fork at a later round; to fork anywhere, train with runtime.keep_every=1, which keeps them all",
         )
     if owner in method.trained() and before is not None:
         for key in _OPTIMIZER:

@@ -12,13 +12,20 @@ pytestmark = pytest.mark.slow
 ERL = ("conf/erl_tiny.yaml", "--no-prefect", "--set", "method.families.0.evaluation_seeds.count=2")
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
-def test_forked_at_each_round_it_has_the_parents_digests(copied: Path, number: int) -> None:
-    runs = copied.parent
-    crl(runs, "fork", "tiny", "--round", str(number), "--name", "child")
-    crl(runs, "resume", "child", "--rounds", str(ROUNDS - number))
-    assert digests(runs / "child") == digests(copied)
-    assert "intact" in crl(runs, "verify", "child").stdout and "intact" in crl(runs, "verify", "tiny").stdout
+def test_forked_at_each_round_it_has_the_parents_digests(tmp_path: Path) -> None:
+    crl(tmp_path, *train(ROUNDS, runtime__keep_checkpoints=9))
+    for number in range(ROUNDS):
+        name = f"child{number}"
+        crl(tmp_path, "fork", "tiny", "--round", str(number), "--name", name)
+        crl(tmp_path, "resume", name, "--rounds", str(ROUNDS - number))
+        assert digests(tmp_path / name) == digests(tmp_path / "tiny")
+        assert "intact" in crl(tmp_path, "verify", name).stdout
+    assert "intact" in crl(tmp_path, "verify", "tiny").stdout
+
+
+def test_a_checkpoint_that_retention_deleted_is_named(copied: Path) -> None:
+    said = crl(copied.parent, "fork", "tiny", "--round", "0", "--name", "child", code=2).stderr
+    assert "was pruned: rounds/0000/warm_start_actor/checkpoint" in said and "keep_every" in said
 
 
 def test_experiential_rl_forked_at_each_round_has_the_parents_digests(tmp_path: Path) -> None:
@@ -31,7 +38,7 @@ def test_experiential_rl_forked_at_each_round_has_the_parents_digests(tmp_path: 
 
 
 def test_overlapped_rounds_forked_at_each_round_have_the_parents_digests(tmp_path: Path) -> None:
-    crl(tmp_path, *train(3, method__overlap=True))
+    crl(tmp_path, *train(3, method__overlap=True, runtime__keep_checkpoints=9))
     for number in (1, 2):
         name = f"child{number}"
         crl(tmp_path, "fork", "tiny", "--round", str(number), "--name", name)
