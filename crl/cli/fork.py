@@ -22,7 +22,8 @@ def fork(
     round: Annotated[int, typer.Option(min=0, max=1_000_000, help="The finished round that it goes on from.")],
     name: Annotated[str, typer.Option(metavar="NEW", help="Name of the new experiment.")],
     set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: --set method.recipe.merge.every=2")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key: --set method.recipe.merge.every=2"),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="KIND", help="Another recipe; it keeps the mechanisms that both have.")
@@ -75,7 +76,9 @@ def changed_experiment(
     if recipe is not None:
         method["recipe"] = _mechanisms(recipe, method["recipe"])
     data = {"name": name, "method": method, "runtime": runtime.model_dump(mode="json")}
-    return parse_experiment(data, overrides, base=Path("conf"), where=f"the method of {parent.experiment_name}, changed,")
+    return parse_experiment(
+        data, overrides, base=Path("conf"), where=f"the method of {parent.experiment_name}, changed,"
+    )
 
 
 def _mechanisms(kind: str, before: dict[str, Any]) -> dict[str, Any]:
@@ -87,14 +90,13 @@ def _mechanisms(kind: str, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
-    from crl.run.experiment_file import differences
+    from crl.report.branches import changes_between
 
     out, where = console(), shown(made.path)
     out.print(f"{where} goes on from round {round_number} of {shown(parent.path)}", soft_wrap=True)
-    old, new = (each.method.model_dump(mode="json") for each in (parent, made))
-    changes = list(differences(old, new, "method"))
-    for key, before, after in changes:
-        out.print(f"  {key}: {short(repr(before))} → {short(repr(after))}", soft_wrap=True)
+    changes = changes_between(*(each.method.model_dump(mode="json") for each in (parent, made)))
+    for change in changes:
+        out.print(f"  {change}", soft_wrap=True)
     if not changes:
         out.print("  with the same method: its rounds will have the digests of the parent's")
     last = made.lineage.ancestors[-1]

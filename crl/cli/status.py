@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
+    from crl.report.branches import tree_lines, tree_of
     from crl.report.summary import summarize
     from crl.run.directory import RunDirectory, manifests
     from crl.run.head import told_head
@@ -38,6 +39,10 @@ def status(run: RunArgument) -> None:
     out.print(f"run {shown(path)}")
     summaries = summarize(path)
     print_rounds(out, summaries)
+    if (tree := tree_of(path)) is not None:
+        out.print(
+            "\n".join(["forks:", *(f"  {line}" for line in tree_lines(tree, path.absolute().name))]), soft_wrap=True
+        )
     if (head := told_head(manifests(path), _complete(RunDirectory.open(path)))) is not None:
         out.print(head, soft_wrap=True)
     owner = lease_state(path)
@@ -95,10 +100,10 @@ def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]
 
     try:
         directory = RunDirectory.open(path)
+        recipe = recipe_in(directory)
     except (RecordDamaged, RunDirectoryUnusable):
         record = record_of(path)  # without the method nobody knows which stages are due, and which publish banks
         return record, problems_in(record), lambda number: False
-    recipe = recipe_in(directory)
     record = record_of(path, from_rows=partial(recipe.from_rows, directory.method))
     return record, problems_of(directory, recipe, record), _complete(directory)
 

@@ -71,7 +71,9 @@ def check_round(parent: RunDirectory, recipe: Recipe, round_number: int) -> None
             for stage in recipe.stages_of(parent.method, round_number)
             if not parent.is_complete(round_number, stage.name)
         ]
-        found = f"round {round_number} of {parent.path} is not finished" + (f": {missing[0]} is missing" if missing else "")
+        found = f"round {round_number} of {parent.path} is not finished" + (
+            f": {missing[0]} is missing" if missing else ""
+        )
     else:
         found = f"{parent.path} has no round {round_number}"
     raise BadInput(

@@ -25,6 +25,11 @@ def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> No
     """Raise BadInput, saying what does not fit, for a method that cannot go on from the round that is inherited."""
     _check_embedder(parent, method)
     for stage, read, place in _inherited_reads(method, recipe):
+        owner = _weights_of(method, stage, read)
+        if place is None:
+            if owner is not None:
+                raise _no_weights(parent, owner, f"recipe {recipe.inherited.recipe.name} has none")
+            continue
         if not parent.is_complete(*place):
             raise BadInput(
                 f"{stage.name} of recipe {recipe.name} reads {place[1]} of round {place[0]}, and {parent.path} has no "
@@ -33,21 +38,26 @@ def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> No
                 where="--recipe",
                 next_step="fork with the recipe of the parent, or begin a new experiment with `crl train`",
             )
-        if read.name == BEFORE and stage.update and stage.role is not None:
-            _check_weights(parent, method, stage.role, place)
-        elif read.name in method.roles:
-            _check_weights(parent, method, method.owner(read.name), place)
+        if owner is not None:
+            _check_weights(parent, method, owner, place)
 
 
-def _inherited_reads(method: Method, recipe: ForkedRecipe) -> Iterator[tuple[Stage, Read, tuple[int, str]]]:
-    """Reads of the rounds after the fork that refer to inherited ones."""
+def _weights_of(method: Method, stage: Stage, read: Read) -> str | None:
+    """The role whose weights a read is for: it has the role's name, or is that of an update's own last ones."""
+    if read.name == BEFORE and stage.update:
+        return stage.role
+    return method.owner(read.name) if read.name in method.roles else None
+
+
+def _inherited_reads(method: Method, recipe: ForkedRecipe) -> Iterator[tuple[Stage, Read, tuple[int, str] | None]]:
+    """Reads of the rounds after the fork that refer to inherited ones, or to none."""
     first = recipe.inherited.round + 1
     furthest = max((-read.offset for stage in recipe.stages for read in stage.reads), default=0)
     for number in range(first, first + max(1, furthest)):
         for stage in recipe.stages_of(method, number):
             for read in stage.reads:
                 place = recipe.resolve(method, number, read.stage, read.offset)
-                if place is not None and place[0] < first:
+                if place is None or place[0] < first:
                     yield stage, read, place
 
 
@@ -55,12 +65,7 @@ def _check_weights(parent: RunDirectory, method: Method, owner: str, place: tupl
     row = next((row for row in rows_of(Weights, parent.read(*place, Weights)) if row.role == owner), None)
     where = f"method.roles.{owner}"
     if row is None:
-        raise BadInput(
-            f"{parent.path} has no weights of role {owner}: {key_of(*place)} wrote none",
-            expected="a role that the parent's recipe worked with",
-            where=where,
-            next_step="fork with a recipe of the same roles, or begin a new experiment with `crl train`",
-        )
+        raise _no_weights(parent, owner, f"{key_of(*place)} wrote none")
     before, role = _role(parent.method_of(*place), owner), method.role(owner)
     for key in ("model", "lora"):
         if before is not None and getattr(before, key) != getattr(role, key):
@@ -77,7 +82,7 @@ def _check_weights(parent: RunDirectory, method: Method, owner: str, place: tupl
             f"the checkpoint of role {owner} that the next round begins with was pruned: {row.checkpoint}",
             expected="a round whose checkpoints are kept: runtime.keep_checkpoints, runtime.keep_every",
             where="--round",
-            next_step=f"fork at a later round, or make it again with `crl redo {parent.path} --from {key_of(*place)}`",
+            next_step="fork at a later round; to fork anywhere, train with runtime.keep_every=1, which keeps them all",
         )
     if owner in method.trained() and before is not None:
         for key in _OPTIMIZER:
@@ -89,6 +94,15 @@ def _check_weights(parent: RunDirectory, method: Method, owner: str, place: tupl
                     where=f"{where}.{key}",
                     next_step="take the change back, or begin a new experiment with `crl train`",
                 )
+
+
+def _no_weights(parent: RunDirectory, owner: str, why: str) -> BadInput:
+    return BadInput(
+        f"{parent.path} has no weights of role {owner}: {why}",
+        expected="a role that the parent's recipe worked with",
+        where=f"method.roles.{owner}",
+        next_step="fork with a recipe of the same roles, or begin a new experiment with `crl train`",
+    )
 
 
 def _check_embedder(parent: RunDirectory, method: Method) -> None:

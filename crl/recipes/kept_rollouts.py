@@ -24,7 +24,7 @@ from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
 
 _OPTION = "--keep-rollouts"
-_ALWAYS_AFTER = ("evaluation", "roles.*.optimizer", "roles.*.deepspeed")
+ALWAYS_AFTER = ("evaluation", "roles.*.optimizer", "roles.*.deepspeed")
 """Settings of updates and of evaluation, in every recipe."""
 _MOST_SHOWN = 5
 
@@ -93,9 +93,9 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
     """Raise BadInput where a setting that differs may be one that the rollouts depend on."""
     needed = {name for stage in played for name in (stage.role, *(read.name for read in stage.reads))}
     needed |= {owner for method in (old, new) for name in needed & set(method.roles) if (owner := method.owner(name))}
-    free = [*_ALWAYS_AFTER, *new.recipe.AFTER_ROLLOUTS, *(f"roles.{name}" for name in new.roles if name not in needed)]
+    free = [*ALWAYS_AFTER, *new.recipe.AFTER_ROLLOUTS, *(f"roles.{name}" for name in new.roles if name not in needed)]
     changes = [key for key, *_ in differences(old.model_dump(mode="json"), new.model_dump(mode="json"))]
-    bound = [key for key in changes if not any(_within(key, each) for each in free)]
+    bound = [key for key in changes if not any(within(key, each) for each in free)]
     if bound:
         listed = ", ".join(f"method.{key}" for key in bound[:_MOST_SHOWN])
         more = f" and {len(bound) - _MOST_SHOWN} more" if len(bound) > _MOST_SHOWN else ""
@@ -107,7 +107,7 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
         )
 
 
-def _within(key: str, pattern: str) -> bool:
+def within(key: str, pattern: str) -> bool:
     """Whether a dotted key is what a pattern names, or a part of it; `*` stands for one name."""
     names, wanted = key.split("."), pattern.split(".")
     return len(names) >= len(wanted) and all(map(fnmatchcase, names, wanted))

@@ -25,6 +25,7 @@ from crl.config import Method
 from crl.errors import CrlError
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
+from crl.report.branches import tree_lines, tree_of
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
@@ -207,6 +208,8 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         facts["method"] = run.method_digest
         pending = awaited(path) if any(stage.waits_for for stage in recipe_of(method).stages) else None
         facts["awaits"] = None if pending is None else (pending.told(), f"{pending.command()} --show")
+        tree = tree_of(path)
+        facts["forks"] = [] if tree is None else tree_lines(tree, path.name)
         facts["settings"] = {
             "recipe": method.recipe.kind,
             **{name: _model(method, name) for name in method.recipe.roles()},
@@ -214,7 +217,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
             "seed": method.seed,
         }
     except CrlError as error:
-        facts |= {"missing": None, "method": None, "awaits": None, "settings": {}, "damage": error.found}
+        facts |= {"missing": None, "method": None, "awaits": None, "settings": {}, "forks": [], "damage": error.found}
     return facts
 
 

@@ -1,4 +1,4 @@
-"""What verification finds of a fork as such: its lineage, and whether the rounds it was given are still the parent's."""
+"""What verification finds of a fork: whether its lineage, and the rounds that it was given, are as they were."""
 
 from __future__ import annotations
 

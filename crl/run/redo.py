@@ -31,7 +31,8 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
 
     After it come the stages behind it in `order`, all later rounds, and whatever read one of them. Where making them
     again needs a checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises
-    BadInput if there is no such stage or round, or a fork was given one of them, StaleAttempt if `token` does not hold the lease.
+    BadInput if there is no such stage or round, or a fork was given one of them, StaleAttempt if `token` does not hold
+    the lease.
     """
     everything = _all_stages(run_path, order)
     # A stage that is gone altogether can be redone as well: what came after it was made from it.

@@ -115,13 +115,13 @@ def _experiment(record: Record) -> Iterator[Problem]:
         expected = error.expected or f"method {recorded}"
         yield Problem(experiment_file.EXPERIMENT, None, None, expected, error.found, mend)
         return
+    if has_lost_lineage(record):
+        return  # which of the stages another run made, by its method, is not known
     digest = method.digest()
     if methods and digest not in methods:  # the file of another experiment, or an older one
         found, mend = f"method {digest}", move_away(path, path / experiment_file.EXPERIMENT)
         yield Problem(experiment_file.EXPERIMENT, None, None, f"method {recorded}", found, mend)
         digest = recorded
-    if has_lost_lineage(record):
-        return  # which of the stages another run made, by its method, is not known
     for (number, stage), manifest in record.manifests.items():
         maker = made[number, stage]
         expected = digest if maker is None else maker.method_digest

@@ -80,7 +80,13 @@ class ErlConfig(RecipeConfig):
     kind: Literal["erl"] = "erl"
     BUILDER: ClassVar[str] = "crl.recipes.erl.round:build"
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
-        {"recipe.approve_bank", "recipe.bank", "recipe.internalise", "recipe.objective", "recipe.reflect.malformed_reward"}
+        {
+            "recipe.approve_bank",
+            "recipe.bank",
+            "recipe.internalise",
+            "recipe.objective",
+            "recipe.reflect.malformed_reward",
+        }
     )
 
     revisions: int = Field(1, ge=1, le=8, description="Further attempts of an episode, each with fresh feedback.")

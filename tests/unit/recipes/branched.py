@@ -17,7 +17,11 @@ from tests.unit.recipes.erl_played import ErlServices
 from tests.unit.recipes.erl_played import experiment as erl_experiment
 from tests.unit.recipes.played import Services, Trainer, experiment
 
-FEW = {"method__families__0__evaluation_seeds__count": 2, "method__families__0__groups": 2}
+FEW = {
+    "method__families__0__evaluation_seeds__count": 2,
+    "method__families__0__groups": 2,
+    "method__evaluation__every": 2,
+}
 MERGES = {"method__recipe__merge__every": 2}
 
 
@@ -37,8 +41,8 @@ class SteppingTrainer(Trainer):
 
 
 def stepping(services: Services) -> Services:
-    """These services, with trainers that hold nothing but the weights they are given: as an engine that was restarted."""
-    services.trainer = lambda role, weights: SteppingTrainer(weights.weights_digest)  # type: ignore[method-assign, assignment, return-value]
+    """These services, with trainers that know only the weights they are given: as an engine that was restarted."""
+    services.trainer = lambda role, weights: SteppingTrainer(weights.weights_digest)  # type: ignore[method-assign]
     return services
 
 

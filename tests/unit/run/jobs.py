@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from crl.run.branch import Branch, make_branch
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.redo import set_aside
@@ -28,6 +29,11 @@ def redo_first_collect(root: Path) -> None:
     path = root / "small"
     with Lease.acquire(path, seconds=30) as lease:
         set_aside(path, 1, "collect", stages_of, token=lease.token)
+
+
+def fork_after_first_round(root: Path) -> None:
+    parent = RunDirectory.open(root / "small")
+    make_branch(Branch(parent, 1), experiment("child"), root, lambda directory: None)
 
 
 def hold(path: Path, ready: Path) -> None:

@@ -1,0 +1,128 @@
+"""The tree of a run and its forks, from what each fork says of where it comes from. Only runs beside it are looked at.
+
+A parent knows nothing of its forks: nothing is written into it. So the tree is read from the lineages of all runs of
+the same folder. A run that was deleted has its place in it as long as a fork of it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crl.errors import CrlError
+from crl.run.directory import RunDirectory
+from crl.run.experiment_file import differences
+from crl.run.find import is_run
+from crl.run.head import head_after
+from crl.run.lineage import Ancestor, Lineage, load_lineage
+
+_MOST_CHANGES = 3
+_LONGEST_VALUE = 40
+
+
+@dataclass
+class Node:
+    """One run of the tree."""
+
+    name: str
+    note: str = ""
+    """What became of it, where it is not there."""
+    origin: str = ""
+    """From which round of its parent it goes on, and what it changed; empty for the first."""
+    children: dict[str, Node] = field(default_factory=dict)
+
+
+def tree_of(run_path: Path) -> Node | None:
+    """The tree that a run is in; None where it is no fork and has none. Damaged lineages of other runs are left out."""
+    run_path = Path(run_path).absolute()
+    found = dict(_lineages(run_path.parent))
+    own = found.get(run_path.name) or load_lineage(run_path)
+    first = own.ancestors[0].experiment if own.ancestors else run_path.name
+    root = Node(first)
+    for name, lineage in sorted(found.items()):
+        if lineage.ancestors and lineage.ancestors[0].experiment == first:
+            _place(root, name, lineage, run_path.parent)
+    if not root.children:
+        return None
+    root.note = _note(run_path.parent, first, next(each.ancestors[0] for each in _all(found, first)))
+    return root
+
+
+def tree_lines(tree: Node, this: str) -> list[str]:
+    """The tree as lines of text; the run named `this` is marked."""
+    return [_line(tree, this), *_below(tree, this, "")]
+
+
+def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Where two methods differ, as plain data: `recipe.merge.every 2 → 4`."""
+    return [f"{key} {_short(before)} → {_short(after)}" for key, before, after in differences(old, new)]
+
+
+def _lineages(root: Path) -> Iterator[tuple[str, Lineage]]:
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            if is_run(path) and (lineage := load_lineage(path)).ancestors:
+                yield path.name, lineage
+        except (CrlError, OSError):
+            continue
+
+
+def _all(found: Mapping[str, Lineage], first: str) -> list[Lineage]:
+    return [each for each in found.values() if each.ancestors and each.ancestors[0].experiment == first]
+
+
+def _place(root: Node, name: str, lineage: Lineage, folder: Path) -> None:
+    """Put a fork under its ancestors; those that are not there yet, or any more, are put first."""
+    node = root
+    for above, ancestor in zip(lineage.ancestors, lineage.ancestors[1:], strict=False):
+        node = node.children.setdefault(ancestor.experiment, Node(ancestor.experiment))
+        if not node.origin:
+            # Its own file says it better, if it is there; what a fork of it kept says only how far that one goes back.
+            node.origin = f"from round {above.round} or later"
+            node.note = _note(folder, ancestor.experiment, ancestor)
+    parent = lineage.ancestors[-1]
+    child = node.children.setdefault(name, Node(name))
+    child.origin, child.note = _origin(folder / name, parent), ""
+
+
+def _origin(path: Path, parent: Ancestor) -> str:
+    kept = ", with its rollouts of the next" if parent.kept else ""
+    try:
+        method = RunDirectory.open(path).method.model_dump(mode="json")
+    except CrlError:
+        return f"from round {parent.round}{kept}"
+    changes = changes_between(parent.method, method)
+    more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
+    told = ", ".join([*changes[:_MOST_CHANGES], *more]) or "nothing changed"
+    return f"from round {parent.round}{kept}: {told}"
+
+
+def _note(folder: Path, name: str, ancestor: Ancestor) -> str:
+    path = folder / name
+    if not is_run(path):
+        return "not here any more"
+    try:
+        same = head_after(path, ancestor.round) == ancestor.head
+    except CrlError:
+        return "damaged"
+    return "" if same else "another run has its name now, or it was made again"
+
+
+def _line(node: Node, this: str) -> str:
+    told = node.name + (f", {node.origin}" if node.origin else "") + (f" ({node.note})" if node.note else "")
+    return f"{told}  ← this run" if node.name == this else told
+
+
+def _below(node: Node, this: str, indent: str) -> Iterator[str]:
+    children = list(node.children.values())
+    for index, child in enumerate(children):
+        last = index == len(children) - 1
+        yield f"{indent}{'└─' if last else '├─'} {_line(child, this)}"
+        yield from _below(child, this, indent + ("   " if last else "│  "))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

@@ -1,0 +1,50 @@
+"""What recipes say of themselves in AFTER_ROLLOUTS, held against every setting that their stages read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.config import Experiment
+from crl.recipes import recipe_in
+from crl.recipes.context import StageContext
+from crl.recipes.kept_rollouts import ALWAYS_AFTER, rollout_stages, within
+from crl.recipes.memory import MemoryWriter
+from tests.unit.recipes.branched import finished, services_of
+from tests.unit.recipes.played import CRITIC
+from tests.unit.recipes.tracing import settings_read
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("complementary", {"method__recipe__self_distillation": {}, "method__recipe__bank__duplicates": "near",
+                           "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
+        ("erl", {}),
+    ],
+)  # fmt: skip
+def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    run = finished(tmp_path, 1, kind, **settings)
+    recipe, services = recipe_in(run), services_of(Experiment.model_construct(name="any", method=run.method))
+    free = {*ALWAYS_AFTER, *run.method.recipe.AFTER_ROLLOUTS}
+    seen: dict[str, set[str]] = {}
+    for stage in recipe.stages_of(run.method, 1):
+        writer = MemoryWriter(tmp_path)
+        context = StageContext(
+            method=run.method, recipe=recipe, stage=stage, round_number=1, reader=run, writer=writer,
+            services=services, progress=lambda figures: None,
+        )  # fmt: skip
+        with settings_read(run.method) as found:
+            if stage.run is not None:
+                stage.run(context)
+            for part in range(stage.parts(context)) if stage.parts is not None else ():
+                assert stage.run_part is not None
+                stage.run_part(context, part)
+        with settings_read(run.method) as of_recipe:  # which stages are due, as every resolved read asks
+            recipe.stages_of(run.method, 1)
+        seen[stage.name] = {key for key in found - of_recipe if any(within(key, each) for each in free)}
+    playing = {stage.name for stage in rollout_stages(recipe, run.method, 1)}
+    assert {name: keys for name, keys in seen.items() if name in playing and keys} == {}
+    assert seen["credit"] and seen["consolidate"], "what follows reads them, so the watch sees something"
