@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crl.errors import RecordDamaged
 from crl.learn.credit import usable
@@ -77,7 +78,7 @@ def credit(ctx: StageContext) -> None:
         if config.learns:
             held = _refreshed(ctx, held, embeddings)
         batches = _batches(ctx, held, len(played))
-        rows = [row for step, batch in enumerate(batches) for row in _draws(ctx, step, batch, held, embeddings)]
+        rows = _draws(ctx, batches, held, embeddings)
         chosen = _chosen(ctx, rows, held)
         ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
@@ -184,33 +185,41 @@ def _refreshed(ctx: StageContext, held: list[ReplayItem], embeddings: _Embedding
 
 def _batches(ctx: StageContext, held: Sequence[ReplayItem], episodes: int) -> list[Batch]:
     config = config_of(ctx.method)
-    scores_M = np.array([item.score if config.learns else 1.0 for item in held])
     batch = episodes if config.buffer.batch is None else config.buffer.batch
-    return drawn(probabilities(scores_M), batch, config.buffer.steps, np.random.default_rng(ctx.seed("draw")))
+    return drawn(probabilities(_scores(ctx, held)), batch, config.buffer.steps, np.random.default_rng(ctx.seed("draw")))
 
 
 def _draws(
-    ctx: StageContext, step: int, batch: Batch, held: Sequence[ReplayItem], embeddings: _Embeddings
+    ctx: StageContext, batches: Sequence[Batch], held: Sequence[ReplayItem], embeddings: _Embeddings
 ) -> list[ReplayDraw]:
     learns = config_of(ctx.method).learns
-    probabilities_M = probabilities(np.array([item.score if learns else 1.0 for item in held]))
-    items = [held[place] for place in batch.places]
-    features = embeddings.features(items) if learns else [[] for _ in items]
+    probabilities_M = probabilities(_scores(ctx, held))
+    places = sorted({place for batch in batches for place in batch.places})
+    features: dict[int, list[float]] = {}
+    if learns:
+        features = dict(zip(places, embeddings.features([held[place] for place in places]), strict=True))
     return [
         ReplayDraw(
             step=step,
-            generation_id=item.generation_id,
-            episode_id=item.episode_id,
-            family=item.family,
+            generation_id=held[place].generation_id,
+            episode_id=held[place].episode_id,
+            family=held[place].family,
             draws=draws,
             probability=float(probabilities_M[place]),
-            score=item.score,
-            factor=item.score if learns else 1.0,
-            age=ctx.round - item.generation_round,
-            features=of_item,
+            score=held[place].score,
+            factor=held[place].score if learns else 1.0,
+            age=ctx.round - held[place].generation_round,
+            features=features.get(place, []),
         )
-        for place, draws, item, of_item in zip(batch.places, batch.draws, items, features, strict=True)
+        for step, batch in enumerate(batches)
+        for place, draws in zip(*batch, strict=True)
     ]
+
+
+def _scores(ctx: StageContext, held: Sequence[ReplayItem]) -> NDArray[np.float64]:
+    """What draws are in proportion to."""
+    learns = config_of(ctx.method).learns
+    return np.array([item.score if learns else 1.0 for item in held], dtype=np.float64)
 
 
 def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Chosen]:

@@ -38,6 +38,8 @@ from crl.records import Episode, Metric, Weights
 CREDIT, MEASURE = "credit", "measure"
 AFTER = "after"
 """Name of the read of the weights that the update left."""
+ROUNDING = 1e-9
+"""Mean differences up to this size are sums that rounded: 0.3 - 0.1 + (0.3 - 0.5) is not 0."""
 
 
 def measure(ctx: StageContext) -> None:
@@ -104,8 +106,8 @@ def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, 
             family=family, pairs=0, before=None, after=None, difference=None, verdict=verdict, label=None
         )
     before, after = (sum(values) / len(counted) for values in zip(*((p.before, p.after) for p in counted), strict=True))
-    # Of the differences, so that equal rewards are a tie to the last bit.
     difference = sum(pair.after - pair.before for pair in counted) / len(counted)
+    margin = max(margin, ROUNDING)
     verdict = IMPROVED if difference > margin else WORSE if difference < -margin else TIE
     return Improvement(
         family=family,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from crl.run.directory import RunDirectory
 from crl.run.verify import record_of
 from tests.tiny_run import cut_back
 from tests.unit.recipes.played import Played, Trainer
-from tests.unit.recipes.replay_played import IMPROVED, TIE, WORSE, by_id, experiment, played
+from tests.unit.recipes.replay_played import IMPROVED, ROOT, TIE, WORSE, by_id, experiment, played
 
 ROUNDS = 4
 CAPACITY = 24
@@ -254,6 +255,18 @@ def test_playing_and_evaluation_read_no_probe_and_no_buffer(run: Played) -> None
 def test_the_record_is_intact_and_the_same_again(run: Played, tmp_path: Path) -> None:
     assert problems_of(RunDirectory.open(run.run.path), run.recipe, record_of(run.run.path)) == []
     assert played(tmp_path, ROUNDS).digests() == run.digests()
+
+
+def test_the_experiment_that_ships_is_evaluated_on_five_variants_whose_probes_are_apart() -> None:
+    method = load_experiment(ROOT / "conf/importance_replay.yaml").method
+    config = method.recipe
+    assert isinstance(config, ImportanceReplayConfig) and config.learns
+    assert len({family.environment.model_dump_json() for family in method.families}) == 5
+    for family in method.families:
+        training, probes = config.training_seeds(family), config.probe_seeds(family)
+        ranges = (training, probes, family.evaluation_seeds)
+        assert not any(one.overlaps(other) for one, other in combinations(ranges, 2))
+        assert training.count + probes.count == family.train_seeds.count
 
 
 _SLOW = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("collect", "probe_after", "measure")]
