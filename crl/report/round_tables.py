@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from crl.report.attempts import attempt_rows
+from crl.report.dreams import dream_rows
 from crl.report.rates import NOTHING, Rate
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
@@ -59,7 +60,8 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; of a mixture by task; attempts, where some are tried again; form, bank and training; seconds by stage.
+    """Success; of a mixture by task; attempts, where some are tried again; the experience model, where there is one;
+    form, bank and training; seconds by stage.
 
     None for an empty run. All but the last fit 80 columns.
     """
@@ -78,6 +80,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
         **_by_task(summaries),
         "attempts and reflections": attempt_rows(summaries),
+        "experience model": dream_rows(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
     }
