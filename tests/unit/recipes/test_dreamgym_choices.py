@@ -10,7 +10,9 @@ import pytest
 
 from crl.envs.frozenlake import FrozenLakeEnvironment
 from crl.errors import BadInput
+from crl.recipes.dreamgym.config import ValidateConfig
 from crl.recipes.dreamgym.rows import Annotation, DreamTask, Prediction, TaskValue, Transition
+from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.records import Episode, Generation, Metric, Task, Turn
 from crl.run.directory import RunDirectory
 from tests.unit.recipes.dreamgym_played import dream, experiment, played
@@ -175,3 +177,12 @@ def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> N
 def test_what_would_do_nothing_is_refused(key: str, value: Any, where: str) -> None:
     with pytest.raises(BadInput, match=where):
         experiment(**{key: value})
+
+
+def test_a_floor_needs_steps_to_hold_the_model_to() -> None:
+    figures = truth_figures([], [], 0.9)
+    assert figures == {"held_out": 0.0}
+    assert list(alarms_of(figures, ValidateConfig())) == ["held_out"]
+    assert alarms_of(figures, ValidateConfig(observation_floor=None, reward_floor=None)) == {}
+    found = {"held_out": 4.0, "observation_agreement": 0.5, "reward_accuracy": 0.75}
+    assert list(alarms_of(found, ValidateConfig(observation_floor=0.5, reward_floor=0.8))) == ["reward_accuracy"]
