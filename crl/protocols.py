@@ -141,24 +141,6 @@ class Leveled(Protocol):
         """What of the level a player could know by heart, as text: equal texts are one level."""
 
 
-@runtime_checkable
-class Explains(Protocol):
-    """What an environment may also be: one that says why a step had the outcome it had, by its own rules. A model of
-    the environment learns from it; nothing that plays sees it."""
-
-    def why(self, slot: int) -> str | None:
-        """Why the last step of a slot led where it did, in one or two sentences; None where there is nothing to say.
-        Asked right after the step."""
-
-
-@runtime_checkable
-class Graded(Protocol):
-    """What an environment may also be: one that says how hard its levels are, so that a curriculum can choose."""
-
-    def difficulty(self, slot: int) -> float:
-        """How hard the level of a slot is, from 0 to 1, as it began. Asked after a reset."""
-
-
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """What a game teaches, as an extractor's operation: `add` a text, `update` the note that guided it, or `return`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from crl.report.attempts import ATTEMPTS
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart
+from crl.report.dreams import DREAMS
 from crl.report.rates import NONE, Rate, wilson
 from crl.report.replayed import REPLAYED
 from crl.report.summary import RoundSummary, random_policy
@@ -131,7 +132,7 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [
         line_chart("malformed extractor outputs", [malformed], top=1.0, share=True),
-        *observed((*ATTEMPTS, *REPLAYED, *HEALTH), summaries),
+        *observed((*ATTEMPTS, *DREAMS, *REPLAYED, *HEALTH), summaries),
         line_chart("tokens the objective clipped", clipped, share=True),
         round_bars("outputs in the training buffer", buffered, summaries, lambda each: (
             each.buffer_trained, each.buffer or 0, each.buffer_dropped

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from crl.report.attempts import attempt_rows
+from crl.report.dreams import dream_rows
 from crl.report.rates import NOTHING, Rate
 from crl.report.replayed import replay_rows
 from crl.report.summary import RoundSummary, random_policy
@@ -60,8 +61,8 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; of a mixture by task; attempts, where some are tried again; replay; form, bank and
-    training; seconds by stage.
+    """Success; of a mixture by task; attempts, where some are tried again; replay; the experience model, where there is
+    one; form, bank and training; seconds by stage.
 
     None for an empty run. All but the last fit 80 columns.
     """
@@ -81,6 +82,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
         **_by_task(summaries),
         "attempts and reflections": attempt_rows(summaries),
         "replay and probes": replay_rows(summaries),
+        "experience model": dream_rows(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
     }

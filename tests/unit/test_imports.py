@@ -20,7 +20,7 @@ HELP = "from crl.cli import main\ntry:\n    main({})\nexcept SystemExit as end:\
 FRONT_DOOR = "crl/cli/train.py"
 # The house, from the ground up. An import stays in its room or goes to a lower floor.
 FLOORS = (
-    ("crl.errors", "crl.paths", "crl.records", "crl.config", "crl.protocols", "crl.text"),
+    ("crl.errors", "crl.paths", "crl.records", "crl.config", "crl.protocols", "crl.abilities", "crl.text"),
     ("crl.run", "crl.checks"),
     ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.learn"),
     ("crl.recipes",),

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from crl.abilities import Graded
 from crl.config import FamilyConfig
-from crl.protocols import Graded, Start
+from crl.protocols import Start
 from crl.recipes.complementary.plan import drawn_tasks
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import VARY, CurriculumConfig, config_of

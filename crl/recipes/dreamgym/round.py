@@ -13,7 +13,7 @@ from crl.recipes.complementary.initialise import base_weights
 from crl.recipes.complementary.round import when
 from crl.recipes.context import BANK, StageContext
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
-from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of
+from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
     SUITES,
     Annotation,
@@ -36,7 +36,7 @@ PLAYED = (Episode, Turn, Generation, Transition)
 def build(method: Method) -> Recipe:
     """The recipe of a method."""
     config = config_of(method)
-    taught = config.fit.reasoning == "teacher"
+    taught, varies = config.fit.reasoning == "teacher", VARY in config.prompts()
 
     def weights(role: str, back: int) -> Read:
         # Without a teacher `when` leaves its reads out.
@@ -107,9 +107,9 @@ def build(method: Method) -> Recipe:
         Stage(
             name=collect.PLAN,
             run=plan.plan,
-            reads=(Read(validate.VALIDATE), weights(EXPERIENCE, 0), Read("credit", -1, plan.VALUES)),
+            reads=(Read(validate.VALIDATE), Read("credit", -1, plan.VALUES), *when(varies, weights(EXPERIENCE, 0))),
             writes=(Task, DreamTask, Generation, Metric),
-            role=EXPERIENCE,
+            role=EXPERIENCE if varies else None,
         ),
         Stage(
             name=collect.COLLECT,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crl.protocols import Actions, Environment, Explains, Start, Step, StopReason
+from crl.abilities import Explains
+from crl.protocols import Environment, Start, Step, StopReason
 from crl.recipes.dreamgym.form import one_line
 from crl.recipes.dreamgym.rows import CONTINUES, FAILURE, REAL, SUCCESS, TURN_LIMIT, Transition
 from crl.records import Task
@@ -120,8 +121,3 @@ def outcome_of(step: Step) -> str:
     if step.success:
         return SUCCESS
     return TURN_LIMIT if step.stop_reason is StopReason.turn_limit else FAILURE
-
-
-def all_named(actions: Actions) -> bool:
-    """Whether actions are chosen by name."""
-    return isinstance(actions, tuple)

@@ -120,3 +120,42 @@ def test_slots_are_independent_and_seeds_matter():
     assert len({start.observation for start in starts}) > 25
     environment.step_many({3: "up"})
     assert environment.reset_many([4])[0] == starts[4]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_says_why_a_step_leads_where_it_does_and_how_hard_a_level_is(masked):
+    symbols = "ABCD" if masked else "@GHF"
+    environment = FrozenLakeConfig(size_min=3, size_max=4, max_turns=6, masked=masked).make()
+    random, kinds = np.random.default_rng(1), set()
+    for seed in range(60):
+        [start] = environment.reset_many([seed])
+        assert environment.why(0) is None, "nothing has happened yet"
+        shown, solved = start.observation.splitlines(), 0
+        while (action := environment.oracle(0)) is not None:
+            environment.step_many({0: action})
+            solved += 1
+        assert environment.difficulty(0) == solved / 6
+        environment.reset_many([seed])
+        step = None
+        while step is None or not step.done:
+            action = str(random.choice(list(ACTIONS)))
+            [step] = environment.step_many({0: action}).values()
+            *rows, said = [*step.observation.splitlines(), environment.why(0)]
+            row, column = next((r, c) for r, line in enumerate(shown) for c, cell in enumerate(line.split())
+                               if cell == symbols[0])  # fmt: skip
+            there = f"{symbols[0]} is in row {row + 1}, column {column + 1} and goes {action}"
+            assert said.startswith(there)
+            moved = (row + ACTIONS[action][0], column + ACTIONS[action][1])
+            if not (0 <= moved[0] < len(shown) and 0 <= moved[1] < len(shown)):
+                assert said.removeprefix(there).startswith(". The border is there")
+                kinds.add("border")
+            else:
+                assert said.removeprefix(there).startswith(f" to row {moved[0] + 1}, column {moved[1] + 1}, which is ")
+                kind = "the goal" if step.success else "a hole" if step.stop_reason is StopReason.failure else "a safe"
+                assert kind in said
+                kinds.add(kind)
+            shown = rows[: len(shown)]
+    assert kinds == {"border", "the goal", "a hole", "a safe"}
+    environment.reset_many([0])
+    environment.step_many({0: None})
+    assert environment.why(0) is None, "no action, nothing to say"

@@ -49,6 +49,7 @@ def test_rows_are_those_of_the_environment_itself() -> None:
     assert isinstance(apart, SideBySide)
     seeds = [3, 1, 4]
     assert apart.reset_many(seeds) == alone.reset_many(seeds)
+    assert apart.difficulty(1) == alone.difficulty(1) > 0  # type: ignore[attr-defined]
     live = set(range(len(seeds)))
     while live:
         actions = {slot: apart.oracle(slot) for slot in live}
@@ -57,6 +58,8 @@ def test_rows_are_those_of_the_environment_itself() -> None:
         assert steps == alone.step_many(actions)
         live -= {slot for slot, step in steps.items() if step.done}
     assert apart.content(1) == alone.content(1)  # type: ignore[attr-defined]
+    told: list[str] = [environment.why(1) for environment in (apart, alone)]  # type: ignore[attr-defined]
+    assert told[0] == told[1] and " goes " in told[0]
     pids = [instance.pid for instance in apart._instances]  # type: ignore[attr-defined]
     assert len(set(pids)) == 3 and os.getpid() not in pids
     apart.close()

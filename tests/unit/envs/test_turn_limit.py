@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from crl.abilities import Explains, Graded
 from crl.config import FamilyConfig, SeedRange
 from crl.envs import make_environment
+from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.shrines import ShrinesConfig, ShrinesEnvironment
 from crl.envs.turn_limit import TurnLimit
 from crl.protocols import Judge, StopReason, Teacher
@@ -45,6 +47,8 @@ def test_what_an_environment_knows_it_knows_with_a_limit_too():
     limited = TurnLimit(ShrinesEnvironment(ShrinesConfig()), 1)
     assert isinstance(limited, Judge) and isinstance(limited, Teacher)
     assert not isinstance(TurnLimit(Endless(), 1), Judge | Teacher)
+    assert isinstance(TurnLimit(FrozenLakeConfig().make(), 1), Explains)
+    assert isinstance(TurnLimit(FrozenLakeConfig().make(), 1), Graded) and not isinstance(limited, Explains | Graded)
     practice = limited.practice()
     practice.reset_many([0])
     assert practice.step_many({0: None})[0].done

@@ -1,0 +1,62 @@
+"""DreamGym, round by round: how true the experience model is, what was played in it, and what real steps were spent.
+
+The figures are those of the stage `health` (`crl/recipes/dreamgym/health.py`); a run of another recipe has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crl.report.rates import NOTHING
+from crl.report.summary import RoundSummary
+
+DREAMS = (
+    ("held-out steps that the experience model predicts", True, (
+        ("next observation", "observation_agreement", 1), ("outcome and reward", "reward_accuracy", 0),
+        ("outcome of last steps", "ending_accuracy", 2),
+    )),
+    ("synthetic share of the actor's batch", True, (
+        ("of what is trained", "synthetic_share", 1), ("bound", "synthetic_bound", 2),
+    )),
+    ("training episodes that succeed", True, (
+        ("in the experience model", "success_synthetic", 1), ("in the real environment", "success_real", 0),
+    )),
+    ("real environment steps", False, (("so far", "real_steps_total", 0), ("of the round", "real_steps", 1))),
+)  # fmt: skip
+"""Charts: title, whether shares are drawn, their lines as (name, figure, color)."""
+
+
+def dream_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
+    """One row per round that counts real steps; none for a run of another recipe. An alarm of the stage `validate` is
+    marked: the model is below its floor, or was when it was last held to the truth."""
+    return [
+        {
+            "round": each.label,
+            "real steps": _count(each.health.get("real_steps")),
+            "in all": _count(each.health.get("real_steps_total")),
+            "synthetic": _percent(each.health.get("synthetic_share")),
+            "next state": _percent(each.health.get("observation_agreement")),
+            "reward": _percent(each.health.get("reward_accuracy")) + (" !" if _alarmed(each) else ""),
+            "drift": _signed(each.health.get("drift")),
+            "malformed": _percent(each.health.get("dream_malformed")),
+            "new tasks": _count(each.health.get("new_tasks")),
+        }
+        for each in summaries
+        if "real_steps" in each.health or _alarmed(each)
+    ]
+
+
+def _alarmed(summary: RoundSummary) -> bool:
+    return any(alarm.startswith("validate: ") for alarm in summary.alarms)
+
+
+def _percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.3g} %"
+
+
+def _signed(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:+.3g}"
+
+
+def _count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0f}"

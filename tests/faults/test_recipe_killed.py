@@ -1,0 +1,103 @@
+"""Other recipes with real engines: killed in the middle of a round, they resume to the digests of a run left alone.
+
+Complementary RL has suites of its own (`test_kills.py`, `tests/record/`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crl.report.views import query
+from tests.processes import wait_until
+from tests.tiny_run import ROOT, command, crl, digests, environment, leftovers
+
+AFTER = {"erl": ("collect", "reflect", "credit"), "dreamgym": ("explore", "update_experience", "collect")}
+"""Stages after which a run of a recipe is killed, in round 1."""
+ROUNDS = "2"
+
+pytestmark = pytest.mark.slow
+
+
+def arguments(recipe: str) -> tuple[str, ...]:
+    """What `crl train` is given."""
+    more = ("--no-prefect", "--set", "method.families.0.evaluation_seeds.count=2")
+    return (f"conf/{recipe}_tiny.yaml", *more, "--rounds", ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs that nobody disturbed, by recipe."""
+    made: dict[str, Path] = {}
+
+    def run_of(recipe: str) -> Path:
+        if recipe not in made:
+            runs = tmp_path_factory.mktemp(recipe)
+            crl(runs, "train", *arguments(recipe))
+            made[recipe] = runs / f"{recipe}-tiny"
+        return made[recipe]
+
+    return run_of
+
+
+@pytest.mark.parametrize(("recipe", "after"), [(recipe, after) for recipe, stages in AFTER.items() for after in stages])
+def test_killed_after_a_stage_it_resumes_to_the_same_digests(
+    whole: Callable[[str], Path], tmp_path: Path, recipe: str, after: str
+) -> None:
+    begun = subprocess.Popen(
+        command("train", *arguments(recipe)), cwd=ROOT, env=environment(tmp_path),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    name = f"{recipe}-tiny"
+    run = tmp_path / name
+    wait_until(lambda: (run / f"rounds/0001/{after}").is_dir() or begun.poll() is not None, f"{after} is complete")
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.wait()
+    assert not (run / f"rounds/{int(ROUNDS):04d}/evaluate").exists(), "there is something left to do"
+    crl(tmp_path, "resume", name)
+    assert digests(run) == digests(whole(recipe)) and leftovers(run) == []
+    assert "intact" in crl(tmp_path, "verify", name).stdout
+
+
+def test_erl_trains_every_stream_and_shows_it(whole: Callable[[str], Path]) -> None:
+    run = whole("erl")
+    names, [row] = query(
+        run,
+        "SELECT max(updates) AS updates, (SELECT count(*) FROM reflections) AS reflections,"
+        " (SELECT list(DISTINCT role ORDER BY role) FROM samples) AS roles,"
+        " (SELECT count(*) FROM metrics WHERE name = 'reference_kl' AND value > 0) AS penalized FROM weights",
+    )  # fmt: skip
+    found = dict(zip(names, row, strict=True))
+    assert found["updates"] == 2 and int(str(found["reflections"])) > 0
+    assert found["roles"] == ["actor", "reflector"] and found["penalized"] == 1, "in round 1 the weights are the base's"
+    said = crl(run.parent, "status", "erl-tiny").stdout
+    assert "attempts and reflections" in said and "tried again" in said
+    crl(run.parent, "report", "erl-tiny")
+    page = (run / "report.html").read_text()
+    assert "reward gained by trying again" in page and "reflections and memory" in page
+
+
+def test_dreamgym_fits_plays_in_its_model_and_shows_it(whole: Callable[[str], Path]) -> None:
+    run = whole("dreamgym")
+    names, [row] = query(
+        run,
+        "SELECT max(updates) FILTER (role = 'experience') AS fitted,"
+        " (SELECT count(*) FROM transitions WHERE source = 'synthetic') AS dreamed,"
+        " (SELECT list(DISTINCT role ORDER BY role) FROM samples) AS roles,"
+        " (SELECT count(*) FROM predictions p JOIN generations g USING (generation_id)) AS traced,"
+        " (SELECT count(*) FROM predictions) AS predictions,"
+        " (SELECT count(*) FROM samples s JOIN transitions t ON s.generation_id LIKE '%' || t.transition_id"
+        "  WHERE t.split = 'held_out') AS leaked FROM weights",
+    )  # fmt: skip
+    found = dict(zip(names, row, strict=True))
+    assert int(str(found["fitted"])) > 10 and int(str(found["dreamed"])) > 0
+    assert found["roles"] == ["actor", "experience"] and found["traced"] == found["predictions"] and not found["leaked"]
+    said = crl(run.parent, "status", "dreamgym-tiny").stdout
+    assert "experience model" in said and "real steps" in said
+    crl(run.parent, "report", "dreamgym-tiny")
+    assert "real environment steps" in (run / "report.html").read_text()

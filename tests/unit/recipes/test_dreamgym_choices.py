@@ -1,0 +1,188 @@
+"""What can be chosen of DreamGym: curriculum, floors, sim to real, a teacher, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crl.envs.frozenlake import FrozenLakeEnvironment
+from crl.errors import BadInput
+from crl.recipes.dreamgym.config import ValidateConfig
+from crl.recipes.dreamgym.rows import Annotation, DreamTask, Prediction, TaskValue, Transition
+from crl.recipes.dreamgym.truth import alarms_of, truth_figures
+from crl.records import Episode, Generation, Metric, Task, Turn
+from crl.run.directory import RunDirectory
+from tests.unit.recipes.dreamgym_played import dream, experiment, played
+from tests.unit.recipes.played import Played
+
+ALL_SYNTHETIC = {"method__recipe__mix": 1.0, "method__recipe__explore__every": 0}
+
+
+def varying(run: Played, number: int) -> list[TaskValue]:
+    """The tasks of a round whose groups vary, the most varying first."""
+    values = [value for value in run.rows(TaskValue, "credit", number) if value.variance > 0]
+    return sorted(values, key=lambda value: (-value.variance, value.group))
+
+
+def test_new_tasks_are_of_the_difficulty_of_what_varied_most_and_more(tmp_path: Path) -> None:
+    run = played(tmp_path, 2, method__recipe__curriculum__noise=0.0, **ALL_SYNTHETIC)
+    found = 0
+    for number in (2,):
+        origins = run.rows(DreamTask, "plan", number)
+        made = [row for row in origins if row.made == "graded"]
+        parents = varying(run, number - 1)
+        assert len(made) == (2 if parents else 0), "λ is a half of four groups"
+        for place, row in enumerate(made):
+            parent = parents[place % len(parents)]
+            assert (row.parent_round, row.parent_group) == (number - 1, parent.group)
+            assert row.parent_variance == parent.variance and parent.difficulty is not None
+            assert row.aimed == pytest.approx(min(1.0, parent.difficulty + 0.2))
+            found += 1
+        for row in origins:
+            lake = FrozenLakeEnvironment(run.method.families[0].environment)  # type: ignore[arg-type]
+            [start] = lake.reset_many([row.environment_seed])
+            moves = lake._slots[0].lake.moves
+            assert row.difficulty == pytest.approx((moves or 0) / 3)
+            tasks = [task for task in run.rows(Task, "plan", number) if task.group == row.group]
+            assert {task.first_observation for task in tasks} == {start.observation}
+    assert found > 0
+
+
+def test_a_task_may_be_as_hard_as_the_measured_capability_and_a_step(tmp_path: Path) -> None:
+    run = played(
+        tmp_path, 2, method__recipe__curriculum__rule="capability", method__recipe__curriculum__noise=0.0,
+        method__recipe__curriculum__target=0.4, **ALL_SYNTHETIC,
+    )  # fmt: skip
+    values = run.rows(TaskValue, "credit", 1)
+    reached = 0.0
+    for limit in sorted({value.difficulty or 0.0 for value in values}):
+        easier = [value for value in values if (value.difficulty or 0.0) <= limit]
+        won = sum(value.success * value.rollouts for value in easier) / sum(value.rollouts for value in easier)
+        reached = limit if won >= 0.4 else reached
+    measured = {row.name: row.value for row in run.rows(Metric, "plan", 2)}
+    assert measured == {"capability_lake": pytest.approx(reached)} and reached > 0
+    made = [row for row in run.rows(DreamTask, "plan", 2) if row.made == "graded"]
+    assert len(made) == 2 and all(row.aimed == pytest.approx(min(1.0, reached + 0.2)) for row in made)
+    assert all(row.parent_group is None for row in made)
+
+
+def test_where_levels_have_no_grade_the_model_writes_the_start(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("crl.recipes.dreamgym.plan.Graded", type("Nothing", (), {}))
+    run = played(tmp_path, 2, **ALL_SYNTHETIC)
+    parents = varying(run, 1)
+    assert parents
+    made = [row for row in run.rows(DreamTask, "plan", 2) if row.generation_id is not None]
+    records = {row.generation_id: row for row in run.rows(Generation, "plan", 2)}
+    assert len(made) == 2 and all(row.difficulty is None for row in run.rows(DreamTask, "plan", 2))
+    for place, row in enumerate(made):
+        parent = parents[place % len(parents)]
+        assert parent.first_observation in records[row.generation_id or ""].prompt
+        tasks = [task for task in run.rows(Task, "plan", 2) if task.group == row.group]
+        if row.reason_code == "ok":
+            assert (row.made, row.synthetic, row.environment_seed) == ("written", True, parent.environment_seed)
+            assert {task.first_observation for task in tasks} == {"G F\nF @"}
+        else:
+            assert row.reason_code == "the_same" and row.made == "drawn", "what it wrote is no new task"
+    assert any(row.made == "written" for row in made)
+
+
+def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(tmp_path: Path) -> None:
+    def wrong(read: str, generator: np.random.Generator) -> str:
+        return "Observation:\nnothing\nOutcome: continues"
+
+    with pytest.raises(BadInput, match=r"observation_agreement is 0\.00") as caught:
+        played(tmp_path, 1, answer=wrong, method__recipe__truth__observation_floor=0.5)
+    assert "fit.epochs" in caught.value.next_step
+    [path] = [each for each in tmp_path.iterdir() if each.is_dir()]
+    run = RunDirectory.open(path)
+    assert "validate" in run.complete_stages(1) and "plan" not in run.complete_stages(1)
+    alarms = run.read(1, "validate", Metric).to_pylist()
+    assert [row["name"] for row in alarms if row["alarm"]] == ["observation_agreement"]
+    from crl.report.dreams import dream_rows
+    from crl.report.summary import summarize
+
+    [shown] = dream_rows(summarize(path))
+    assert shown["reward"].endswith("!")
+
+
+def test_after_the_synthetic_rounds_all_is_real_and_nothing_more_is_explored(tmp_path: Path) -> None:
+    run = played(tmp_path, 2, method__recipe__synthetic_rounds=1)
+    for number, streams in ((1, {"synthetic", "real"}), (2, {"real"})):
+        assert {row.stream for row in run.rows(Episode, "collect", number)} == streams
+        stages = run.run.complete_stages(number)
+        assert ("explore" in stages) == ("corpus" in stages) == ("validate" in stages) == (number == 1)
+        credit = {row.name: row.value for row in run.rows(Metric, "credit", number)}
+        assert credit["synthetic_share"] <= credit["synthetic_bound"] == (0.75 if number == 1 else 0.0)
+    assert not run.rows(Prediction, "collect", 2)
+    health = {row.name: row.value for row in run.rows(Metric, "health", 2)}
+    assert health["real_steps"] == len(run.rows(Turn, "collect", 2))
+
+
+def test_a_teacher_explains_each_transition_once(tmp_path: Path) -> None:
+    prompt = {"system": "Why?", "first": "{observation} {action} {outcome}"}
+    run = played(
+        tmp_path, 2, method__recipe__fit__reasoning="teacher", method__prompts__annotate=prompt,
+        method__roles__teacher={"weights": "actor", "sampling": {"temperature": 1.0, "max_new_tokens": 16}},
+    )  # fmt: skip
+    assert run.recipe.trains == {"actor", "experience"}
+    seen: set[str] = set()
+    for number in (1, 2):
+        rows = {row.transition_id: row for row in run.rows(Annotation, "annotate", number)}
+        assert not seen & rows.keys()
+        seen |= rows.keys()
+        assert {row.reason_code for row in rows.values()} == {"ok", "empty_text"}
+        known = {row.transition_id: row.text for of in range(1, number + 1)
+                 for row in run.rows(Annotation, "annotate", of)}  # fmt: skip
+        for record in run.rows(Generation, "corpus", number):
+            text = known[record.generation_id.split("fit-", 1)[1]]
+            assert record.output.startswith("Observation:" if text is None else "Reasoning: because it is so\n")
+    held_out = {row.transition_id for row in run.rows(Transition, "explore", 1) if row.split == "held_out"}
+    assert held_out and not held_out & seen
+    assert not any("because" in text for text in run.services.read("actor"))
+
+
+def test_an_episode_of_the_model_is_no_longer_than_a_real_one(tmp_path: Path) -> None:
+    def still(read: str, generator: np.random.Generator) -> str:
+        if read.startswith("Vary."):
+            return dream(read, generator)
+        return "Observation:\n@ F\nF G\nOutcome: continues"
+
+    run = played(tmp_path, 1, answer=still, **ALL_SYNTHETIC)
+    episodes = run.rows(Episode, "collect", 1)
+    assert {(row.turns, row.stop_reason, row.reward) for row in episodes} == {(3, "turn_limit", 0.0)}
+
+
+def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> None:
+    def rich(read: str, generator: np.random.Generator) -> str:
+        return "Observation:\n@ F\nF G\nOutcome: success, reward 7"
+
+    run = played(tmp_path, 1, answer=rich, **ALL_SYNTHETIC)
+    codes = {row.reason_code for row in run.rows(Prediction, "collect", 1)}
+    assert codes == {"reward_out_of_range"}
+    assert {row.error for row in run.rows(Episode, "collect", 1)} <= {"prediction_reward_out_of_range", None}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("method__rollout__environment_lag", 1, "environment_lag"),
+        ("method__rollout__mixed_waves", True, "mixed_waves"),
+        ("method__roles__experience", {"weights": "actor"}, "experience.weights"),
+        ("method__families__0__train_seeds__count", 1, "train_seeds"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(key: str, value: Any, where: str) -> None:
+    with pytest.raises(BadInput, match=where):
+        experiment(**{key: value})
+
+
+def test_a_floor_needs_steps_to_hold_the_model_to() -> None:
+    figures = truth_figures([], [], 0.9)
+    assert figures == {"held_out": 0.0}
+    assert list(alarms_of(figures, ValidateConfig())) == ["held_out"]
+    assert alarms_of(figures, ValidateConfig(observation_floor=None, reward_floor=None)) == {}
+    found = {"held_out": 4.0, "observation_agreement": 0.5, "reward_accuracy": 0.75}
+    assert list(alarms_of(found, ValidateConfig(observation_floor=0.5, reward_floor=0.8))) == ["reward_accuracy"]
