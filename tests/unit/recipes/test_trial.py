@@ -151,7 +151,7 @@ def test_the_difference_pays_the_writer_instead_of_uses(tried: Played) -> None:
                 assert row.generation_id not in trained, "an output is trained once"
                 trained[row.generation_id] = row.reward
     waiting = {row.generation_id: row for row in tried.rows(BufferItem, "credit", ROUNDS) if row.status == "waiting"}
-    assert trained and {row.kind for row in waiting.values()} <= {"tried"}
+    assert trained and {row.kind for row in waiting.values()} <= {"scored"}
     assert trained | {name: row.score_sum for name, row in waiting.items()} == pytest.approx(expected)
 
 
