@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
@@ -72,19 +72,26 @@ class BankRetriever:
         base: EarlierBank | None = None,
         cache: Cache | None = None,
         partitions: Mapping[str, Partition] | None = None,
+        masked: Mapping[str, Set[str]] | None = None,
     ) -> None:
         """`embeddings_ND` holds the unit vectors of the bank's entries, row by row.
 
         `counts` are the counters before this round; those of entries the snapshot no longer has are left out.
         `base` is the last base of the bank; None learns quantizers from the bank itself. `cache` is where what a
         large scope needs is kept; None keeps it in memory. `partitions` says what is searched for each family; the
-        others follow `config.scope`.
+        others follow `config.scope`. `masked` has, by family, digests of the texts that are passed over for it: what
+        is left is ranked as if they were not in the bank.
         """
         if len(embeddings_ND) != len(bank):
             raise ValueError(f"{len(bank)} entries, but {len(embeddings_ND)} embeddings")
         self._bank, self._embeddings_ND = bank, np.ascontiguousarray(embeddings_ND, dtype=np.float32)
         self._config, self._round, self._bank_round = config, round, bank_round
         self._base, self._cache, self._partitions = base, cache, partitions or {}
+        digests = bank.table["content_digest"]
+        self._masked = {
+            family: np.flatnonzero(pc.is_in(digests, value_set=pa.array(sorted(texts), pa.string())).to_numpy())
+            for family, texts in (masked or {}).items()
+        }
         rows = bank.rows_of([row.entry_id for row in counts])
         self._counters = {
             row: _Counter(counter.count, counter.last_round)
@@ -92,6 +99,15 @@ class BankRetriever:
             if row is not None
         }
         self._scopes: dict[Partition, tuple[NDArray[np.int64], ExactIndex | ApproximateIndex]] = {}
+
+    def masked_rows(self) -> list[tuple[str, str, str]]:
+        """(family, entry, its version) of everything that is passed over, by family and in the order of entries."""
+        columns = self._bank.table.select(["entry_id", "content_digest"])
+        return [
+            (family, row["entry_id"], row["content_digest"])
+            for family, rows in sorted(self._masked.items())
+            for row in columns.take(pa.array(rows)).to_pylist()
+        ]
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -143,8 +159,11 @@ class BankRetriever:
         for partition in dict.fromkeys(scopes):
             rows_N, index = self._scope(partition)
             places = [place for place, each in enumerate(scopes) if each == partition]
-            for place, (rows_K, cosines_K) in zip(places, index.nearest(queries_QD[places], wanted), strict=True):
-                found[place] = (rows_N[rows_K], cosines_K)
+            masked = [self._masked.get(families[place], _NO_ROWS) for place in places]
+            more = max(map(len, masked))  # so that as many are left as there would be without them
+            nearest = index.nearest(queries_QD[places], wanted + more)
+            for place, out, (rows_K, cosines_K) in zip(places, masked, nearest, strict=True):
+                found[place] = _without(rows_N[rows_K], cosines_K, out, wanted) if more else (rows_N[rows_K], cosines_K)
         return [found[place] for place in range(len(scopes))]
 
     def _partition(self, family: str) -> Partition:
@@ -209,6 +228,13 @@ class BankRetriever:
 
 
 _UNUSED = _Counter()
+_NO_ROWS = np.empty(0, np.int64)
+
+
+def _without(rows_K: NDArray[np.int64], cosines_K: NDArray[np.float64], out: NDArray[np.int64], wanted: int) -> Nearest:
+    """The first candidates that are not out."""
+    kept_K = ~np.isin(rows_K, out)
+    return rows_K[kept_K][:wanted], cosines_K[kept_K][:wanted]
 
 
 def _rows_in(entries: pa.Table, partition: Partition) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ REWARD_SUITES: dict[type[Row], Suite] = {
     UseReward: Suite(
         key=("episode_id", "entry_id"),
         filled=("episode_id", "entry_id", "generation_id"),
-        sets={"basis": ("outcome", "guided_minus_free", "usefulness", "none")},
+        sets={"basis": ("outcome", "guided_minus_free", "usefulness", "other_task", "own_task", "none")},
         ranges={"usefulness": (-1, 1)},
         rows={
             "an outcome is +1 or -1": "outcome IS NULL OR outcome IN (-1, 1)",
@@ -43,7 +43,8 @@ REWARD_SUITES: dict[type[Row], Suite] = {
             "the reward is s_c + r (eq. 8)": (
                 "CASE basis WHEN 'guided_minus_free' THEN abs(reward - coalesce(critic_score, 0)) <= 2 + 1e-9 "
                 "ELSE abs(reward - coalesce(critic_score, 0) "
-                "- CASE basis WHEN 'outcome' THEN outcome WHEN 'usefulness' THEN usefulness ELSE 0 END) < 1e-9 END"
+                "- CASE WHEN basis IN ('outcome', 'other_task') THEN outcome "
+                "WHEN basis = 'usefulness' THEN usefulness ELSE 0 END) < 1e-9 END"
             ),
         },
     ),

@@ -327,13 +327,13 @@ SUITES: dict[type[Row], Suite] = {
         ordered=(("entered_round", "generation_round"),),
         ranges={"uses": (0, None), "train_count": (0, None)},
         sets={
-            "kind": ("used", "malformed", "return", "answer", "tried"),
+            "kind": ("used", "malformed", "return", "answer", "scored"),
             "status": ("waiting", "selected", "trained", "dropped"),
             "generation_stage": ("distill", "merge", "collect"),
         },
         rows={
             "the sum of rewards is at most three a use": (  # s_c 1, and guided minus free 2
-                "isfinite(score_sum) AND (kind NOT IN ('used', 'tried') OR abs(score_sum) <= 3 * uses + 1e-9)"
+                "isfinite(score_sum) AND (kind NOT IN ('used', 'scored') OR abs(score_sum) <= 3 * uses + 1e-9)"
             ),
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
             "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",

@@ -1,9 +1,9 @@
-"""Rules of the rows about trials of notes: what was played says the result, and the result decides."""
+"""Rules of the rows about trials of notes (what was played says the result, and the result decides) and suppression."""
 
 from __future__ import annotations
 
 from crl.checks.suite import CrossRule, Suite
-from crl.records import Row, Trial, TrialResult
+from crl.records import CandidateUtility, Row, Suppression, TextEffect, Trial, TrialResult
 
 _WINS = {
     "pairs": (0.0, None),
@@ -47,9 +47,33 @@ TRIAL_SUITES: dict[type[Row], Suite] = {
         ranges={**_WINS, "round": (1, None)},
         ordered=_ORDERED,
     ),
+    TextEffect: Suite(
+        key=("family", "content_digest"),
+        filled=("family",),
+        sha256=("content_digest",),
+        ranges={"count": (0, None), "mean": (-2.000001, 2.000001), "spread": (0, None)},
+        rows={"what is suppressed was used": "NOT suppressed OR count >= 2"},
+    ),
+    Suppression: Suite(
+        key=("family", "entry_id"),
+        filled=("family", "entry_id"),
+        sha256=("content_digest",),
+    ),
+    CandidateUtility: Suite(
+        key=("entry_id",),
+        filled=("entry_id",),
+        ranges={"episodes": (1, None), "utility": (-1, 1)},
+        rows={"the utility is finite": "isfinite(utility)"},
+    ),
 }
 
 TRIAL_CROSS_RULES: tuple[CrossRule, ...] = (
+    CrossRule(
+        "a suppressed text is not retrieved for the family",
+        ("retrievals", "suppressions"),
+        "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN suppressions s "
+        "ON s.family = r.family AND s.entry_id = r.entry_id",
+    ),
     CrossRule(
         "what a trial says of an operation is the result of its text",
         ("trials", "trial_results"),

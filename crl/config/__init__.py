@@ -40,7 +40,7 @@ from crl.config.roles import (
     RoleConfig,
     SamplingConfig,
 )
-from crl.config.trials import TrialConfig
+from crl.config.trials import SuppressConfig, TrialConfig
 
 __all__ = [
     "ENGINES",
@@ -83,6 +83,7 @@ __all__ = [
     "SearchAndAskConfig",
     "SeedRange",
     "SelfDistillationConfig",
+    "SuppressConfig",
     "TaskRunnerName",
     "TrialConfig",
     "WarmStartConfig",

@@ -45,3 +45,25 @@ class TrialConfig(Model):
         description="What the writer of a tried note earns: 2 × the difference instead of what uses earn; that as one "
         "more use; or what uses earn alone (a note that stays out then earns nothing).",
     )
+
+
+class SuppressConfig(Model):
+    """Suppression: a text that does harm in a task family is not retrieved for it, and stays in the bank."""
+
+    uses: int = Field(
+        8, ge=2, le=1_000_000, description="Fewest uses of a text in a family, beside unguided rollouts, that count."
+    )
+    below: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        description="A text is suppressed whose effect (outcome, ±1, less the mean of unguided rollouts of the same "
+        "group) is surely below this.",
+    )
+    sureness: float = Field(1.64, ge=0, le=10, description="Standard errors between the effect and `below`, at least.")
+    decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="What a round leaves of the weight of earlier uses; below 1 a suppressed text comes back in time.",
+    )

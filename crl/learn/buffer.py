@@ -20,6 +20,8 @@ from crl.errors import RecordDamaged
 from crl.learn.answers import AnswerReward
 from crl.records import BufferItem, Distillation, Metric, UseReward
 
+SCORED = "scored"
+"""Kind of an output that was scored when it was written, by its trial or by the trend, and not by uses."""
 _ORDERS_A_ROUND = 1_000_000
 """`entered_order` is round * this + index of entry: unique over a run without carrying a counter."""
 
@@ -43,7 +45,7 @@ def reweight(train_count: int, last_trained_round: int | None, *, round: int, co
 def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     """Last round's rows as they are now: what was selected has been trained and waits for new uses.
 
-    A malformed output, a `return`, an answer or an output that its trial scored cannot earn more, so its row ends with
+    A malformed output, a `return`, an answer or an output scored at once cannot earn more, so its row ends with
     the round that trained it; so does that of an output that was dropped.
     """
     items = {}
@@ -85,8 +87,8 @@ def fill_buffer(
     repeats: Mapping[str, Sequence[HeldText]] | None = None,
     held: Set[HeldText] | None = None,
     answers: Sequence[AnswerReward] = (),
-    tried: Mapping[str, float] | None = None,
-    tried_kind: str = "tried",
+    scored: Mapping[str, float] | None = None,
+    scored_kind: str = SCORED,
 ) -> list[BufferItem]:
     """The buffer after this round's uses and outputs, oldest entry first.
 
@@ -94,9 +96,9 @@ def fill_buffer(
     `distillations` are the outputs written this round (distill and merge). `origins` says for an output by generation
     id which (round, stage) wrote it; it is read for outputs that enter. `free_means` is `credit.free_means` of this
     round's episodes, for `return_reward: free_mean` (a `return` whose group has no free member stays unscored).
-    `unpaid` are outputs whose uses train nobody but those that repeat their texts: they are of another run, or a trial
-    has paid them. `tried` has what a trial gave outputs of this round, which are scored at once: as one use
-    (`tried_kind` used), or once and for all (tried).
+    `unpaid` are outputs whose uses train nobody but those that repeat their texts: they are of another run, or were
+    scored at once. `scored` has what outputs of this round earned at once (by a trial, or by the trend): as one use of
+    several (`scored_kind` used), or once and for all (:data:`SCORED`).
     `repeats` gives, for outputs of this round that wrote what the bank held already, those texts, each once.
     `held` are the texts of the bank after the round (None: unknown; others than those of the outputs in question may be
     left out): what has no use and no text there is dropped, or just ends where it was trained before. `answers` are
@@ -144,14 +146,14 @@ def fill_buffer(
             items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
     for row in distillations:
         origin = origins.get(row.generation_id, (row.round, row.kind))
-        scored = _scored_at_once(row, config, free_means)
-        if scored is not None:
-            kind, reward = scored
+        at_once = _scored_at_once(row, config, free_means)
+        if at_once is not None:
+            kind, reward = at_once
             items[row.generation_id] = replace(enter(row.generation_id, kind, origin), uses=1, score_sum=reward)
-        elif tried and row.generation_id in tried:
-            shared = (repeats or {}).get(row.generation_id, ()) if tried_kind == "used" else ()
-            item = enter(row.generation_id, tried_kind, origin, shared)
-            items[row.generation_id] = replace(item, uses=1, score_sum=tried[row.generation_id])
+        elif scored and row.generation_id in scored:
+            shared = () if scored_kind == SCORED else (repeats or {}).get(row.generation_id, ())
+            item = enter(row.generation_id, scored_kind, origin, shared)
+            items[row.generation_id] = replace(item, uses=1, score_sum=scored[row.generation_id])
         elif repeats and row.generation_id in repeats:
             items[row.generation_id] = enter(row.generation_id, "used", origin, repeats[row.generation_id])
     for answer in answers:
@@ -254,8 +256,8 @@ def buffer_metrics(
         "buffer_selected": sum(item.status == "selected" for item in buffer),
         "buffer_dropped": sum(item.status == "dropped" for item in buffer),
     }
-    tried = ["tried"] if any(item.kind == "tried" for item in buffer) else []
-    for kind in ("used", "malformed", "return", "answer", *tried):
+    at_once = [SCORED] if any(item.kind == SCORED for item in buffer) else []
+    for kind in ("used", "malformed", "return", "answer", *at_once):
         figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
     figures["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
     alarms = {}

@@ -18,6 +18,7 @@ from crl.recipes.banks import publishing_stage
 from crl.recipes.replay_audit import bank_problem, replay_problems
 from crl.recipes.stage import Recipe
 from crl.recipes.staleness import staleness_problems
+from crl.recipes.trial_audit import trial_problems
 from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.problem import Problem, Record
@@ -30,11 +31,11 @@ _SLICE = 65_536
 
 
 def problems_of(run: RunDirectory, recipe: Recipe, record: Record | None = None) -> list[Problem]:
-    """Every problem of a run: of its files (:func:`crl.run.verify.verify`), its banks, the events behind these, and the
-    age of what its rows were made with."""
+    """Every problem of a run: of its files (:func:`crl.run.verify.verify`), its banks, the events and the trials behind
+    these, and the age of what its rows were made with."""
     record = record or record_of(run.path, from_rows=partial(recipe.from_rows, run.method))
     of_banks = [*bank_problems(run, recipe), *replay_problems(run, recipe)]
-    return [*problems_in(record), *of_banks, *staleness_problems(run, recipe)]
+    return [*problems_in(record), *of_banks, *trial_problems(run, recipe), *staleness_problems(run, recipe)]
 
 
 def bank_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:

@@ -44,22 +44,22 @@ from crl.records.play import (
     Task,
     Turn,
 )
-from crl.records.trials import TRIAL, Trial, TrialResult
+from crl.records.trials import TRIAL, CandidateUtility, Suppression, TextEffect, Trial, TrialResult
 
 ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, RawReward, Distillation,
     Operation, Resemblance,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
     Sample, Weights, Metric, Evaluation, Judgement, SuccessRate, UseReward, EntryUsefulness,
-    Trial, TrialResult,
+    Trial, TrialResult, TextEffect, Suppression, CandidateUtility,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
     "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "TRIAL", "Approval", "BankChange",
-    "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "Credit", "Distillation", "EntryScore",
-    "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric", "Operation",
-    "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample", "StrippedContext",
-    "SuccessRate", "Task", "Trial", "TrialResult", "Turn", "UseReward", "Weights", "rows_of", "rows_with",
-    "schema_of", "table_of", "vectors_of",
+    "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "CandidateUtility", "Credit", "Distillation",
+    "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric",
+    "Operation", "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample",
+    "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect", "Trial", "TrialResult", "Turn", "UseReward",
+    "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

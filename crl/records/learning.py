@@ -69,7 +69,7 @@ class BufferItem(Row):
     generation_id: A[str, "extractor output"]
     generation_round: A[int, "round that wrote it"]
     generation_stage: A[str, "stage that wrote it: distill, merge, or collect for an answer to a question"]
-    kind: A[str, "used, malformed, return, answer, or tried: scored by its trial, once and for all"]
+    kind: A[str, "used, malformed, return or answer"]
     entered_round: A[int, "round it (re-)entered the buffer"]
     entered_order: A[int, "order of entry over the run: the oldest are trained first"]
     uses: A[int, "scored uses since it entered"]

@@ -46,3 +46,39 @@ class TrialResult(Row):
     pairs: A[int, "matched pairs that count"]
     wins_with: A[int, "of them won with the note"]
     wins_without: A[int, "of them won without it"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextEffect(Row):
+    """What a text has done in a task family: outcomes of its uses less those of unguided rollouts of the same groups.
+
+    Entries that hold the same text share it; a rewritten entry begins anew.
+    """
+
+    table: ClassVar[str] = "text_effects"
+    family: A[str, "task family of the episodes"]
+    content_digest: A[str, "SHA-256 of the text"]
+    count: A[float, "uses so far; with `suppress.decay` below 1 those of earlier rounds weigh less"]
+    mean: A[float, "mean of guided_minus_free over them, -2 to 2"]
+    spread: A[float, "sum of their squared deviations from that mean, weighted alike"]
+    suppressed: A[bool, "whether the text is surely harmful there: it is then not retrieved for the family"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Suppression(Row):
+    """An entry of the bank that a round's searches pass over for a task family."""
+
+    table: ClassVar[str] = "suppressions"
+    family: A[str, "task family of the episodes"]
+    entry_id: A[str, "entry that is not retrieved for it"]
+    content_digest: A[str, "version of that entry"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateUtility(Row):
+    """Running utility of an entry (Skill1): U <- decay U + (1 - decay) r for every episode it was a candidate for."""
+
+    table: ClassVar[str] = "candidate_utilities"
+    entry_id: A[str, "bank entry"]
+    episodes: A[int, "episodes it was retrieved for, chosen or not"]
+    utility: A[float, "U, -1 to 1; 0 before the first of them"]

@@ -11,11 +11,15 @@ from crl.bank.changes import summary_of
 from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
+from crl.learn.effects import suppressed_texts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.partitions import partitions_of
 from crl.recipes.context import BANK, StageContext
-from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, rows_with
+from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, TextEffect, rows_with
 from crl.run.cache import Shelf
+
+EFFECTS = "effects"
+"""Name of the read of what texts have done so far, where harmful ones are suppressed."""
 
 
 def open_retriever(
@@ -45,7 +49,13 @@ def open_retriever(
         base=EarlierBank(base_entries, lambda entries: load_embeddings(ctx.run_path, entries)),
         cache=Shelf(ctx.run_path),
         partitions=partitions_of(ctx.method),
+        masked=_suppressed(ctx),
     )
+
+
+def _suppressed(ctx: StageContext) -> dict[str, frozenset[str]]:
+    """Texts that are passed over, by family, as the round that the bank is of left them."""
+    return {} if config_of(ctx.method).suppress is None else suppressed_texts(ctx.rows(TextEffect, EFFECTS))
 
 
 def retrieve_all(

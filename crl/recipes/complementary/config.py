@@ -29,11 +29,13 @@ from crl.config import (
     RetrievalConfig,
     RoleUse,
     SelfDistillationConfig,
+    SuppressConfig,
     TrialConfig,
     WarmStartConfig,
 )
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
+from crl.recipes.complementary.impossible import never_guided, recorded_problems, trial_problems
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -72,6 +74,11 @@ class BankRecipeConfig(RecipeConfig):
         None,
         exclude_if=lambda value: value is None,
         description="New notes are played before they enter the bank; none: they are believed.",
+    )
+    suppress: SuppressConfig | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Texts that do harm in a family are not retrieved for it; none: all are.",
     )
     actor_critic: ActorCriticConfig | None = Field(None, description="The actor judges an experience first; none: not.")
     self_distillation: SelfDistillationConfig | None = Field(
@@ -189,41 +196,6 @@ def declares_rewards(method: Method) -> bool:
     return any(family.reward is not None for family in method.families)
 
 
-def _recorded(start: WarmStartConfig | None, method: Method) -> Iterator[BadInput]:
-    """Recorded games that this experiment cannot learn from."""
-    where = "method.recipe.warm_start.recorded"
-    if start is None or (start.demonstrations != "recorded" and start.recorded is None):
-        return
-    if start.demonstrations != "recorded" or start.recorded is None:
-        yield BadInput(
-            f"demonstrations is {start.demonstrations}, and recorded games are {'named' if start.recorded else 'not'}",
-            expected="demonstrations: recorded with recorded: FILE, or neither",
-            where=where,
-            next_step="set both, or leave both out",
-        )
-        return
-    for file in start.recorded:
-        family = next((each for each in method.families if each.environment == file.environment), None)
-        if family is None:
-            yield BadInput(
-                f"games were recorded in {file.environment.model_dump(mode='json')!r:.300}, which no family plays",
-                expected="the environment of a family, with all its settings",
-                where=where,
-                next_step="record them with `crl env play EXPERIMENT.yaml --family FAMILY --record FILE`",
-            )
-            return
-        seeds = family.train_seeds
-        for game in file.games:
-            if not seeds.start <= game.seed < seeds.start + seeds.count:
-                yield BadInput(
-                    f"a recorded game has seed {game.seed}, which is none that family {family.name} trains on",
-                    expected=f"seeds from {seeds.start} to {seeds.start + seeds.count - 1}",
-                    where=where,
-                    next_step="record games of training seeds: `crl env play … --seed`",
-                )
-                return
-
-
 def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     """Each combination that cannot work; `where` is the setting to change."""
     rollout = method.rollout
@@ -290,7 +262,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                     where="method.recipe.warm_start.demonstrations",
                     next_step="set it to practice or random, or leave warm_start out",
                 )
-    yield from _recorded(start, method)
+    yield from recorded_problems(start, method)
     if start is not None and start.demonstrations == "practice":
         for family in method.families:
             if not family.environment.teaches:
@@ -305,6 +277,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     guided = {size: {config.guided_members(size, number) for number in ends} for size in groups}
     needs_guided = {
         "method.recipe.trial": config.trial is not None,
+        "method.recipe.suppress": config.suppress is not None,
         "method.recipe.actor_critic": config.actor_critic is not None,
         "method.recipe.self_distillation": config.self_distillation is not None,
         "method.rollout.search_and_ask": rollout.search_and_ask is not None,
@@ -313,9 +286,17 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
         if not asked:
             continue
         if not config.has_bank:
-            yield _never_guided(where, f"recipe {config.kind} keeps no bank, so no episode is guided", "another recipe")
+            yield never_guided(where, f"recipe {config.kind} keeps no bank, so no episode is guided", "another recipe")
         elif all(members == {0} for members in guided.values()):
-            yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
+            yield never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
+    guided_members = [(size, members) for size, found in guided.items() for members in sorted(found)]
+    yield from trial_problems(
+        config.trial,
+        config.suppress,
+        config.extractor_objective,
+        guided_members,
+        trains_extractor=EXTRACTOR in config.TRAINED,
+    )
     if config.actor_critic is not None and config.retrieval.top_k > 1:
         yield BadInput(
             f"the actor judges one experience per episode (eq. 8), and top_k is {config.retrieval.top_k}",
@@ -384,12 +365,3 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
                 where=where,
                 next_step="change one of the two",
             )
-
-
-def _never_guided(where: str, found: str, expected: str) -> BadInput:
-    return BadInput(
-        f"{found}: what {where.removeprefix('method.')} asks for would never happen",
-        expected=expected,
-        where=where,
-        next_step="leave it out, or change what keeps episodes free",
-    )

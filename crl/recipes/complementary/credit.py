@@ -14,21 +14,22 @@ import pyarrow.compute as pc
 from crl.bank.resemblance import Alike
 from crl.bank.segments import text_digest
 from crl.learn.answers import AnswerReward, answer_rewards
-from crl.learn.buffer import HeldText, buffer_metrics, fill_buffer, select_batches
+from crl.learn.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
+from crl.learn.effects import effect_metrics
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.self_distillation import distilled_episodes, nll_samples
-from crl.learn.trials import trial_metrics, trial_rewards
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
+from crl.recipes.complementary.credit_switches import effects, elsewhere, scored_at_once, trial_figures, utilities
 from crl.recipes.complementary.judge import verdicts_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
 from crl.records import (
-    TRIAL,
     BankEvent,
     BufferItem,
+    CandidateUtility,
     Credit,
     Distillation,
     EntryScore,
@@ -41,7 +42,7 @@ from crl.records import (
     Retrieval,
     Sample,
     StrippedContext,
-    Trial,
+    TextEffect,
     UseReward,
     rows_with,
 )
@@ -63,8 +64,11 @@ def credit(ctx: StageContext) -> None:
     objective = config.extractor_objective
     before = ctx.rows(EntryUsefulness, BEFORE)
     uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
+    earning = uses
+    if objective.credit == "other_tasks":
+        uses, earning = elsewhere(ctx, uses, _origins(ctx, _written(ctx, uses)))
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
-    buffer = _filled(ctx, uses, distillations, episodes) if EXTRACTOR in config.TRAINED else []
+    buffer = _filled(ctx, earning, distillations, episodes) if EXTRACTOR in config.TRAINED else []
     batches: list[list[BufferItem]] = []
     if config.trains(EXTRACTOR, ctx.round):
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
@@ -78,6 +82,11 @@ def credit(ctx: StageContext) -> None:
         ctx.write(UseReward, uses)
     if objective.credit == "running_usefulness":
         ctx.write(EntryUsefulness, usefulness)
+    if objective.credit == "trend":
+        ctx.write(CandidateUtility, utilities(ctx))
+    measured = [] if config.suppress is None else effects(ctx, credits, config.suppress)
+    if config.suppress is not None:
+        ctx.write(TextEffect, measured)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
     filled: list[Metric] = []
@@ -90,15 +99,10 @@ def credit(ctx: StageContext) -> None:
         + filled
         + reward_metrics(uses, objective, round=ctx.round)
         + judgement_metrics(judgements, round=ctx.round)
-        + _trial_metrics(ctx)
+        + (effect_metrics(measured, round=ctx.round) if config.suppress is not None else [])
+        + trial_figures(ctx)
         + distilled,
     )
-
-
-def _trial_metrics(ctx: StageContext) -> list[Metric]:
-    if config_of(ctx.method).trial is None:
-        return []
-    return trial_metrics(ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL), round=ctx.round)
 
 
 def advantages(ctx: StageContext) -> None:
@@ -131,11 +135,9 @@ def _filled(
     written = _written(ctx, uses)
     # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
     imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
-    origins, trial = _origins(ctx, written), config_of(ctx.method).trial
-    tried = {} if trial is None or trial.reward == "uses" else trial_rewards(ctx.rows(Trial, TRIAL))
-    instead = trial is not None and trial.reward == "trial"
-    # Every distilled text was tried before it came into the bank, and has paid its writer.
-    paid = {name for name, (_, stage) in origins.items() if stage == "distill"} if instead else set()
+    origins, scored = _origins(ctx, written), scored_at_once(ctx)
+    # What is scored at once and for all earns nothing by uses. A merged text was never tried, and has no episode.
+    paid = {name for name, (_, stage) in origins.items() if stage == "distill" and scored.kind == SCORED}
     bank = ctx.bank(NEW_BANK).table
     previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
     return fill_buffer(
@@ -147,8 +149,8 @@ def _filled(
         origins=origins,
         free_means=free_means(episodes),
         unpaid=imported | paid,
-        tried=tried,
-        tried_kind="tried" if instead else "used",
+        scored=scored.rewards,
+        scored_kind=scored.kind,
         repeats=repeats,
         held=_held(bank, previous, repeats),
         answers=_answers(ctx, episodes),

@@ -51,6 +51,7 @@ from crl.records import (
     Operation,
     Row,
     Sample,
+    TextEffect,
     Trial,
     Turn,
     rows_with,
@@ -153,11 +154,21 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
         **claim_share("notes_claiming", held, judges),
         **truth_share("notes_true_admitted", believed[True], judges),
         **truth_share("notes_true_failed", believed[False], judges),
+        **truth_share("notes_true_suppressed", _suppressed(ctx, bank, judged), judges),
         **truth_share("notes_true_used", used, judges),
         **coverage(
             [family.name for family in ctx.method.families], pc.unique(bank["family"]).to_pylist(), held, list(judges)
         ),
     }
+
+
+def _suppressed(ctx: StageContext, bank: pa.Table, judged: Callable[[str, str], Note]) -> list[Note]:
+    """Texts of the bank that are not retrieved for a family, once for each."""
+    if config_of(ctx.method).suppress is None:
+        return []
+    harmful = [row for row in ctx.rows(TextEffect, "credit") if row.suppressed]
+    texts = load_texts(ctx.run_path, rows_with(bank, "content_digest", {row.content_digest for row in harmful}))
+    return [judged(row.family, texts[row.content_digest]) for row in harmful if row.content_digest in texts]
 
 
 def _written(ctx: StageContext, stage: str, judged: Callable[[str, str], Note]) -> list[Note]:

@@ -14,7 +14,7 @@ from crl.recipes.complementary.bank_access import open_retriever, retrieve_all
 from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
-from crl.records import FREE, GUIDED, Retrieval, RetrievalCount, Task
+from crl.records import FREE, GUIDED, Retrieval, RetrievalCount, Suppression, Task
 from crl.rollout.readable import Readable
 
 
@@ -26,10 +26,12 @@ def plan(ctx: StageContext) -> None:
         return [GUIDED] * guided + [FREE] * (size - guided)
 
     tasks = drawn_tasks(ctx, streams)
-    retrievals, counts = _retrieve(ctx, tasks)
+    retrievals, counts, masked = _retrieve(ctx, tasks)
     ctx.write(Task, tasks)
     ctx.write(Retrieval, retrievals)
     ctx.write(RetrievalCount, counts)
+    if config_of(ctx.method).suppress is not None:
+        ctx.write(Suppression, masked)
 
 
 def train_seeds(family: FamilyConfig) -> SeedRange:
@@ -106,11 +108,15 @@ def _family_tasks(
     ]
 
 
-def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount]]:
+def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount], list[Suppression]]:
     bank = ctx.bank()
     counts = ctx.rows(RetrievalCount, BEFORE)
     guided = [task for task in tasks if task.stream == GUIDED]
     if not len(bank) or not guided:
-        return [], counts
+        return [], counts, []
     retriever = open_retriever(ctx, bank, counts, training=True)
-    return retrieve_all(ctx, retriever, guided), retriever.counts()
+    masked = [
+        Suppression(family=family, entry_id=entry_id, content_digest=digest)
+        for family, entry_id, digest in retriever.masked_rows()
+    ]
+    return retrieve_all(ctx, retriever, guided), retriever.counts(), masked

@@ -30,6 +30,7 @@ from crl.recipes.complementary import (
     trial,
     warm_start,
 )
+from crl.recipes.complementary.bank_access import EFFECTS
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.proposal import SCORES
@@ -44,6 +45,7 @@ from crl.records import (
     BankEvent,
     BankSnapshot,
     BufferItem,
+    CandidateUtility,
     Credit,
     Distillation,
     EntryScore,
@@ -63,7 +65,9 @@ from crl.records import (
     Sample,
     StrippedContext,
     SuccessRate,
+    Suppression,
     Task,
+    TextEffect,
     Trial,
     TrialResult,
     Turn,
@@ -87,6 +91,10 @@ def build(method: Method) -> Recipe:
     splits = method.overlap and ACTOR in config.TRAINED
     near, judges, tries = config.bank.duplicates == "near", config.actor_critic is not None, config.trial is not None
     tried = when(tries, Read(TRIAL))
+
+    def effects(back: int) -> tuple[Read, ...]:
+        return when(config.suppress is not None, Read("credit", -back, EFFECTS))
+
     start = config.warm_start
     warm_actor = start is not None and start.actor_episodes > 0
     warm_extractor = guided and start is not None and start.extractor_episodes > 0
@@ -114,6 +122,7 @@ def build(method: Method) -> Recipe:
             Read("plan"),
             *when(asks, weights(EXTRACTOR, 0)),
             *when(judges, Read(judge.JUDGE)),
+            *effects(0),
         ),
         writes=(Evaluation,),
         role=ACTOR,
@@ -156,8 +165,8 @@ def build(method: Method) -> Recipe:
         Stage(
             name="plan",
             run=plan.plan,
-            reads=(played_bank, Read("plan", -1, BEFORE)),
-            writes=(Task, Retrieval, RetrievalCount),
+            reads=(played_bank, Read("plan", -1, BEFORE), *effects(lag)),
+            writes=(Task, Retrieval, RetrievalCount, *when(config.suppress is not None, Suppression)),
         ),
         *when(
             judges,
@@ -182,7 +191,7 @@ def build(method: Method) -> Recipe:
                 Read("plan"),
                 played_bank,
                 weights(ACTOR, 1),
-                *when(asks, weights(EXTRACTOR, lag)),
+                *when(asks, weights(EXTRACTOR, lag), *effects(lag)),
                 *when(judges, Read(judge.JUDGE)),
             ),
             writes=(
@@ -261,6 +270,8 @@ def build(method: Method) -> Recipe:
             ),
             writes=(
                 Credit, EntryScore, BufferItem, Sample, Metric, *when(config.scores_uses, UseReward, EntryUsefulness),
+                *when(config.suppress is not None, TextEffect),
+                *when(config.extractor_objective.credit == "trend", CandidateUtility),
             ),
         ),
         *(

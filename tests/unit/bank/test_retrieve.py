@@ -57,6 +57,37 @@ def test_counters_advance_in_the_order_of_calls():
     assert {row.last_round for row in bank.counts()} == {3}
 
 
+def test_what_is_masked_for_a_family_is_ranked_as_if_it_were_not_there():
+    rng = np.random.default_rng(5)
+    entries = [entry(f"m{place}", place, family=("room", "hall")[place % 2]) for place in range(12)]
+    vectors = normed(rng.normal(size=(12, 4)))
+    out = {"m0", "m3", "m4", "m9"}
+    options = {"scope": "bank", "candidates": 3, "top_k": 2, "rank_score": "fraction"}
+    texts = {f"digest-{name}" for name in out}
+
+    def searched(listed, masked):
+        kept = [place for place, each in enumerate(entries) if each in listed]
+        bank = Snapshot.of(2, listed)
+        order = {each.entry_id: vectors[place] for place, each in enumerate(entries)}
+        vectors_ND = np.asarray([order[each.entry_id] for each in bank.entries()], dtype=np.float32)
+        assert len(kept) == len(vectors_ND)
+        return BankRetriever(bank, vectors_ND, (), RetrievalConfig(**options), round=3, bank_round=2, masked=masked)
+
+    queries = np.asarray(normed(rng.normal(size=(8, 4))), dtype=np.float32)
+    asked = [(f"e{number}", "room") for number in range(8)]
+    found = searched(entries, {"room": texts}).retrieve_many(asked, queries)
+    without = searched([each for each in entries if each.entry_id not in out], {}).retrieve_many(asked, queries)
+    assert found == without and all(len(rows) == 6 for rows in found)
+    # The other family sees everything, in the same search as well.
+    mixed = [(name, ("room", "hall")[number % 2]) for number, (name, _) in enumerate(asked)]
+    seen = searched(entries, {"room": texts}).retrieve_many(mixed, queries)
+    shown = {
+        family: {row.entry_id for rows in seen for row in rows if row.family == family} for family in ("room", "hall")
+    }
+    assert not shown["room"] & out and shown["hall"] & out
+    assert searched(entries, {"room": {"digest-m3"}, "hall": set()}).masked_rows() == [("room", "m3", "digest-m3")]
+
+
 def test_counts_follow_from_the_rows():
     bank = retriever([entry("a", 0), entry("b", 1), entry("c", 2)], [[1, 0], [0.9, 0.1], [0, 1]])
     before: dict[str, int] = {}

@@ -34,7 +34,8 @@ def plan() -> dict[type[Row], list[Row]]:
         for rank in range(2)
     ]  # fmt: skip
     counts = [r.RetrievalCount(entry_id="e0", count=2, last_round=1)]
-    return {r.Task: tasks, r.Retrieval: retrievals, r.RetrievalCount: counts}
+    masked = [r.Suppression(family="room", entry_id="e9", content_digest=SHA)]
+    return {r.Task: tasks, r.Retrieval: retrievals, r.RetrievalCount: counts, r.Suppression: masked}
 
 
 def _generation(name: str, role: str, kind: str, stage: str, spans: int = 1) -> r.Generation:
@@ -268,7 +269,15 @@ def reward() -> dict[type[Row], list[Row]]:
         )
     ]  # fmt: skip
     usefulness = [r.EntryUsefulness(entry_id="e0", uses=2, usefulness=0.2)]
-    return {r.Credit: credit()[r.Credit], r.UseReward: rows, r.EntryUsefulness: usefulness}
+    utilities = [r.CandidateUtility(entry_id="e0", episodes=2, utility=-0.1)]
+    effects = [
+        r.TextEffect(family="room", content_digest=SHA, count=9.0, mean=-1.0, spread=0.5, suppressed=True),
+        r.TextEffect(family="hall", content_digest=SHA, count=1.0, mean=0.5, spread=0.0, suppressed=False),
+    ]
+    return {
+        r.Credit: credit()[r.Credit], r.UseReward: rows, r.EntryUsefulness: usefulness,
+        r.CandidateUtility: utilities, r.TextEffect: effects,
+    }  # fmt: skip
 
 
 def trial() -> dict[type[Row], list[Row]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crl.config import RECIPES, ActorCriticConfig, FamilyConfig, SelfDistillationConfig
+from crl.config import RECIPES, ActorCriticConfig, FamilyConfig, SelfDistillationConfig, SuppressConfig, TrialConfig
 from crl.engine.driver import Driver
 from crl.envs import make_environment
 from crl.envs.realms import RealmsConfig, hidden_rule, note
@@ -23,6 +23,7 @@ from tests.unit.report.scripted import experiment as scripted_experiment
 ROOT = Path(__file__).parents[3]
 SWITCHES: dict[str, Any] = {
     "actor_critic": ActorCriticConfig(), "self_distillation": SelfDistillationConfig(), "approve_bank": True,
+    "trial": TrialConfig(), "suppress": SuppressConfig(),
 }  # fmt: skip
 
 

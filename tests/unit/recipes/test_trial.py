@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from crl.bank.segments import text_digest
@@ -14,6 +16,7 @@ from crl.config import Experiment, Method
 from crl.recipes.audit import problems_of
 from crl.recipes.reading import recorded_bank
 from crl.recipes.stage import Recipe
+from crl.recipes.trial_audit import trial_problems
 from crl.records import (
     TRIAL,
     BankEvent,
@@ -23,13 +26,18 @@ from crl.records import (
     Generation,
     Metric,
     Operation,
+    Row,
     Sample,
     Trial,
     TrialResult,
+    rows_of,
+    table_of,
 )
 from crl.report.views import query
 from crl.report.why import why
+from crl.run.directory import RunDirectory
 from tests.unit.recipes.played import VERDICTS, Played, Policy, Services, Session, act, experiment, one_by_one
+from tests.unit.recipes.test_overlap import second_track_late
 
 ROUNDS, LAYOUTS = 3, 4
 FEW = {"method__families__0__train_seeds__count": 64, "method__evaluation__every": 0}
@@ -137,6 +145,23 @@ def test_what_fails_stays_out_of_the_bank_and_says_why(tried: Played) -> None:
     assert problems_of(tried.run, tried.recipe) == []
 
 
+def test_a_bank_that_did_not_keep_to_its_trials_is_a_problem(tried: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held against trials that kept out what came in: the bank is then one that no trial allowed."""
+    read = RunDirectory.read
+
+    def turned(run: RunDirectory, number: int, stage: str, row_type: type[Row]) -> pa.Table:
+        table = read(run, number, stage, row_type)
+        if row_type is not Trial or number != 2:
+            return table
+        rows = [dataclasses.replace(row, admitted=False, reason_code="untried") for row in rows_of(Trial, table)]
+        return table_of(Trial, rows)
+
+    monkeypatch.setattr(RunDirectory, "read", turned)
+    problems = trial_problems(tried.run, tried.recipe)
+    assert [(each.round, each.stage) for each in problems] == [(2, "consolidate")]
+    assert "rejected: untried, as its trial says" in problems[0].expected and "0002/consolidate" in problems[0].file
+
+
 def test_the_difference_pays_the_writer_instead_of_uses(tried: Played) -> None:
     trained: dict[str, float] = {}
     expected = {
@@ -151,7 +176,7 @@ def test_the_difference_pays_the_writer_instead_of_uses(tried: Played) -> None:
                 assert row.generation_id not in trained, "an output is trained once"
                 trained[row.generation_id] = row.reward
     waiting = {row.generation_id: row for row in tried.rows(BufferItem, "credit", ROUNDS) if row.status == "waiting"}
-    assert trained and {row.kind for row in waiting.values()} <= {"tried"}
+    assert trained and {row.kind for row in waiting.values()} <= {"scored"}
     assert trained | {name: row.score_sum for name, row in waiting.items()} == pytest.approx(expected)
 
 
@@ -179,3 +204,32 @@ def test_a_person_sees_the_trial_of_a_note(tried: Played) -> None:
 
 def test_equal_settings_give_equal_digests_whatever_ran_before(tried: Played, tmp_path: Path) -> None:
     assert played(tmp_path, trial={"holds": 1}).digests() == tried.digests()
+
+
+def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(tmp_path: Path) -> None:
+    """Two families whose notes fill a wave each, with every switch that can go with a trial."""
+    environment = {"kind": "frozenlake", "size_min": 2, "size_max": 2, "frozen_probability": 1.0, "max_turns": 4,
+                   "held_out_moves": 1}  # fmt: skip
+    families = [
+        {"name": name, "environment": environment, "groups": 1, "train_seeds": {"start": 0, "count": 64},
+         "evaluation_seeds": {"start": 1_000_000, "count": 2}}
+        for name in ("here", "there")
+    ]  # fmt: skip
+    settings = {
+        "method__families": families, "method__overlap": True, "method__rollout__wave_groups": 1,
+        "method__rollout__mixed_waves": True, "method__recipe__suppress": {"uses": 2, "sureness": 0.2},
+        "method__recipe__merge__every": 2, "method__evaluation__every": 0,
+        "method__recipe__trial": {"layouts": 3, "screen": 1, "notes": 3, "holds": 0, "reward": "both"},
+    }  # fmt: skip
+    in_turn = Played(tmp_path / "in_turn", experiment(**settings), ROUNDS)
+    late = Played(tmp_path / "late", experiment(**settings), ROUNDS, order=second_track_late)
+    assert late.digests() == in_turn.digests() and problems_of(late.run, late.recipe) == []
+    for number in range(1, ROUNDS + 1):
+        results = late.rows(TrialResult, TRIAL, number)
+        assert {row.pairs for row in results} <= {1, 3}, "what is not ahead after one layout is given up"
+        assert all(row.pairs == 3 or row.wins_with <= row.wins_without for row in results)
+        assert {row.family for row in results} == {"here", "there"}
+        per_family = Counter(row.family for row in results)
+        assert max(per_family.values()) <= 3
+        untried = [row for row in late.rows(Trial, TRIAL, number) if row.reason_code == "untried"]
+        assert all(row.difference is None and not row.admitted for row in untried)

@@ -1,0 +1,94 @@
+"""What switches add to stage `credit`: rewards by trial, by other tasks and by trend, and effects of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from crl.config import SuppressConfig
+from crl.learn.buffer import SCORED
+from crl.learn.effects import text_effects
+from crl.learn.other_credit import (
+    TaskKey,
+    by_other_tasks,
+    one_per_task,
+    task_of_episode,
+    trend_rewards,
+    utilities_after,
+)
+from crl.learn.trials import trial_metrics, trial_rewards
+from crl.recipes.complementary.config import config_of
+from crl.recipes.context import StageContext
+from crl.recipes.stage import BEFORE
+from crl.records import (
+    TRIAL,
+    CandidateUtility,
+    Credit,
+    Distillation,
+    Episode,
+    Metric,
+    Retrieval,
+    TextEffect,
+    Trial,
+    UseReward,
+)
+
+
+class ScoredAtOnce(NamedTuple):
+    """What outputs of the round earn before any use of their notes."""
+
+    kind: Literal["scored", "used"]
+    """`used`: it is one use of several; `scored`: uses earn nothing."""
+    rewards: Mapping[str, float]
+
+
+def scored_at_once(ctx: StageContext) -> ScoredAtOnce:
+    """By a trial or by the trend; nothing, beside uses, where neither pays."""
+    config = config_of(ctx.method)
+    if config.extractor_objective.credit == "trend":
+        distilled, episodes = ctx.rows(Distillation, "distill"), ctx.rows(Episode, "collect")
+        before = ctx.rows(CandidateUtility, BEFORE)
+        return ScoredAtOnce(SCORED, trend_rewards(distilled, episodes, ctx.rows(Retrieval, "plan"), before))
+    if config.trial is None or config.trial.reward == "uses":
+        return ScoredAtOnce("used", {})
+    return ScoredAtOnce(SCORED if config.trial.reward == "trial" else "used", trial_rewards(ctx.rows(Trial, TRIAL)))
+
+
+def utilities(ctx: StageContext) -> list[CandidateUtility]:
+    """Running utilities after the round."""
+    decay = config_of(ctx.method).extractor_objective.usefulness_decay
+    before = ctx.rows(CandidateUtility, BEFORE)
+    return utilities_after(before, ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), decay)
+
+
+def elsewhere(
+    ctx: StageContext, uses: Sequence[UseReward], origins: Mapping[str, tuple[int, str]]
+) -> tuple[list[UseReward], list[UseReward]]:
+    """The uses by other tasks, and what of them the buffer counts: one a task."""
+    tasks = {row.episode_id: task_of_episode(row) for row in ctx.rows(Episode, "collect")}
+    found = by_other_tasks(uses, tasks, _own_tasks(ctx, origins))
+    return found, one_per_task(found, tasks)
+
+
+def _own_tasks(ctx: StageContext, origins: Mapping[str, tuple[int, str]]) -> dict[str, TaskKey]:
+    """The task that each output was distilled from, read from the round that wrote it."""
+    own: dict[str, TaskKey] = {}
+    for number in sorted({number for number, stage in origins.values() if stage == "distill"}):
+        tasks = {row.episode_id: task_of_episode(row) for row in ctx.rows_at(Episode, number, "collect")}
+        for row in ctx.rows_at(Distillation, number, "distill"):
+            if row.generation_id in origins and row.episode_id is not None:
+                own[row.generation_id] = tasks[row.episode_id]
+    return own
+
+
+def effects(ctx: StageContext, credits: Iterable[Credit], config: SuppressConfig) -> list[TextEffect]:
+    """What texts have done in each family, with the round's uses."""
+    families = {row.episode_id: row.family for row in ctx.rows(Episode, "collect")}
+    return text_effects(ctx.rows(TextEffect, BEFORE), credits, families, config)
+
+
+def trial_figures(ctx: StageContext) -> list[Metric]:
+    """Metrics of the round's trials; none where notes are not tried."""
+    if config_of(ctx.method).trial is None:
+        return []
+    return trial_metrics(ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL), round=ctx.round)
