@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from crl.envs.swe.diffs import apply, git_environment
+from crl.envs.swe.patches import apply, git_environment
 from crl.envs.swe.rows import Row
 from crl.errors import BadInput
 from crl.paths import short

@@ -98,7 +98,8 @@ def test_what_lies_in_a_folder_that_is_shown_is_hidden(tmp_path):
     with closing(made(config.model_copy(update={"interpreter": str(home / "bin" / "python")}))) as environment:
         player = Player(environment)
         seen = player.run(
-            f"ls {home}; cat {config.rows}; ls -A {home}/someone/tally-1 {config.cache} | grep -v :; python -c 'print(42)'"
+            f"ls {home}; cat {config.rows}; ls -A {home}/someone/tally-1 {config.cache} | grep -v :; "
+            "python -c 'print(42)'"
         ).observation.split("\n")
     assert "bin" in seen and "instance_id" not in "".join(seen)
     assert seen[-1] == "42" and seen[-2] in ("", "someone")
