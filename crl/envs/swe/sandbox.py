@@ -249,9 +249,10 @@ class Bubblewrap:
 
     def _try(self, folder: Path) -> None:
         folder.mkdir()
-        ran = self.run(self.place(folder), [self._interpreter.path, "-I", "-c", "print(6 * 7)"], longest=2000)
+        asked = "import importlib.util; print(importlib.util.find_spec('pytest') is not None)"
+        ran = self.run(self.place(folder), [self._interpreter.path, "-I", "-c", asked], longest=2000)
         shutil.rmtree(folder)
-        if ran.code != 0 or ran.output.strip() != "42":
+        if ran.code != 0 or ran.output.strip() != "True":
             raise _unavailable(
                 f"no sandbox can be had here: {ran.output.strip() or ran.ended or ran.code}",
                 "allow user namespaces (`sysctl -w kernel.unprivileged_userns_clone=1`, "

@@ -139,7 +139,7 @@ def test_an_interpreter_of_its_own_is_what_runs_and_judges(tmp_path):
             file.write(f"{path}\n")
     for folder in (tmp_path, home):
         folder.chmod(0o755)
-    repaired = FIXED.replace('"""Sums', "from needed import half\n\n'''Sums").replace('means."""', "means.'''")
+    repaired = f"{FIXED}\n\nfrom needed import half  # noqa\n"
     record = make_row(tmp_path, fix={"tally.py": repaired})
     python = str(home / "bin" / "python")
     with closing(made(config_of(tmp_path, [record], interpreter=python, plugins=False))) as environment:
