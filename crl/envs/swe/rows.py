@@ -1,0 +1,251 @@
+"""A task in SWE-Bench's own row format, and the files that hold such rows.
+
+| column | what it holds |
+|---|---|
+| `instance_id` | name of the task, once per file |
+| `repo` | repository as `owner/name`, or a name of a folder; where it is on this machine, the config says |
+| `base_commit` | the commit that the task begins at |
+| `problem_statement` | what is wrong, in words: all that the actor is told |
+| `patch`, `test_patch` | the reference fix, and what it changes in tests, as unified diffs |
+| `FAIL_TO_PASS`, `PASS_TO_PASS` | names of tests: a list, or the text of a JSON list as in the official data set |
+
+A file has one row per line (`.jsonl`, `.ndjson`), is a JSON list of rows (`.json`), or parquet (`.parquet`). A folder
+is what `datasets.save_to_disk` wrote (arrow files; of a folder with splits, one is chosen by `/split` behind the path),
+or holds files of the other three kinds. Other columns (`version`, `hints_text`, …) are kept in `model_extra`.
+
+Source of the format: SWE-Bench (Jimenez et al., arXiv 2310.06770).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from crl.errors import BadInput
+from crl.paths import possible_path, short
+
+WHERE = "method.families[].environment.rows"
+_LINES, _ARROW = (".jsonl", ".ndjson"), ".arrow"
+_KINDS = (*_LINES, ".json", ".parquet", _ARROW)
+_SHOWN = 60
+
+
+def _names(value: Any) -> Any:
+    """A list of names, also from the text of a JSON list."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        if not value.strip():
+            return ()
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"a text that is no JSON list: {error}") from None
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError("expected a list of test names, or the text of a JSON list of them")
+    return tuple(value)
+
+
+def _text(value: Any) -> Any:
+    return "" if value is None else value
+
+
+TestNames = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Diff = Annotated[str, BeforeValidator(_text)]
+
+
+class Row(BaseModel):
+    """One task. A row without a test that has to pass is refused: nothing would decide its reward."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, populate_by_name=True)
+
+    instance_id: str = Field(min_length=1, max_length=200)
+    repo: str = Field(min_length=1, max_length=200)
+    base_commit: str = Field(min_length=1, max_length=200)
+    problem_statement: str = Field(min_length=1)
+    patch: Diff = ""
+    test_patch: Diff = ""
+    fail_to_pass: TestNames = Field(alias="FAIL_TO_PASS")
+    pass_to_pass: TestNames = Field((), alias="PASS_TO_PASS")
+    image: str | None = Field(None, validation_alias=AliasChoices("image", "image_name", "docker_image"))
+    """Container image of the row, for `sandbox: container`."""
+
+    @field_validator("fail_to_pass")
+    @classmethod
+    def _something_decides(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
+            raise ValueError("no test is named: nothing would decide the reward")
+        return names
+
+    @field_validator("base_commit", "repo")
+    @classmethod
+    def _no_option(cls, value: str) -> str:
+        """Both are handed to `git`, which takes what begins with a dash for an option."""
+        if value.startswith("-") or re.search(r"[\s\x00]", value):
+            raise ValueError(f"{value[:_SHOWN]!r} cannot be a name of git's")
+        return value
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """All tests that have to pass, each once."""
+        return tuple(dict.fromkeys([*self.fail_to_pass, *self.pass_to_pass]))
+
+
+def load_rows(name: str | Path, *, where: str = WHERE) -> list[Row]:
+    """All rows of a file or folder, in their order.
+
+    Raises BadInput that names the file, the row and the column where something cannot be read, and for an
+    `instance_id` that is there twice.
+    """
+    rows: list[Row] = []
+    seen: dict[str, str] = {}
+    for place, record in _records(Path(name), where):
+        row = row_of(record, place)
+        if row.instance_id in seen:
+            raise bad_row(
+                f"instance_id {row.instance_id!r} is also that of {seen[row.instance_id]}", "names that differ", place
+            )
+        seen[row.instance_id] = place
+        rows.append(row)
+    if not rows:
+        raise bad_row("it holds no row", "at least one row of SWE-Bench's format", str(name))
+    return rows
+
+
+def row_of(record: Any, place: str) -> Row:
+    """A record as a row. Raises BadInput that names the place and the column."""
+    if not isinstance(record, Mapping):
+        raise bad_row(f"it is {_shown(record)}", "an object with the columns of SWE-Bench", place)
+    try:
+        return Row.model_validate(dict(record))
+    except ValidationError as error:
+        first = error.errors()[0]
+        column = ".".join(str(part) for part in first["loc"]) or "?"
+        found = "it is missing" if first["type"] == "missing" else f"{_shown(first['input'])}: {first['msg']}"
+        raise bad_row(f"column {column}: {found}", _EXPECTED.get(column, "a text"), place) from None
+
+
+_EXPECTED = {
+    "FAIL_TO_PASS": "at least one name of a test, as a list or as the text of a JSON list",
+    "PASS_TO_PASS": "names of tests, as a list or as the text of a JSON list",
+    "base_commit": "a commit of the repository",
+    "repo": "owner/name",
+}
+
+
+def bad_row(found: str, expected: str, place: str) -> BadInput:
+    """A row, or a file of rows, that cannot be read."""
+    return BadInput(
+        f"a row of SWE-Bench's format cannot be read: {found}",
+        expected=expected,
+        where=place,
+        next_step="correct or remove the row, or get the data set again",
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _records(path: Path, where: str) -> Iterator[tuple[str, Any]]:
+    """Each record of a file or folder, and how a message names it."""
+    path = possible_path(path, "the rows", where=where, home=True)
+    for file in [path] if path.is_file() else _files(path, where):
+        try:
+            yield from _records_of(file)
+        except (OSError, UnicodeDecodeError, RecursionError) as error:
+            raise bad_row(_reason(error), "a file of rows", str(file)) from None
+
+
+def _records_of(file: Path) -> Iterator[tuple[str, Any]]:
+    kind = file.suffix.lower()
+    if kind in (".parquet", _ARROW):
+        yield from _table(file)
+    elif kind == ".json":
+        yield from _json_list(file)
+    elif kind in _LINES:
+        yield from _json_lines(file)
+    else:
+        raise bad_row(f"{short(file.name)} is of no known kind", f"a name that ends in {', '.join(_KINDS)}", str(file))
+
+
+def _files(folder: Path, where: str) -> list[Path]:
+    if not folder.is_dir():
+        raise BadInput(
+            f"there are no rows at {short(folder)}",
+            expected=f"a file ({', '.join(_KINDS)}) or a folder that datasets.save_to_disk wrote",
+            where=where,
+            next_step="correct the path, or leave `rows` out to play the tasks that ship",
+        )
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
+        raise BadInput(
+            f"the data set at {short(folder)} has splits",
+            expected="the folder of one split: " + ", ".join(splits),
+            where=where,
+            next_step=f"name one of them, such as {folder / (splits[0] if splits else 'test')}",
+        )
+    if (folder / "state.json").is_file():
+        return [folder / name for name in _arrow_names(folder / "state.json")]
+    found = sorted(each for each in folder.iterdir() if each.suffix.lower() in _KINDS and each.is_file())
+    if not found:
+        raise bad_row("the folder holds no file of rows", f"files that end in {', '.join(_KINDS)}", str(folder))
+    return found
+
+
+def _arrow_names(state: Path) -> list[str]:
+    """The arrow files of a data set folder, in their order."""
+    try:
+        return [str(each["filename"]) for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise bad_row(_reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{file}, line {number}"
+            try:
+                yield place, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise bad_row(f"it is no JSON: {error}", "one JSON object per line", place) from None
+
+
+def _json_list(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise bad_row(f"it is no JSON: {error}", "a JSON list of rows", str(file)) from None
+    if not isinstance(value, list):
+        raise bad_row(f"it is {_shown(value)}", "a JSON list of rows", str(file))
+    yield from ((f"{file}, row {number}", record) for number, record in enumerate(value))
+
+
+def _table(file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if file.suffix.lower() == ".parquet":
+            table = pq.read_table(file)
+        else:
+            with pa.memory_map(str(file)) as source:
+                table = pa.ipc.open_stream(source).read_all()
+    except (pa.ArrowException, FileNotFoundError) as error:
+        raise bad_row(_reason(error), "parquet, or an arrow stream of datasets.save_to_disk", str(file)) from None
+    yield from ((f"{file}, row {number}", record) for number, record in enumerate(table.to_pylist()))
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
