@@ -210,7 +210,7 @@ def calls_of_two_threads(cache: Cache) -> list[str]:
         if len(calls) == 1:
             second.start()
             for _ in range(2):
-                assert both.acquire(timeout=20)
+                both.acquire(timeout=5)
         return key.upper()
 
     cache.get = get  # type: ignore[method-assign]
@@ -227,15 +227,39 @@ def test_two_threads_load_once() -> None:
     assert calls == ["a"]
 
 
+class Gate:
+    """A lock that says when a thread has to wait for it."""
+
+    def __init__(self, lock: object) -> None:
+        self.lock = lock
+        self.waited_for = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            self.waited_for.set()
+            self.lock.acquire()  # type: ignore[attr-defined]
+
+    def __exit__(self, *raised: object) -> None:
+        self.lock.release()  # type: ignore[attr-defined]
+
+
+def meanwhile(thread: threading.Thread, gate: Gate) -> None:
+    """Start a thread and let it run until it ends or waits at the gate."""
+    thread.start()
+    for _ in range(500):
+        thread.join(timeout=0.01)
+        if gate.waited_for.is_set() or not thread.is_alive():
+            break
+
+
 def test_loading_one_key_does_not_block_others() -> None:
     cache, seen = Cache(2), []
+    gate = Gate(cache._lock)
+    cache._lock = gate  # type: ignore[assignment]
     cache.put("ready", 1)
 
-    def load(key: str) -> str:
-        other = threading.Thread(target=lambda: seen.append(cache.get("ready")), daemon=True)
-        other.start()
-        other.join(timeout=3)
-        return "loaded"
+    def load(key: str) -> list[int]:
+        meanwhile(threading.Thread(target=lambda: seen.append(cache.get("ready"))), gate)
+        return list(seen)
 
-    assert cache.get_or_load("slow", load) == "loaded"
-    assert seen == [1]
+    assert cache.get_or_load("slow", load) == [1]

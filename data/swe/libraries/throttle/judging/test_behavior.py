@@ -12,19 +12,29 @@ class Clock:
         return self.now
 
 
-class HeldClock(Clock):
-    """A clock that lets another thread try to get in while it is read: it is read inside of the lock."""
+class Gate:
+    """A lock that says when a thread has to wait for it."""
 
-    def __init__(self, other: "list[threading.Thread]") -> None:
-        super().__init__()
-        self.other = other
+    def __init__(self, lock: object) -> None:
+        self.lock = lock
+        self.waited_for = threading.Event()
 
-    def __call__(self) -> float:
-        if self.other:
-            thread = self.other.pop()
-            thread.start()
-            thread.join(timeout=0.3)
-        return self.now
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            self.waited_for.set()
+            self.lock.acquire()  # type: ignore[attr-defined]
+
+    def __exit__(self, *raised: object) -> None:
+        self.lock.release()  # type: ignore[attr-defined]
+
+
+def meanwhile(thread: threading.Thread, gate: Gate) -> None:
+    """Start a thread and let it run until it ends or waits at the gate."""
+    thread.start()
+    for _ in range(500):
+        thread.join(timeout=0.01)
+        if gate.waited_for.is_set() or not thread.is_alive():
+            break
 
 
 def test_bucket_never_overflows() -> None:
@@ -215,44 +225,73 @@ def test_one_limiter_per_key() -> None:
     assert len(users) == 2
 
 
-def test_two_threads_take_the_last_token_once() -> None:
-    others: list[threading.Thread] = []
+def taken_by_two(limiter: object) -> tuple[bool, bool]:
+    """A second thread asks while the first is inside, reading the clock; what the two get."""
     taken: list[bool] = []
-    bucket = TokenBucket(1.0, 1, HeldClock(others))
-    others.append(threading.Thread(target=lambda: taken.append(bucket.try_acquire())))
-    second = others[0]
-    first = bucket.try_acquire()
+    second = threading.Thread(target=lambda: taken.append(limiter.try_acquire()))  # type: ignore[attr-defined]
+    gate = Gate(limiter._lock)  # type: ignore[attr-defined]
+    waiting = [second]
+
+    def clock() -> float:
+        if waiting:
+            meanwhile(waiting.pop(), gate)
+        return 0.0
+
+    limiter._clock, limiter._lock = clock, gate  # type: ignore[attr-defined]
+    first = limiter.try_acquire()  # type: ignore[attr-defined]
     second.join()
-    assert first is True
-    assert taken == [False]
+    return first, taken[0]
+
+
+def test_two_threads_take_the_last_token_once() -> None:
+    taken = taken_by_two(TokenBucket(1.0, 1, Clock()))
+    assert sum(taken) == 1
 
 
 def test_two_threads_share_a_window() -> None:
-    others: list[threading.Thread] = []
-    taken: list[bool] = []
-    window = SlidingWindow(1, 60.0, HeldClock(others))
-    others.append(threading.Thread(target=lambda: taken.append(window.try_acquire())))
-    second = others[0]
-    first = window.try_acquire()
+    taken = taken_by_two(SlidingWindow(1, 60.0, Clock()))
+    assert sum(taken) == 1
+
+
+def test_two_threads_read_and_take_in_turn() -> None:
+    bucket = TokenBucket(1.0, 5, Clock())
+    gate = Gate(bucket._lock)
+    second = threading.Thread(target=bucket.try_acquire)
+    waiting = [second]
+
+    def clock() -> float:
+        if waiting:
+            meanwhile(waiting.pop(), gate)
+        return 0.0
+
+    bucket._clock, bucket._lock = clock, gate  # type: ignore[assignment]
+    before = bucket.tokens
     second.join()
-    assert first is True
-    assert taken == [False]
+    assert before == 5.0
+    assert bucket.tokens == 4.0
 
 
-def test_two_threads_make_one_limiter() -> None:
-    others: list[threading.Thread] = []
+def two_limiters() -> list[object]:
+    """What two threads get that ask for the limiter of one key, the second while the first makes it."""
     found: list[object] = []
+    waiting: list[threading.Thread] = []
 
     def make() -> object:
-        if others:
-            thread = others.pop()
-            thread.start()
-            thread.join(timeout=0.3)
+        if waiting:
+            meanwhile(waiting.pop(), gate)
         return object()
 
     users = PerKey(make)
-    others.append(threading.Thread(target=lambda: found.append(users.limiter("ada"))))
-    second = others[0]
-    mine = users.limiter("ada")
+    gate = Gate(users._lock)
+    users._lock = gate  # type: ignore[assignment]
+    second = threading.Thread(target=lambda: found.append(users.limiter("ada")))
+    waiting.append(second)
+    found.append(users.limiter("ada"))
     second.join()
-    assert found == [mine]
+    return found
+
+
+def test_two_threads_make_one_limiter() -> None:
+    found = two_limiters()
+    assert len(found) == 2
+    assert found[0] is found[1]
