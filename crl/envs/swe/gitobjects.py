@@ -40,9 +40,11 @@ def write_repository(files: Mapping[str, str], folder: Path) -> str:
             place = unfinished / "objects" / digest[:2] / digest[2:]
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(zlib.compress(content))
-        for place, text in {"HEAD": "ref: refs/heads/main\n", "config": _CONFIG, "refs/heads/main": f"{name}\n"}.items():
-            (unfinished / place).parent.mkdir(parents=True, exist_ok=True)
-            (unfinished / place).write_text(text, encoding="utf-8")
+        heads = unfinished / "refs" / "heads"
+        heads.mkdir(parents=True)
+        (heads / "main").write_text(f"{name}\n", encoding="utf-8")
+        (unfinished / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
+        (unfinished / "config").write_text(_CONFIG, encoding="utf-8")
         _put(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -78,7 +80,9 @@ def _objects(files: Mapping[str, str]) -> tuple[str, dict[str, bytes]]:
                     entries[first] = _FILE, keep("blob", files[path].encode())
         # git sorts a folder as if its name ended with a slash
         ordered = sorted(entries, key=lambda name: f"{name}/" if entries[name][0] == _FOLDER else name)
-        content = [entries[name][0] + b" " + name.encode() + b"\0" + bytes.fromhex(entries[name][1]) for name in ordered]
+        content = [
+            entries[name][0] + b" " + name.encode() + b"\0" + bytes.fromhex(entries[name][1]) for name in ordered
+        ]
         return keep("tree", b"".join(content))
 
     root = tree("")

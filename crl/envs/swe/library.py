@@ -74,7 +74,11 @@ def libraries() -> MappingProxyType[str, Library]:
 
 def _read(folder: Path) -> Library:
     about = yaml.safe_load((folder / "library.yaml").read_text(encoding="utf-8"))
-    paths = [folder / "README.md", *sorted((folder / folder.name).glob("*.py")), *sorted((folder / "tests").glob("*.py"))]
+    paths = [
+        folder / "README.md",
+        *sorted((folder / folder.name).glob("*.py")),
+        *sorted((folder / "tests").glob("*.py")),
+    ]
     files = {"pyproject.toml": _SETTINGS}
     files |= {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     judging = {f"tests/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("judging/*.py"))}

@@ -146,7 +146,7 @@ def _comparison(source: Source, node: ast.Compare) -> Iterator[Change]:
 def _arithmetic(source: Source, node: ast.BinOp) -> Iterator[Change]:
     start, end = source.span(node.left)[1], source.span(node.right)[0]
     names = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Div: "/", ast.Mod: "%"}
-    old, new = names[type(node.op)], names[_ARITHMETIC[type(node.op)]]  # type: ignore[index]
+    old, new = names[type(node.op)], names[_ARITHMETIC[type(node.op)]]
     yield Change(start, end, source.text[start:end].replace(old, new, 1), "arithmetic", "logic")
     yield source.change(node, source.text_of(node.left), "arithmetic", "boundary")
 
@@ -165,8 +165,8 @@ def _constant(source: Source, node: ast.Constant, owner: ast.AST | None) -> Iter
         text = source.text_of(node)
         for at, sign in enumerate(text):
             if sign in "+*?" and at and text[at - 1] not in "\\(":
-                for other in {"+": "*", "*": "+", "?": ""}[sign] or [""]:
-                    yield Change(*source.within(node, at, at + 1), other, "pattern", "parsing")
+                quantifier = {"+": "*", "*": "+", "?": ""}[sign]
+                yield Change(*source.within(node, at, at + 1), quantifier, "pattern", "parsing")
     elif isinstance(value, str) and 0 < len(value) <= 3 and isinstance(owner, ast.Compare | ast.Call):
         yield source.change(node, repr(value[:-1]), "pattern", "parsing")
 

@@ -15,7 +15,11 @@ from crl.envs.swe.trials import Observation
 
 _LONGEST = 400
 _TITLES = {
-    "returned": ("Wrong result of {what}", "{what} returns something else than it should", "{what} gives a wrong result"),
+    "returned": (
+        "Wrong result of {what}",
+        "{what} returns something else than it should",
+        "{what} gives a wrong result",
+    ),
     "raised": ("{what} fails with {error}", "{error} where none should be ({what})", "Unexpected {error} in {what}"),
     "silent": ("{what} accepts what it should refuse", "No exception from {what}", "{what} should raise, but does not"),
 }
@@ -32,12 +36,17 @@ _SILENT = (
     "The last line should raise {expected}. No exception comes.",
     "I expected {expected} from the last line, but it goes through without any error.",
 )
-_OPENINGS = ("With version {version} of `{package}`:", "To reproduce:", "This is what I run (`{package}` {version}):", "")
+_OPENINGS = (
+    "With version {version} of `{package}`:",
+    "To reproduce:",
+    "This is what I run (`{package}` {version}):",
+    "",
+)
 
 
 @dataclass(frozen=True)
 class Report:
-    """One observation as a user sees it. `code` ends with the line that goes wrong; `called` is what that line calls."""
+    """One observation as a user sees it. `code` ends with the line that goes wrong, which calls `called`."""
 
     code: str
     last: str
@@ -72,7 +81,10 @@ def statement(reports: list[Report], package: str, seed: str) -> str:
     opening = generator.choice(_OPENINGS).format(package=package, version=version)
     parts = [title, opening, _told(first, generator)]
     for other in reports[1:]:
-        parts += [generator.choice(("It may be the same cause here:", "Another case:", "Also:")), _told(other, generator)]
+        parts += [
+            generator.choice(("It may be the same cause here:", "Another case:", "Also:")),
+            _told(other, generator),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

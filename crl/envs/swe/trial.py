@@ -20,8 +20,16 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
 
-OPERATORS = {
+Files = dict[str, str]
+Modules = list[tuple[str, CodeType, list[ast.FunctionDef]]]
+Seen = tuple[int, str, str]
+
+OPERATORS: dict[type[ast.cmpop], Any] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -41,26 +49,26 @@ BUSY = 3.0
 class Found(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports from a dictionary of texts by path; `compiled` has the code of those that were there before."""
 
-    def __init__(self, files: dict, compiled: dict) -> None:
+    def __init__(self, files: Files, compiled: dict[str, CodeType]) -> None:
         self.files = files
         self.compiled = compiled
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         stem = name.replace(".", "/")
         for place, package in ((f"{stem}/__init__.py", True), (f"{stem}.py", False)):
             if place in self.files:
                 return importlib.util.spec_from_loader(name, self, origin=place, is_package=package)
         return None
 
-    def exec_module(self, module) -> None:
-        place = module.__spec__.origin
-        module.__file__ = place
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None and module.__spec__.origin is not None
+        module.__file__ = place = module.__spec__.origin
         text = self.files[place]
         code = self.compiled.get(text) or compile(text, place, "exec")
         exec(code, module.__dict__)
 
 
-def parsed(files: dict) -> list:
+def parsed(files: Files) -> Modules:
     """(path, code, trees of the tests) of each file of tests, in pytest's order."""
     found = []
     for path in sorted(path for path in files if path.startswith("tests/test_")):
@@ -70,10 +78,10 @@ def parsed(files: dict) -> list:
     return found
 
 
-def tests(modules: list):
+def tests(modules: Modules) -> Iterator[tuple[str, dict[str, Any] | None, ast.FunctionDef]]:
     """(name, namespace, function's tree) of each test."""
     for path, code, functions in modules:
-        namespace = {"__name__": path.replace("/", ".")[:-3]}
+        namespace: dict[str, Any] | None = {"__name__": path.replace("/", ".")[:-3]}
         try:
             exec(code, namespace)
         except BaseException:
@@ -82,10 +90,12 @@ def tests(modules: list):
             yield f"{path}::{function.name}", namespace, function
 
 
-def run(modules: list, observe: bool) -> dict:
-    failed, observations = [], {}
+def run(modules: Modules, observe: bool) -> dict[str, Any]:
+    failed: list[str] = []
+    observations: dict[str, Seen] = {}
     for name, namespace, function in tests(modules):
         try:
+            assert namespace is not None  # its file could be executed
             namespace[function.name]()
         except BaseException:
             failed.append(name)
@@ -96,7 +106,7 @@ def run(modules: list, observe: bool) -> dict:
     return {"failed": failed, "observations": observations}
 
 
-def observation(namespace: dict, function: ast.FunctionDef):
+def observation(namespace: dict[str, Any], function: ast.FunctionDef) -> Seen | None:
     """The first statement of a test that goes wrong: its index, `returned`, `raised` or `silent`, and the value."""
     for index, statement in enumerate(function.body):
         try:
@@ -115,7 +125,7 @@ def observation(namespace: dict, function: ast.FunctionDef):
     return None
 
 
-def step(namespace: dict, statement: ast.stmt):
+def step(namespace: dict[str, Any], statement: ast.stmt) -> tuple[str, str] | None:
     """Execute a statement. Of an assertion that does not hold, how its left side came out."""
     if not isinstance(statement, ast.Assert):
         exec(compile(ast.Module([statement], []), "test", "exec"), namespace)
@@ -133,7 +143,7 @@ def step(namespace: dict, statement: ast.stmt):
     return None if found else ("returned", repr(found))
 
 
-def value(namespace: dict, expression: ast.expr):
+def value(namespace: dict[str, Any], expression: ast.expr) -> Any:
     return eval(compile(ast.Expression(expression), "test", "eval"), namespace)
 
 
@@ -141,7 +151,7 @@ def told(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def forked(modules: list, finder: Found, observe: bool, seconds: float) -> dict:
+def forked(modules: Modules, finder: Found, observe: bool, seconds: float) -> dict[str, Any]:
     """The result of `run` in a process of its own; {"ended": …} where it came to no result."""
     receiving, sending = os.pipe()
     child = os.fork()
@@ -166,7 +176,7 @@ def forked(modules: list, finder: Found, observe: bool, seconds: float) -> dict:
     with os.fdopen(receiving) as source:
         text = source.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"ended": "time or memory"}
+    return dict(json.loads(text)) if text else {"ended": "time or memory"}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crl.envs.swe.library import Library
 
@@ -78,7 +79,7 @@ def run_trials(
     return [_trial(result) for result in results]
 
 
-def _trial(result: dict) -> Trial:  # type: ignore[type-arg]
+def _trial(result: dict[str, Any]) -> Trial:
     if "ended" in result:
         return Trial((), {}, result["ended"])
     seen = {name: Observation(*found) for name, found in result["observations"].items()}

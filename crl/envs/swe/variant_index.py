@@ -4,7 +4,8 @@
 
 writes `data/swe/variants/<library>.jsonl`, one line per bug (:class:`Known`). A mutation is kept if judging tests fail
 with it, at most half of all tests do, a user could say what is wrong, and nothing hangs; it has to fail the same tests
-in every run, also with another order of sets. Of a library that has more, `MOST` are drawn. Without names: the libraries to train on.
+in every run, also with another order of sets. Of a library that has more, `MOST` are drawn. Without names, the lists of
+all libraries to train on are written.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def _tells(library: Library, trial: Trial) -> bool:
 
 def _known(library: Library, mutation: Mutation, trial: Trial) -> Known | None:
     reports = {
-        name: report for name, seen in trial.observations.items() if (report := report_of(library, name, seen)) is not None
+        name: report
+        for name, seen in trial.observations.items()
+        if (report := report_of(library, name, seen)) is not None
     }
     chosen = sorted(reports, key=lambda name: (len(reports[name].code), name))[:_REPORTS]
     if not chosen or _misnamed(mutation, trial.observations[chosen[0]]):

@@ -24,6 +24,14 @@ def test_one_time_goes_by_priority_then_order() -> None:
     assert seen == ["a", "b", "c", "y", "z"]
 
 
+def test_many_calls_of_one_time_keep_their_order() -> None:
+    scheduler, seen = Scheduler(), []
+    for number in range(20):
+        scheduler.call_at(1.0, seen.append, number)
+    scheduler.run_until(1.0)
+    assert seen == list(range(20))
+
+
 def test_the_clock_shows_the_time_of_the_call() -> None:
     scheduler, seen = Scheduler(10.0), []
     scheduler.call_later(2.5, lambda: seen.append(scheduler.now))

@@ -85,7 +85,11 @@ def test_text_of_large_amounts() -> None:
 
 
 def test_allocate_loses_nothing() -> None:
-    assert Money("10.00", "EUR").allocate([1, 1, 1]) == [Money("3.34", "EUR"), Money("3.33", "EUR"), Money("3.33", "EUR")]
+    assert Money("10.00", "EUR").allocate([1, 1, 1]) == [
+        Money("3.34", "EUR"),
+        Money("3.33", "EUR"),
+        Money("3.33", "EUR"),
+    ]
     assert Money("0.05", "EUR").allocate([3, 7]) == [Money("0.02", "EUR"), Money("0.03", "EUR")]
     assert Money(100, "JPY").allocate([1, 1, 1]) == [Money(34, "JPY"), Money(33, "JPY"), Money(33, "JPY")]
     assert Money("1.000", "KWD").allocate(["0.5", "0.25", "0.25"]) == [

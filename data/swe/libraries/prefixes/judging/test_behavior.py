@@ -109,7 +109,7 @@ def test_completions_by_value_then_word() -> None:
 
 
 def test_completions_show_five() -> None:
-    words = PrefixMap({letter: 0 for letter in "gfedcba"})
+    words = PrefixMap(dict.fromkeys("gfedcba", 0))
     assert words.completions("") == ["a", "b", "c", "d", "e"]
 
 

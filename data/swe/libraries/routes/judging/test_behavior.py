@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from routes import CycleFound, Graph, NoRoute, components, distances, order, reachable, shortest
 
@@ -178,7 +180,20 @@ def test_cycles_are_named() -> None:
     assert len(cycle) == 4
     assert cycle[0] == cycle[-1]
     assert set(cycle) == {"a", "b", "c"}
-    assert [graph.cost(*pair) for pair in zip(cycle, cycle[1:], strict=False)] == [1, 1, 1]
+    assert [graph.cost(*pair) for pair in pairwise(cycle)] == [1, 1, 1]
+
+
+def test_cycles_have_no_other_nodes() -> None:
+    graph = Graph()
+    graph.add_node("t")
+    graph.add("a", "b")
+    graph.add("b", "a")
+    graph.add("b", "s")
+    graph.add("s", "t")
+    with pytest.raises(CycleFound) as caught:
+        order(graph)
+    assert sorted(caught.value.cycle[1:]) == ["a", "b"]
+    assert caught.value.cycle[0] == caught.value.cycle[-1]
 
 
 def test_a_loop_is_a_cycle() -> None:

@@ -225,50 +225,71 @@ def test_one_limiter_per_key() -> None:
     assert len(users) == 2
 
 
-def taken_by_two(limiter: object) -> tuple[bool, bool]:
-    """A second thread asks while the first is inside, reading the clock; what the two get."""
+class Tokens(float):
+    """A number of tokens that lets another thread in once it was compared, before that is acted on."""
+
+    enter: object = None
+
+    def __lt__(self, other: float) -> bool:
+        result = float(self) < other
+        self.enter()  # type: ignore[operator]
+        return result
+
+    def __ge__(self, other: float) -> bool:
+        result = float(self) >= other
+        self.enter()  # type: ignore[operator]
+        return result
+
+
+def tokens_of_two() -> list[bool]:
+    """One token, and a second thread that asks for it while the first sees that it is there: what the two get."""
+    bucket = TokenBucket(1.0, 1, Clock())
+    gate = Gate(bucket._lock)
     taken: list[bool] = []
-    second = threading.Thread(target=lambda: taken.append(limiter.try_acquire()))  # type: ignore[attr-defined]
-    gate = Gate(limiter._lock)  # type: ignore[attr-defined]
-    waiting = [second]
-
-    def clock() -> float:
-        if waiting:
-            meanwhile(waiting.pop(), gate)
-        return 0.0
-
-    limiter._clock, limiter._lock = clock, gate  # type: ignore[attr-defined]
-    first = limiter.try_acquire()  # type: ignore[attr-defined]
+    second = threading.Thread(target=lambda: taken.append(bucket.try_acquire()))
+    bucket._lock = gate  # type: ignore[assignment]
+    bucket._tokens = Tokens(1.0)
+    bucket._tokens.enter = lambda: second.ident or meanwhile(second, gate)
+    taken.append(bucket.try_acquire())
     second.join()
-    return first, taken[0]
+    return taken
+
+
+class Limit(int):
+    """A limit that lets another thread in once it was found to be just reached, before that is acted on."""
+
+    enter: object = None
+
+    def __lt__(self, other: int) -> bool:
+        result = int(self) < other
+        if other == int(self):
+            self.enter()  # type: ignore[operator]
+        return result
+
+
+def events_of_two() -> list[bool]:
+    """Room for one more event, and a second thread that asks while the first sees that there is room."""
+    window = SlidingWindow(2, 60.0, Clock())
+    window.try_acquire()
+    gate = Gate(window._lock)
+    taken: list[bool] = []
+    second = threading.Thread(target=lambda: taken.append(window.try_acquire()))
+    window._lock = gate  # type: ignore[assignment]
+    window.limit = Limit(2)
+    window.limit.enter = lambda: second.ident or meanwhile(second, gate)
+    taken.append(window.try_acquire())
+    second.join()
+    return taken
 
 
 def test_two_threads_take_the_last_token_once() -> None:
-    taken = taken_by_two(TokenBucket(1.0, 1, Clock()))
-    assert sum(taken) == 1
+    taken = tokens_of_two()
+    assert sorted(taken) == [False, True]
 
 
 def test_two_threads_share_a_window() -> None:
-    taken = taken_by_two(SlidingWindow(1, 60.0, Clock()))
-    assert sum(taken) == 1
-
-
-def test_two_threads_read_and_take_in_turn() -> None:
-    bucket = TokenBucket(1.0, 5, Clock())
-    gate = Gate(bucket._lock)
-    second = threading.Thread(target=bucket.try_acquire)
-    waiting = [second]
-
-    def clock() -> float:
-        if waiting:
-            meanwhile(waiting.pop(), gate)
-        return 0.0
-
-    bucket._clock, bucket._lock = clock, gate  # type: ignore[assignment]
-    before = bucket.tokens
-    second.join()
-    assert before == 5.0
-    assert bucket.tokens == 4.0
+    taken = events_of_two()
+    assert sorted(taken) == [False, True]
 
 
 def two_limiters() -> list[object]:

@@ -19,9 +19,7 @@ class Edit:
 class History:
     """The last `limit` edits (None: all). `merge(last, new)` may return one edit that stands for both, or None."""
 
-    def __init__(
-        self, limit: int | None = None, merge: Callable[[Edit, Edit], Edit | None] | None = None
-    ) -> None:
+    def __init__(self, limit: int | None = None, merge: Callable[[Edit, Edit], Edit | None] | None = None) -> None:
         if limit is not None and limit < 1:
             raise ValueError("limit must be at least 1")
         self._limit = limit
