@@ -68,6 +68,7 @@ ENVIRONMENTS = Registry(
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",
+        "swe": "crl.envs.swe:SweConfig",
         "webshop": "crl.envs.webshop:WebShopConfig",
         "gymnasium": "crl.envs.bridges.gymnasium:GymnasiumConfig",
         "minigrid": "crl.envs.bridges.minigrid:MiniGridConfig",

@@ -1,0 +1,103 @@
+"""The settings of `swe`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict, Field
+
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.envs.swe.limits import Limits
+from crl.envs.swe.rows import Row, load_rows
+from crl.envs.swe.tasks import Tasks, split
+from crl.errors import BadInput
+
+if TYPE_CHECKING:
+    from crl.envs.swe.environment import SweEnvironment
+
+
+class SweConfig(EnvironmentConfig):
+    """Software engineering in SWE-Bench's form: repair a repository with three tools; hidden tests decide."""
+
+    model_config = ConfigDict(title="SWE")
+
+    kind: Literal["swe"] = "swe"
+    rows: str = Field(
+        min_length=1,
+        description="Tasks in SWE-Bench's row format: a file (.jsonl, .json, .parquet) or a folder of "
+        "datasets.save_to_disk.",
+    )
+    held_out_rows: str | None = Field(
+        None,
+        min_length=1,
+        description="Tasks of the held-out seeds; null: rows whose column split is not train, else a quarter of them.",
+    )
+    repositories: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of the local git repositories that rows name; null: the folder of the rows, or `repos` "
+        "in it.",
+    )
+    interpreter: str | None = Field(
+        None,
+        min_length=1,
+        description="Python that the repositories are run and judged with; it needs pytest and what they import. "
+        "null: the one that runs this.",
+    )
+    plugins: bool | None = Field(
+        None, description="Whether judging loads pytest's installed plugins; null: where an interpreter is named."
+    )
+    sandbox: Literal["bubblewrap", "container", "none"] = Field(
+        "bubblewrap",
+        description="Where commands run. container: the image of each row, by docker or podman; none: nowhere, as "
+        "this user on this machine: the actor may read the solutions and do harm.",
+    )
+    calls: Literal["tools", "text"] = Field(
+        "tools",
+        description="How a tool is called. tools: as the chat template of the model does; text: "
+        "<function=…> tags or short lines.",
+    )
+    max_turns: int = Field(50, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    longest_output: int = Field(
+        8000, ge=200, le=1_000_000, description="Most characters that one call shows; the middle of more is left out."
+    )
+    limits: Limits = Field(Limits(), description="What a command may use.")
+    judging_limits: Limits = Field(
+        Limits(seconds=300.0), description="What the tests of a task may use, all of them together."
+    )
+    cache: str | None = Field(
+        None,
+        min_length=1,
+        description="Where trees of repositories are kept; null: $CRL_SWE_CACHE, else ~/.cache/crl-swe.",
+    )
+    held_out_from: HeldOutFrom = 1_000_000
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """How many tasks are held out; None where their file cannot be read."""
+        if self.held_out_from is None:
+            return None
+        try:
+            return len(tasks_of(self).evaluation)
+        except BadInput:
+            return None
+
+    def make(self) -> SweEnvironment:
+        """A wave of tasks. Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
+        from crl.envs.swe.environment import SweEnvironment
+
+        return SweEnvironment(self)
+
+
+@lru_cache(maxsize=8)
+def _rows(name: str, where: str) -> list[Row]:
+    return load_rows(name, where=where)
+
+
+def tasks_of(config: SweConfig) -> Tasks:
+    """The tasks that a config names. Raises BadInput where a row cannot be read, or a side has none."""
+    where = "method.families[].environment."
+    rows = _rows(config.rows, f"{where}rows")
+    held_out = None if config.held_out_rows is None else _rows(config.held_out_rows, f"{where}held_out_rows")
+    return split(rows, held_out, config.held_out_from, where=f"{where}rows")

@@ -1,0 +1,210 @@
+"""Software engineering as a batched text environment: a wave of tasks, each with a work tree of its own.
+
+A tree is made when the first tool is called and removed when the episode is over. Only `submit` is judged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crl.envs.endings import ENDINGS
+from crl.envs.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
+from crl.envs.swe.config import SweConfig, tasks_of
+from crl.envs.swe.editor import Editor, Refused
+from crl.envs.swe.interpreters import interpreter_of
+from crl.envs.swe.judge import Judge
+from crl.envs.swe.limits import in_words
+from crl.envs.swe.oracle import calls_of
+from crl.envs.swe.output import cut
+from crl.envs.swe.repository import Repositories, copy, remove
+from crl.envs.swe.rows import Row
+from crl.envs.swe.sandbox import TESTBED, Bubblewrap, Place, Sandbox
+from crl.envs.swe.workplace import Workplace
+from crl.paths import possible_path
+from crl.protocols import Start, Step, StopReason
+
+_SHOWN_NAMES = 40
+NO_OUTPUT = "(no output)"
+
+
+@dataclass
+class _Slot:
+    row: Row
+    turns: int = 0
+    done: bool = False
+    place: Place | None = None
+    editor: Editor | None = None
+    plan: list[str] | None = None
+    """What the oracle does, made when it is first asked; it is good for an episode that the oracle plays from the
+    beginning."""
+
+
+class SweEnvironment:
+    """A wave of tasks (protocols `Environment`, `Leveled`). The reward is 1 where all named tests pass after `submit`,
+    else 0; until then, and at the turn limit, 0.
+
+    A call that cannot be understood spends a turn and changes nothing. What a command or the editor says of a mistake
+    is an observation as any other. A tree that is over its limits ends its episode as a failure.
+    """
+
+    def __init__(self, config: SweConfig) -> None:
+        """Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
+        self.config = config
+        self.tasks = tasks_of(config)
+        interpreter = interpreter_of(config.interpreter)
+        repositories = Repositories(_repositories(config), _cache(config))
+        found = repositories.check([*self.tasks.training, *self.tasks.evaluation])
+        self.repositories = repositories
+        self._workplace = Workplace()
+        rows = [Path(name) for name in (config.rows, config.held_out_rows) if name is not None]
+        clones = [each.parent if each.name == ".git" else each for each in found]
+        hidden = [repositories.folder, repositories.cache, *rows, *clones]
+        try:
+            self._sandbox: Sandbox = Bubblewrap(interpreter, config.limits, self._workplace.folder, hidden)
+        except BaseException:
+            self._workplace.close()
+            raise
+        self._judge = Judge(
+            repositories, self._sandbox, config.judging_limits, interpreter.path,
+            config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
+        )  # fmt: skip
+        self._as_text = config.calls == "text"
+        self._actions = FORM if self._as_text else TOOLS
+        self._slots: list[_Slot] = []
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with the task of seeds[i].
+
+        Raises BadInput where the repository or a diff of a row does not fit.
+        """
+        self._clear()
+        self._slots = [_Slot(self.tasks.of(seed)) for seed in seeds]
+        return [self._start(slot.row) for slot in self._slots]
+
+    def _start(self, row: Row) -> Start:
+        self._judge.prepare(row)
+        base = self.repositories.base(row)
+        names = sorted(
+            f"{each.name}/" if each.is_dir() else each.name for each in base.iterdir() if each.name != ".git"
+        )
+        more = ", …" if len(names) > _SHOWN_NAMES else ""
+        observation = f"The repository is in {TESTBED}: {', '.join(names[:_SHOWN_NAMES])}{more}"
+        return Start(row.problem_statement.strip(), observation, self._actions)
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one call in each slot given. Stepping a slot that is done raises RuntimeError."""
+        for index in actions:
+            if self._slots[index].done:
+                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        try:
+            call = call_of(action, as_text=self._as_text)
+        except BadCall as wrong:
+            return self._answer(slot, "", feedback=str(wrong))
+        if call.name == BASH:
+            return self._bash(slot, call)
+        if call.name == EDITOR:
+            return self._edit(slot, call)
+        verdict = self._judge.of(slot.row, self._place(slot).tree)
+        reason = StopReason.success if verdict.solved else StopReason.failure
+        return self._answer(slot, f"Submitted. {verdict.in_words(slot.row)}", reason=reason)
+
+    def _bash(self, slot: _Slot, call: Call) -> Step:
+        ran = self._sandbox.run(self._place(slot), call.arguments["command"], longest=self.config.longest_output)
+        said = [ran.output.rstrip("\n")] if ran.output.strip() else []
+        if ran.ended:
+            said.append(f"[The command was stopped: {in_words(self.config.limits, ran.ended)}.]")
+        elif ran.code != 0:
+            said.append(f"[Exit code: {ran.code}]")
+        reason = StopReason.failure if ran.ended == "disk" else None
+        return self._answer(slot, "\n".join(said) or NO_OUTPUT, reason=reason)
+
+    def _edit(self, slot: _Slot, call: Call) -> Step:
+        place = self._place(slot)
+        if slot.editor is None:
+            slot.editor = Editor(place.tree, self.config.longest_output, place.owner)
+        try:
+            said = slot.editor.run(call.arguments)
+        except Refused as refused:
+            said = f"Error: {cut(str(refused), self.config.longest_output)}"
+        return self._answer(slot, said)
+
+    def _answer(self, slot: _Slot, observation: str, *, feedback: str = "", reason: StopReason | None = None) -> Step:
+        if reason is None and slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        if reason is not None:
+            self._over(slot)
+        if reason is StopReason.turn_limit:
+            observation = f"{observation}\n{ENDINGS[reason]}".strip()
+        success = reason is StopReason.success
+        return Step(
+            observation or "Nothing was done.",
+            self._actions,
+            not feedback,
+            feedback,
+            slot.done,
+            success,
+            float(success),
+            reason,
+        )
+
+    def _place(self, slot: _Slot) -> Place:
+        """The work tree of a slot, made where it has none."""
+        if slot.place is None:
+            tree = self._workplace.tree()
+            copy(self.repositories.base(slot.row), tree)
+            slot.place = self._sandbox.place(tree)
+        return slot.place
+
+    def _over(self, slot: _Slot) -> None:
+        slot.done = True
+        if slot.place is not None:
+            remove(slot.place.tree)
+            slot.place, slot.editor = None, None
+
+    def oracle(self, slot: int) -> str | None:
+        """The next call of one who knows the reference fix; None where the episode is over."""
+        state = self._slots[slot]
+        if state.done:
+            return None
+        if state.plan is None:
+            base, fixed = self.repositories.base(state.row), self.repositories.fixed(state.row)
+            calls = calls_of(state.row.patch, base, fixed, self.config.max_turns)
+            state.plan = [written(call, as_text=self._as_text) for call in calls]
+        return state.plan[min(state.turns, len(state.plan) - 1)]
+
+    def content(self, slot: int) -> str:
+        """What the task of a slot is about: its repository, and what is wrong."""
+        row = self._slots[slot].row
+        return f"{row.repo}: {row.problem_statement}"
+
+    def _clear(self) -> None:
+        for slot in self._slots:
+            self._over(slot)
+        self._slots = []
+
+    def close(self) -> None:
+        """Remove every tree."""
+        self._clear()
+        self._workplace.close()
+
+
+def _repositories(config: SweConfig) -> Path:
+    where = "method.families[].environment.repositories"
+    if config.repositories is not None:
+        return possible_path(config.repositories, "the repositories", where=where, home=True)
+    rows = possible_path(config.rows, "the rows", where=where, home=True)
+    folder = rows if rows.is_dir() else rows.parent
+    return folder / "repos" if (folder / "repos").is_dir() else folder
+
+
+def _cache(config: SweConfig) -> Path:
+    name: Any = config.cache or os.environ.get("CRL_SWE_CACHE") or "~/.cache/crl-swe"
+    return possible_path(name, "the cache of trees", where="method.families[].environment.cache", home=True)

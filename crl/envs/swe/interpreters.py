@@ -1,0 +1,78 @@
+"""The Python that the tree of a task is run and judged with: where it is, and whether it has pytest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from crl.errors import BadInput
+from crl.paths import short
+
+WHERE = "method.families[].environment.interpreter"
+_ASK = (
+    "import importlib.util, json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, "
+    "sys.base_exec_prefix, list(sys.version_info[:2]), importlib.util.find_spec('pytest') is not None]))"
+)
+_SECONDS = 120
+_MOST_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """One Python."""
+
+    path: str
+    """Its executable, absolute; of a virtual environment the link in it."""
+    roots: tuple[str, ...]
+    """Folders that it needs, no one in another."""
+    version: tuple[int, int]
+
+
+@lru_cache(maxsize=64)
+def interpreter_of(name: str | None) -> Interpreter:
+    """An interpreter by the path of its executable; None: the one that runs this.
+
+    Raises BadInput where it cannot be run or has no pytest.
+    """
+    path = str(Path(name).expanduser().absolute()) if name else sys.executable
+    try:
+        asked = subprocess.run([path, "-I", "-c", _ASK], capture_output=True, timeout=_SECONDS, check=True)
+        *prefixes, version, tested = json.loads(asked.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        raise BadInput(
+            f"the interpreter {short(path)} cannot be run: {said.decode(errors='replace').strip()[-300:]}",
+            expected="the executable of a Python of 3.8 or later",
+            where=WHERE,
+            next_step="correct the path; null takes the interpreter that runs this",
+        ) from None
+    if not tested:
+        raise BadInput(
+            f"the interpreter {short(path)} has no pytest, which judges the tasks",
+            expected="a Python with pytest and what the repositories need",
+            where=WHERE,
+            next_step=f"{path} -m pip install pytest",
+        )
+    folders = [*(Path(prefix) for prefix in prefixes), *(each.parent for each in _links(Path(path)))]
+    both = {str(folder) for each in folders for folder in (each, each.resolve())}
+    return Interpreter(path, _outermost(both), (version[0], version[1]))
+
+
+def _links(path: Path) -> list[Path]:
+    """A path, and every one that it leads to by links of its last name."""
+    found = [path]
+    while found[-1].is_symlink() and len(found) < _MOST_LINKS:
+        found.append(found[-1].parent / found[-1].readlink())
+    return found
+
+
+def _outermost(folders: set[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for folder in sorted(folders, key=lambda each: (len(Path(each).parts), each)):
+        if not any(Path(folder).is_relative_to(outer) for outer in found):
+            found.append(folder)
+    return tuple(found)
