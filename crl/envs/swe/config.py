@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.swe.limits import Limits
@@ -20,10 +20,19 @@ class SweConfig(EnvironmentConfig):
     model_config = ConfigDict(title="SWE")
 
     kind: Literal["swe"] = "swe"
-    rows: str = Field(
+    rows: str | None = Field(
+        None,
         min_length=1,
         description="Tasks in SWE-Bench's row format: a file (.jsonl, .json, .parquet) or a folder of "
-        "datasets.save_to_disk.",
+        "datasets.save_to_disk; null: the tasks that ship.",
+    )
+    tasks: Literal["written", "generated", "both"] = Field(
+        "both",
+        description="Training tasks of those that ship: written by hand, generated, or one of four written by hand. "
+        "Held-out ones are written by hand, over libraries that training does not know.",
+    )
+    level: Literal["easy", "medium", "hard"] | None = Field(
+        None, description="Level of difficulty of the tasks that ship; null: all."
     )
     held_out_rows: str | None = Field(
         None,
@@ -72,6 +81,12 @@ class SweConfig(EnvironmentConfig):
         description="Where trees of repositories are kept; null: $CRL_SWE_CACHE, else ~/.cache/crl-swe.",
     )
     held_out_from: HeldOutFrom = 1_000_000
+
+    @model_validator(mode="after")
+    def _about_rows(self) -> SweConfig:
+        if self.rows is None and (self.held_out_rows is not None or self.repositories is not None):
+            raise ValueError("held_out_rows and repositories go with rows; without them the tasks that ship are played")
+        return self
 
     @property
     def held_out_levels(self) -> int | None:
