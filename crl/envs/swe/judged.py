@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from crl.envs.swe.diffs import touched
+from crl.envs.swe.patches import touched
 from crl.envs.swe.repository import copy, remove
 from crl.envs.swe.rows import Row
 

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from crl.envs.swe.diffs import touched
 from crl.envs.swe.judge import _messages
+from crl.envs.swe.patches import touched
 from tests.unit.envs.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
 
 pytestmark = needs_bwrap
@@ -106,7 +106,7 @@ def test_a_cheat_beside_the_repair_does_no_harm(environment):
     [
         "rm -rf tests; ln -s /tmp tests",
         "rm -rf tests; mkdir other; ln -s other tests; printf 'def test_mean(): pass\\n' > other/test_tally.py",
-        "mkdir -p tests/__pycache__; for v in 11 12; do cp /bin/true tests/__pycache__/test_tally.cpython-3$v.pyc; done",
+        "mkdir tests/__pycache__; for v in 11 12; do cp /bin/true tests/__pycache__/test_tally.cpython-3$v.pyc; done",
         "rm -rf .git tests README.md; mkfifo tests",
         "chmod -R 000 tests",
     ],
