@@ -153,7 +153,7 @@ class _Bin:
         else:
             drawn = generator.choice(seeds.count, size=wanted, replace=wanted > seeds.count)
             chosen = [seeds.start + int(value) for value in drawn]
-        environment = Readable(ctx.services.environment(family), ctx.method.rollout.longest_observation)
+        environment = Readable(ctx.environment(family), ctx.method.rollout.longest_observation)
         return list(zip(chosen, environment.reset_many(chosen), strict=True))
 
     def _slots(self, notes: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:

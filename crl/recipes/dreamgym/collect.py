@@ -50,7 +50,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
         played = _played(ctx, tasks, dream)
         transitions, predictions, records = dream.transitions, dream.predictions, dream.generations
     else:
-        watched = Watched(ctx.services.environment(tasks[0].family), ctx.method.rollout.longest_observation)
+        watched = Watched(ctx.environment(tasks[0].family), ctx.method.rollout.longest_observation)
         played = _played(ctx, tasks, watched)
         transitions = transitions_of(ctx, tasks, watched, ACTOR)
     ctx.write(Episode, [each.episode for each in played])
@@ -63,7 +63,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
 def dream_of(ctx: StageContext, tasks: Sequence[Task]) -> DreamEnvironment:
     """The experience model as the environment of a wave."""
     config, family = config_of(ctx.method), tasks[0].family
-    starts = Readable(ctx.services.environment(family), ctx.method.rollout.longest_observation).reset_many(
+    starts = Readable(ctx.environment(family), ctx.method.rollout.longest_observation).reset_many(
         [task.environment_seed for task in tasks]
     )
     store = Store(ctx, config.store)

@@ -71,7 +71,7 @@ def count_parts(ctx: StageContext) -> int:
 def explore_part(ctx: StageContext, part: int) -> None:
     """Play one wave and write what it did."""
     family, numbered = waves(ctx)[part]
-    watched = Watched(ctx.services.environment(family.name), ctx.method.rollout.longest_observation)
+    watched = Watched(ctx.environment(family.name), ctx.method.rollout.longest_observation)
     tasks = _tasks(ctx, family, numbered)
     slots = [EpisodeSlot(task) for task in tasks]
     with ctx.timed("play", len(slots)):
@@ -99,7 +99,7 @@ def transitions_of(ctx: StageContext, tasks: Sequence[Task], watched: Watched, p
 
 
 def _tasks(ctx: StageContext, family: FamilyConfig, numbered: Sequence[tuple[int, int]]) -> list[Task]:
-    environment = Readable(ctx.services.environment(family.name), ctx.method.rollout.longest_observation)
+    environment = Readable(ctx.environment(family.name), ctx.method.rollout.longest_observation)
     starts = environment.reset_many([seed for _, seed in numbered])
     return [
         task_of(

@@ -105,7 +105,7 @@ def _with_start(task: Task, made: Made) -> Task:
 
 def _difficulties(ctx: StageContext, family: FamilyConfig, seeds: Sequence[int]) -> list[float | None]:
     """How hard the environment says the levels are; None each where it does not say."""
-    environment = ctx.services.environment(family.name)
+    environment = ctx.environment(family.name)
     if not isinstance(environment, Graded):
         return [None] * len(seeds)
     environment.reset_many(seeds)
@@ -127,7 +127,7 @@ def _made(
         return {}
     replaced = [members[0] for members in groups[len(groups) - count :]]
     parents: list[TaskValue | None] = list(most_varying(values, family.name, count))
-    if isinstance(ctx.services.environment(family.name), Graded):
+    if isinstance(ctx.environment(family.name), Graded):
         if config.rule == "capability":
             parents = [None] * count
         return _graded(ctx, family, config, replaced, parents, capability(values, family.name, config.target))
@@ -152,7 +152,7 @@ def _graded(
         base = reached if parent is None else parent.difficulty or 0.0
         aimed = aimed_at(float(generator.standard_normal()), base, config)
         seeds = [own.start + int(seed) for seed in generator.integers(own.count, size=config.candidates)]
-        starts = Readable(ctx.services.environment(family.name), longest).reset_many(seeds)
+        starts = Readable(ctx.environment(family.name), longest).reset_many(seeds)
         difficulties = [value if value is not None else 0.0 for value in _difficulties(ctx, family, seeds)]
         place = nearest(difficulties, aimed)
         row = dataclasses.replace(
@@ -178,9 +178,7 @@ def _written(
     if not parents:
         return {}
     longest = ctx.method.rollout.longest_observation
-    starts = Readable(ctx.services.environment(family.name), longest).reset_many(
-        [parent.environment_seed for parent in parents]
-    )
+    starts = Readable(ctx.environment(family.name), longest).reset_many([parent.environment_seed for parent in parents])
     prompt, asked = ctx.method.prompts_of(family.name)[VARY], []
     for task, parent, start in zip(replaced, parents, starts, strict=True):
         values = {"goal": start.goal, "observation": parent.first_observation}
