@@ -4,14 +4,14 @@ Files of the record are never written twice, so they are shared by hard links wh
 elsewhere: each run may be pruned, redone, mended and deleted without the other. Every file is read and held against its
 manifest in its new place. All of it happens in a directory whose name begins with a dot, `.tmp-<name>-<pid>-0`, which
 no command takes for a run; one rename, after everything is on the disk, makes it one. What a killed fork left is
-removed by the next one beside it.
+removed by the next one of the same name.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,12 +187,8 @@ def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed forks left beside a new run."""
-    for entry in _left(target.parent):
-        remove(entry)
-
-
-def _left(root: Path) -> Iterator[Path]:
-    for entry in sorted(root.iterdir()) if root.is_dir() else []:
-        if left_behind(entry.name, 0):
-            yield entry
+    """Remove what killed forks of this name left. What is named otherwise may be another machine's, at work now."""
+    mine = f".tmp-{target.name}-"
+    for entry in sorted(target.parent.iterdir()) if target.parent.is_dir() else []:
+        if entry.name.startswith(mine) and left_behind(entry.name, 0):
+            remove(entry)

@@ -73,7 +73,7 @@ class Record:
     """How files are read: to open a run, only those that changed (`intact`)."""
     stale: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """Manifests that are whole and not those of their place: what was expected and found."""
-    lineage: Lineage = Lineage()
+    lineage: Lineage = field(default_factory=Lineage)
     """Which rounds another run made; none where that cannot be read (`fork_problems.py` says so)."""
 
     def __post_init__(self) -> None:

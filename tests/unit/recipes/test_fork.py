@@ -115,7 +115,8 @@ def test_another_recipe_goes_on_with_weights_and_bank(parents: dict[str, RunDire
     made = changed_experiment(
         parent, Runtime(), "child",
         ["method.roles.reflector={weights: actor}", "method.prompts=erl_tiny",
-         "method.roles.actor.sampling.constrain=none", "method.recipe.memory.embedder=lexical", "method.families.0.environment.masked=true"],
+         "method.roles.actor.sampling.constrain=none", "method.recipe.memory.embedder=lexical",
+         "method.families.0.environment.masked=true"],
         "erl",
     )  # fmt: skip
     child = fork(parent, 1, made, tmp_path)

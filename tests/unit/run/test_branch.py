@@ -104,7 +104,7 @@ def test_killed_at_any_file_operation_there_is_no_run_or_a_whole_one(tmp_path: P
     assert ".tmp" not in str(error.value)
     jobs.fork_after_first_round(tmp_path)
     assert verify(tmp_path / "child") == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["child", "small"], "the next one removed what was left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["child", "small"], "typed again, it sweeps"
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
