@@ -14,6 +14,7 @@ from crl.envs.swe.config import SweConfig
 from crl.envs.swe.editor import Editor, Refused
 from crl.envs.swe.interpreters import interpreter_of
 from crl.envs.swe.judge import Judge
+from crl.envs.swe.lessons import lesson_of
 from crl.envs.swe.limits import in_words
 from crl.envs.swe.oracle import calls_of
 from crl.envs.swe.output import cut
@@ -23,7 +24,8 @@ from crl.envs.swe.sandbox import TESTBED, Place
 from crl.envs.swe.sandboxes import sandbox_of
 from crl.envs.swe.sources import source_of
 from crl.envs.swe.workplace import Workplace
-from crl.protocols import Start, Step, StopReason
+from crl.protocols import Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
 
 _SHOWN_NAMES = 40
 NO_OUTPUT = "(no output)"
@@ -42,8 +44,8 @@ class _Slot:
 
 
 class SweEnvironment:
-    """A wave of tasks (protocols `Environment`, `Leveled`). The reward is 1 where all named tests pass after `submit`,
-    else 0; until then, and at the turn limit, 0.
+    """A wave of tasks (protocols `Environment`, `Leveled`, `Instructive`). The reward is 1 where all named
+    tests pass after `submit`, else 0; until then, and at the turn limit, 0.
 
     A call that cannot be understood spends a turn and changes nothing. What a command or the editor says of a mistake
     is an observation as any other. A tree that is over its limits ends its episode as a failure.
@@ -181,6 +183,10 @@ class SweEnvironment:
         """What the task of a slot is about: its repository, and what is wrong."""
         row = self._slots[slot].row
         return f"{row.repo}: {row.problem_statement}"
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What an episode teaches, for demonstrations."""
+        return lesson_of(episode, turns, as_text=self._as_text)
 
     def _clear(self) -> None:
         for slot in self._slots:
