@@ -82,6 +82,7 @@ CASES = [
     Case("resume {run} --rounds 1", REFUSED, FULL),
     Case("redo {run} --from 0002/collect", REFUSED, FULL),
     Case("mend {run}", REFUSED, FULL),
+    Case("fork {run} --round 1 --name other", REFUSED, FULL),
     Case("warm-start {warm}", REFUSED, FULL),
     Case("compare {study} --runs {disk}", REFUSED, NO_ROOM),
     Case("compare {study} --runs {disk} --table-only", REFUSED, FULL),
