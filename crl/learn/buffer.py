@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.answers import AnswerReward
 from crl.records import BufferItem, Distillation, Metric, UseReward
 
-SCORED = "scored"
+SCORED: Final = "scored"
 """Kind of an output that was scored when it was written, by its trial or by the trend, and not by uses."""
 _ORDERS_A_ROUND = 1_000_000
 """`entered_order` is round * this + index of entry: unique over a run without carrying a counter."""
