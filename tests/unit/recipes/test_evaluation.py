@@ -113,7 +113,10 @@ class Quiet:
 def test_the_random_policy_plays_only_what_names_its_actions(tmp_path: Path, at_once: bool) -> None:
     made = experiment()
     services = Services(made)
-    services._families = {name: Quiet(inner, at_once=at_once) for name, inner in services._families.items()}
+    quiet = {
+        family.name: Quiet(services.environment(family.name, 0), at_once=at_once) for family in made.method.families
+    }
+    services.environment = lambda family, round_number: quiet[family]  # type: ignore[method-assign]
     played = Played(tmp_path, made, 0, services)
     arms: dict[str, list[Evaluation]] = {"random": [], "without_bank": []}
     for row in played.rows(Evaluation, "evaluate", 0):

@@ -197,7 +197,7 @@ def test_nothing_is_played_again_and_what_follows_is_made_by_the_changed_method(
     made = experiment_of(parent, "child", changed(parent.method, **FOLLOWS[kind]))
     child = fork(parent, last - 1, made, tmp_path, keep_rollouts=True)
     services = services_of(made)
-    services.environment = lambda family: Finished()  # type: ignore[method-assign]
+    services.environment = lambda family, round_number: Finished()  # type: ignore[method-assign]
     ran = play(child, last, services)
     assert PLAYED[kind].isdisjoint(stages(ran)) and {"credit", "update_actor"} <= stages(ran)
     before, after = digests(parent), digests(child)

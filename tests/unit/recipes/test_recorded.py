@@ -67,11 +67,12 @@ def made(file: Path, **changes: Any) -> Experiment:
 
 
 def context(made: Experiment) -> StageContext:
+    services = Services(made)
     return cast(
         StageContext,
         SimpleNamespace(
-            method=made.method, services=Services(made), stage=SimpleNamespace(name="warm_start_actor"), round=0,
-            progress=lambda *arguments, **figures: None,
+            method=made.method, services=services, stage=SimpleNamespace(name="warm_start_actor"), round=0,
+            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **figures: None,
         ),
     )  # fmt: skip
 
