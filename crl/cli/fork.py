@@ -33,10 +33,7 @@ def fork(
         typer.Option("--keep-rollouts", help="Take the parent's rollouts of the next round; run what follows them."),
     ] = False,
 ) -> None:
-    """Branch a run: a new one goes on from one of its rounds.
-
-    It begins with that round's weights, optimizer state, bank, counters and buffer.
-    """
+    """Go on from a round of a run, as a new one. It begins with that round's weights, optimizer state and bank."""
     from crl.engine.targets import last_runtime, remember_target
     from crl.preflight import check_ready
     from crl.recipes.fork import check_fork

@@ -91,8 +91,10 @@ def _check_read_what_is_taken(parent: RunDirectory, number: int, names: tuple[st
 
 def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stage, ...]) -> None:
     """Raise BadInput where a setting that differs may be one that the rollouts depend on."""
-    needed = {name for stage in played for name in (stage.role, *(read.name for read in stage.reads)) if name is not None}
-    needed |= {owner for method in (old, new) for name in needed & set(method.roles) if (owner := method.owner(name))}
+    named = {
+        name for stage in played for name in (stage.role, *(read.name for read in stage.reads)) if name is not None
+    }
+    needed = named | {method.owner(name) for method in (old, new) for name in named & set(method.roles)}
     free = [*ALWAYS_AFTER, *new.recipe.AFTER_ROLLOUTS, *(f"roles.{name}" for name in new.roles if name not in needed)]
     changes = [key for key, *_ in differences(old.model_dump(mode="json"), new.model_dump(mode="json"))]
     bound = [key for key in changes if not any(within(key, each) for each in free)]
