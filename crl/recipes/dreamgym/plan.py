@@ -104,12 +104,12 @@ def _with_start(task: Task, made: Made) -> Task:
 
 
 def _difficulties(ctx: StageContext, family: FamilyConfig, seeds: Sequence[int]) -> list[float | None]:
-    """How hard the environment says the levels are; None each where it does not say."""
+    """How hard the environment says the levels are; None where it does not say, or a level cannot be started."""
     environment = ctx.environment(family.name)
     if not isinstance(environment, Graded):
         return [None] * len(seeds)
-    environment.reset_many(seeds)
-    return [environment.difficulty(slot) for slot in range(len(seeds))]
+    starts = Readable(environment, ctx.method.rollout.longest_observation).reset_many(seeds)
+    return [None if start.error else environment.difficulty(slot) for slot, start in enumerate(starts)]
 
 
 def _made(

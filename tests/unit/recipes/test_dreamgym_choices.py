@@ -51,6 +51,7 @@ def test_new_tasks_are_of_the_difficulty_of_what_varied_most_and_more(tmp_path: 
     assert found > 0
 
 
+@pytest.mark.slow
 def test_a_task_may_be_as_hard_as_the_measured_capability_and_a_step(tmp_path: Path) -> None:
     run = played(
         tmp_path, 2, method__recipe__curriculum__rule="capability", method__recipe__curriculum__noise=0.0,
@@ -121,6 +122,7 @@ def test_after_the_synthetic_rounds_all_is_real_and_nothing_more_is_explored(tmp
     assert health["real_steps"] == len(run.rows(Turn, "collect", 2))
 
 
+@pytest.mark.slow
 def test_a_teacher_explains_each_transition_once(tmp_path: Path) -> None:
     prompt = {"system": "Why?", "first": "{observation} {action} {outcome}"}
     run = played(

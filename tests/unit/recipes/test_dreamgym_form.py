@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crl.recipes.dreamgym.form import OK, Predicted, one_line, read, written
@@ -28,6 +28,7 @@ def steps(draw: st.DrawFn) -> tuple[Predicted, tuple[str, ...]]:
     return Predicted(observation, after, outcome, reward, feedback, legal, reasoning), before
 
 
+@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(steps())
 def test_what_is_written_is_read_again(step: tuple[Predicted, tuple[str, ...]]) -> None:
     predicted, before = step
