@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.swe.limits import Limits
-from crl.envs.swe.rows import Row, load_rows
-from crl.envs.swe.tasks import Tasks, split
 from crl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,10 +20,19 @@ class SweConfig(EnvironmentConfig):
     model_config = ConfigDict(title="SWE")
 
     kind: Literal["swe"] = "swe"
-    rows: str = Field(
+    rows: str | None = Field(
+        None,
         min_length=1,
         description="Tasks in SWE-Bench's row format: a file (.jsonl, .json, .parquet) or a folder of "
-        "datasets.save_to_disk.",
+        "datasets.save_to_disk; null: the tasks that ship.",
+    )
+    tasks: Literal["written", "generated", "both"] = Field(
+        "both",
+        description="Training tasks of those that ship: written by hand, generated, or one of four written by hand. "
+        "Held-out ones are written by hand, over libraries that training does not know.",
+    )
+    level: Literal["easy", "medium", "hard"] | None = Field(
+        None, description="Level of difficulty of the tasks that ship; null: all."
     )
     held_out_rows: str | None = Field(
         None,
@@ -43,7 +49,7 @@ class SweConfig(EnvironmentConfig):
         None,
         min_length=1,
         description="Python that the repositories are run and judged with; it needs pytest and what they import. "
-        "null: the one that runs this.",
+        "null: the one that runs this; in a container `python`.",
     )
     plugins: bool | None = Field(
         None, description="Whether judging loads pytest's installed plugins; null: where an interpreter is named."
@@ -52,6 +58,9 @@ class SweConfig(EnvironmentConfig):
         "bubblewrap",
         description="Where commands run. container: the image of each row, by docker or podman; none: nowhere, as "
         "this user on this machine: the actor may read the solutions and do harm.",
+    )
+    image: str | None = Field(
+        None, min_length=1, description="Container image of rows that name none, for sandbox: container."
     )
     calls: Literal["tools", "text"] = Field(
         "tools",
@@ -73,11 +82,19 @@ class SweConfig(EnvironmentConfig):
     )
     held_out_from: HeldOutFrom = 1_000_000
 
+    @model_validator(mode="after")
+    def _about_rows(self) -> SweConfig:
+        if self.rows is None and (self.held_out_rows is not None or self.repositories is not None):
+            raise ValueError("held_out_rows and repositories go with rows; without them the tasks that ship are played")
+        return self
+
     @property
     def held_out_levels(self) -> int | None:
         """How many tasks are held out; None where their file cannot be read."""
         if self.held_out_from is None:
             return None
+        from crl.envs.swe.sources import tasks_of
+
         try:
             return len(tasks_of(self).evaluation)
         except BadInput:
@@ -88,16 +105,3 @@ class SweConfig(EnvironmentConfig):
         from crl.envs.swe.environment import SweEnvironment
 
         return SweEnvironment(self)
-
-
-@lru_cache(maxsize=8)
-def _rows(name: str, where: str) -> list[Row]:
-    return load_rows(name, where=where)
-
-
-def tasks_of(config: SweConfig) -> Tasks:
-    """The tasks that a config names. Raises BadInput where a row cannot be read, or a side has none."""
-    where = "method.families[].environment."
-    rows = _rows(config.rows, f"{where}rows")
-    held_out = None if config.held_out_rows is None else _rows(config.held_out_rows, f"{where}held_out_rows")
-    return split(rows, held_out, config.held_out_from, where=f"{where}rows")

@@ -5,27 +5,27 @@ A tree is made when the first tool is called and removed when the episode is ove
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from crl.envs.endings import ENDINGS
 from crl.envs.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
-from crl.envs.swe.config import SweConfig, tasks_of
+from crl.envs.swe.config import SweConfig
 from crl.envs.swe.editor import Editor, Refused
 from crl.envs.swe.interpreters import interpreter_of
 from crl.envs.swe.judge import Judge
+from crl.envs.swe.lessons import lesson_of
 from crl.envs.swe.limits import in_words
 from crl.envs.swe.oracle import calls_of
 from crl.envs.swe.output import cut
 from crl.envs.swe.repository import Repositories, copy, remove
 from crl.envs.swe.rows import Row
-from crl.envs.swe.sandbox import TESTBED, Bubblewrap, Place, Sandbox
+from crl.envs.swe.sandbox import TESTBED, Place
+from crl.envs.swe.sandboxes import sandbox_of
+from crl.envs.swe.sources import source_of
 from crl.envs.swe.workplace import Workplace
-from crl.paths import possible_path
-from crl.protocols import Start, Step, StopReason
+from crl.protocols import Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
 
 _SHOWN_NAMES = 40
 NO_OUTPUT = "(no output)"
@@ -44,8 +44,8 @@ class _Slot:
 
 
 class SweEnvironment:
-    """A wave of tasks (protocols `Environment`, `Leveled`). The reward is 1 where all named tests pass after `submit`,
-    else 0; until then, and at the turn limit, 0.
+    """A wave of tasks (protocols `Environment`, `Leveled`, `Instructive`). The reward is 1 where all named
+    tests pass after `submit`, else 0; until then, and at the turn limit, 0.
 
     A call that cannot be understood spends a turn and changes nothing. What a command or the editor says of a mistake
     is an observation as any other. A tree that is over its limits ends its episode as a failure.
@@ -54,22 +54,19 @@ class SweEnvironment:
     def __init__(self, config: SweConfig) -> None:
         """Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
         self.config = config
-        self.tasks = tasks_of(config)
-        interpreter = interpreter_of(config.interpreter)
-        repositories = Repositories(_repositories(config), _cache(config))
-        found = repositories.check([*self.tasks.training, *self.tasks.evaluation])
-        self.repositories = repositories
+        interpreter = None if config.sandbox == "container" else interpreter_of(config.interpreter)
         self._workplace = Workplace()
-        rows = [Path(name) for name in (config.rows, config.held_out_rows) if name is not None]
-        clones = [each.parent if each.name == ".git" else each for each in found]
-        hidden = [repositories.folder, repositories.cache, *rows, *clones]
         try:
-            self._sandbox: Sandbox = Bubblewrap(interpreter, config.limits, self._workplace.folder, hidden)
+            self._source = source_of(config, self._workplace.folder)
+            self.repositories = Repositories(self._source.repository, self._source.cache)
+            self._sandbox = sandbox_of(config, interpreter, self._workplace.folder, self._source.hidden)
         except BaseException:
             self._workplace.close()
             raise
+        self.tasks = self._source.tasks
         self._judge = Judge(
-            repositories, self._sandbox, config.judging_limits, interpreter.path,
+            self.repositories, self._sandbox, config.judging_limits,
+            (config.interpreter or "python") if interpreter is None else interpreter.path,
             config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
         )  # fmt: skip
         self._as_text = config.calls == "text"
@@ -83,6 +80,8 @@ class SweEnvironment:
         """
         self._clear()
         self._slots = [_Slot(self.tasks.of(seed)) for seed in seeds]
+        if not self._source.lasting:
+            self.repositories.forget([slot.row for slot in self._slots])
         return [self._start(slot.row) for slot in self._slots]
 
     def _start(self, row: Row) -> Start:
@@ -160,7 +159,7 @@ class SweEnvironment:
         if slot.place is None:
             tree = self._workplace.tree()
             copy(self.repositories.base(slot.row), tree)
-            slot.place = self._sandbox.place(tree)
+            slot.place = self._sandbox.place(tree, slot.row.image)
         return slot.place
 
     def _over(self, slot: _Slot) -> None:
@@ -185,6 +184,10 @@ class SweEnvironment:
         row = self._slots[slot].row
         return f"{row.repo}: {row.problem_statement}"
 
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What an episode teaches, for demonstrations."""
+        return lesson_of(episode, turns, as_text=self._as_text)
+
     def _clear(self) -> None:
         for slot in self._slots:
             self._over(slot)
@@ -194,17 +197,3 @@ class SweEnvironment:
         """Remove every tree."""
         self._clear()
         self._workplace.close()
-
-
-def _repositories(config: SweConfig) -> Path:
-    where = "method.families[].environment.repositories"
-    if config.repositories is not None:
-        return possible_path(config.repositories, "the repositories", where=where, home=True)
-    rows = possible_path(config.rows, "the rows", where=where, home=True)
-    folder = rows if rows.is_dir() else rows.parent
-    return folder / "repos" if (folder / "repos").is_dir() else folder
-
-
-def _cache(config: SweConfig) -> Path:
-    name: Any = config.cache or os.environ.get("CRL_SWE_CACHE") or "~/.cache/crl-swe"
-    return possible_path(name, "the cache of trees", where="method.families[].environment.cache", home=True)

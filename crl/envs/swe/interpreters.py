@@ -15,8 +15,11 @@ from crl.paths import short
 WHERE = "method.families[].environment.interpreter"
 _ASK = (
     "import importlib.util, json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, "
-    "sys.base_exec_prefix, list(sys.version_info[:2]), importlib.util.find_spec('pytest') is not None]))"
+    "sys.base_exec_prefix, *(each for each in sys.path if each.endswith(('site-packages', 'dist-packages'))), "
+    "list(sys.version_info[:2]), importlib.util.find_spec('pytest') is not None]))"
 )
+"""Packages elsewhere than in the prefix are needed too. Other folders of its path are not: an editable installation
+could be of the repository itself, with the fix."""
 _SECONDS = 120
 _MOST_LINKS = 40
 

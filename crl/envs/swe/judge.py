@@ -20,9 +20,11 @@ from typing import Any
 
 from crl.envs.swe import judged, judging
 from crl.envs.swe.limits import Limits
+from crl.envs.swe.output import cut
 from crl.envs.swe.repository import Repositories, remove
 from crl.envs.swe.rows import Row
 from crl.envs.swe.sandbox import Sandbox
+from crl.envs.swe.supervised import LONGEST_REPORT
 
 _SHOWN = 4000
 
@@ -88,23 +90,26 @@ class Judge:
             remove(target)
 
     def _run(self, row: Row, files: list[str], target: Path) -> Verdict:
-        place = self.sandbox.place(target)
+        place = self.sandbox.place(target, row.image)
         program = self.folder / "judging.py"
         if not program.is_file():
             shutil.copyfile(judging.__file__, program)
             program.chmod(0o644)
-        report, secret = os.pipe(), secrets.token_bytes(32)
+        secret = secrets.token_bytes(32)
+        report = os.pipe() if self.sandbox.pipes else None
         root = self.sandbox.seen(target)
         told = {
-            "secret": secret.hex(), "report": report[1], "names": row.tests, "files": files, "root": root,
-            "paths": [root, f"{root}/src"], "plugins": self.plugins,
+            "secret": secret.hex(), "report": 1 if report is None else report[1], "names": row.tests, "files": files,
+            "root": root, "paths": [root, f"{root}/src"], "plugins": self.plugins,
         }  # fmt: skip
         command = [self.interpreter, "-I", "-B", self.sandbox.seen(program)]
+        longest = _SHOWN if report else LONGEST_REPORT
         ran = self.sandbox.run(
-            place, command, longest=_SHOWN, limits=self.limits, stdin=json.dumps(told).encode(), program=program,
+            place, command, longest=longest, limits=self.limits, stdin=json.dumps(told).encode(), program=program,
             report=report,
         )  # fmt: skip
-        return _verdict(row, ran.report, secret, ran.ended, ran.output)
+        said = ran.report if report else ran.output.encode()
+        return _verdict(row, said, secret, ran.ended, cut(ran.output, _SHOWN))
 
 
 def _verdict(row: Row, report: bytes, secret: bytes, ended: str, output: str) -> Verdict:

@@ -33,13 +33,15 @@ def main() -> None:
     told = json.loads(sys.stdin.buffer.read())
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.set_inheritable(told["report"], False)
+    report = os.dup(told["report"])  # where it is the output, pytest captures that
+    if told["report"] > 2:
+        os.close(told["report"])
     import pytest
 
     if not told["plugins"]:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(told["paths"])  # for processes that tests start
-    say = _saying(told.pop("report"), bytes.fromhex(told.pop("secret")))
+    say = _saying(report, bytes.fromhex(told.pop("secret")))
     sys.path[:0] = told["paths"]
     sys.dont_write_bytecode = True
     arguments = ["-q", "-p", "no:cacheprovider", "--rootdir", told["root"], *told["files"]]
@@ -59,6 +61,7 @@ def _saying(report: int, secret: bytes) -> Say:
     def say(message: dict[str, Any]) -> None:
         line = dumps([next(numbers), message]).encode()
         line = digest(secret, line, "sha256").hex().encode() + b" " + line + b"\n"
+        line = b"\n" + line  # behind whatever else is written there
         while line:
             line = line[write(report, line) :]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crl.envs.swe.calls import BASH, EDITOR, SUBMIT, Call
-from crl.envs.swe.patches import touched
 from crl.envs.swe.editor import LARGEST
+from crl.envs.swe.patches import touched
 from crl.envs.swe.sandbox import TESTBED
 
 _AROUND = 8

@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from crl.envs.swe.patches import apply, git_environment
@@ -32,16 +33,11 @@ _NOBODY = {"GIT_AUTHOR_NAME": "base", "GIT_AUTHOR_EMAIL": "base@localhost",
            "GIT_COMMITTER_NAME": "base", "GIT_COMMITTER_EMAIL": "base@localhost"}  # fmt: skip
 
 
-class Repositories:
-    """Local git repositories, and the cache of their trees."""
+@dataclass(frozen=True, slots=True)
+class Clones:
+    """Local git repositories in a folder: `owner/name`, `owner__name` or `name`, each a clone or a bare one."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
-        """
-        Args:
-            folder: where the repositories are: `owner/name`, `owner__name` or `name`, each a clone or a bare one.
-            cache: where trees are kept; made where it is missing, for this user alone.
-        """
-        self.folder, self.cache = folder, cache
+    folder: Path
 
     def of(self, row: Row) -> Path:
         """The git directory of a row's repository. Raises BadInput where there is none."""
@@ -78,6 +74,25 @@ class Repositories:
                     )
         return list(by_repository)
 
+
+class Repositories:
+    """The cache of trees."""
+
+    def __init__(self, of: Callable[[Row], Path], cache: Path) -> None:
+        """
+        Args:
+            of: the git directory of a row's repository.
+            cache: where trees are kept; made where it is missing, for this user alone.
+        """
+        self.of, self.cache = of, cache
+
+    def forget(self, but: Iterable[Row]) -> None:
+        """Remove all trees but those of some rows."""
+        kept = {self._folder(row, of).name for row in but for of in ((), (row.test_patch,), (row.patch,))}
+        for folder in self.cache.glob("*"):
+            if folder.name not in kept:
+                remove(folder)
+
     def base(self, row: Row) -> Path:
         """The tree that an episode begins with, `.git` with one commit included."""
         return self._made(row, "base", (), lambda tree: self._export(row, tree))
@@ -99,8 +114,7 @@ class Repositories:
         return self._made(row, name, (diff,), make)
 
     def _made(self, row: Row, name: str, of: Sequence[str], make: Callable[[Path], None]) -> Path:
-        key = "\0".join([str(self.of(row).resolve()), row.base_commit, *of])
-        folder = self.cache / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+        folder = self._folder(row, of)
         if (folder / name).is_dir():
             return folder / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,6 +130,10 @@ class Repositories:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return folder / name
+
+    def _folder(self, row: Row, of: Sequence[str]) -> Path:
+        key = "\0".join([str(self.of(row).resolve()), row.base_commit, *of])
+        return self.cache / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
     def _export(self, row: Row, tree: Path) -> None:
         repository = self.of(row)

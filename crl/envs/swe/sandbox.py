@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import shlex
 import shutil
 import signal
@@ -40,6 +41,8 @@ _USERS = {"passwd": "root:x:0:0::/root:/bin/sh\nactor:x:1000:1000::/tmp:/bin/bas
 _FIRST_USER = 0x7000_0000
 """Users that only trees belong to, where this process is root's: from here on, drawn at random, so that the limit on
 processes of one episode does not count those of another."""
+_SAYS = 5.0
+"""Seconds until bubblewrap has said which process is the first."""
 # Bash is the first process, which no signal from inside ends; with it everything ends. What it says of a shell that was
 # killed is not the command's output.
 _SHELL = 'ulimit {limits}; exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; eval "$1"); exit $?'
@@ -53,14 +56,18 @@ class Place:
     tree: Path
     watched: Watched
     owner: int | None
+    image: str | None = None
+    """Container image, where there are containers."""
 
 
 class Sandbox(Protocol):
     """What runs commands in work trees."""
 
     limits: Limits
+    pipes: bool
+    """Whether a command may be given a pipe to report by; else it reports among its output."""
 
-    def place(self, tree: Path) -> Place:
+    def place(self, tree: Path, image: str | None = None) -> Place:
         """A tree that commands are to run in: it is given to the user that they run as."""
 
     def run(
@@ -82,9 +89,9 @@ def shell_limits(limits: Limits) -> str:
     return f"-c 0 -t {seconds} -v {limits.memory_mb * 1024} -f {limits.file_mb * 1024} -u {limits.processes} -n 1024"
 
 
-def arguments(command: str | Sequence[str], limits: Limits) -> list[str]:
-    """A command behind bash that sets its limits."""
-    script = (_SHELL if isinstance(command, str) else _PROGRAM).format(limits=shell_limits(limits))
+def arguments(command: str | Sequence[str], limits: Limits, *, first: str = "") -> list[str]:
+    """A command behind bash that sets its limits, and runs `first` before."""
+    script = first + (_SHELL if isinstance(command, str) else _PROGRAM).format(limits=shell_limits(limits))
     given = [command] if isinstance(command, str) else list(command)
     return ["/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *given]
 
@@ -97,6 +104,15 @@ def environment(interpreter: Interpreter, tree: str, binaries: str) -> dict[str,
         "PAGER": "cat", "GIT_PAGER": "cat", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": f"{tree}:{tree}/src", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
+
+
+def write_binaries(folder: Path, interpreter: Interpreter) -> None:
+    """Make a folder with the commands `python` and `python3`, which not every interpreter's folder has."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    for name in ("python", "python3"):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{interpreter.path}" "$@"\n')
+        (folder / name).chmod(0o755)
 
 
 def give(tree: Path, owner: int) -> None:
@@ -116,6 +132,8 @@ def users_owner() -> int | None:
 class Bubblewrap:
     """A sandbox per command (protocol `Sandbox`)."""
 
+    pipes = True
+
     def __init__(self, interpreter: Interpreter, limits: Limits, folder: Path, hidden: Sequence[Path]) -> None:
         """
         Args:
@@ -134,7 +152,7 @@ class Bubblewrap:
         self._env = environment(interpreter, TESTBED, "/opt/python")
         self._try(folder / "try")
 
-    def place(self, tree: Path) -> Place:
+    def place(self, tree: Path, image: str | None = None) -> Place:
         """Give a tree to a user of its own, where this process may."""
         owner = users_owner()
         if owner is not None:
@@ -223,22 +241,18 @@ class Bubblewrap:
         return found
 
     def _write_files(self) -> None:
-        """The users and the commands `python` and `python3`, which not every interpreter's folder has."""
-        binaries = self._folder / "python"
-        binaries.mkdir()
-        binaries.chmod(0o755)
+        """The users, and the commands of Python."""
+        write_binaries(self._folder / "python", self._interpreter)
         for name, text in _USERS.items():
             (self._folder / name).write_text(text)
             (self._folder / name).chmod(0o644)
-        for name in ("python", "python3"):
-            (binaries / name).write_text(f'#!/bin/sh\nexec "{self._interpreter.path}" "$@"\n')
-            (binaries / name).chmod(0o755)
 
     def _try(self, folder: Path) -> None:
         folder.mkdir()
-        ran = self.run(self.place(folder), [self._interpreter.path, "-I", "-c", "print(6 * 7)"], longest=2000)
+        asked = "import importlib.util; print(importlib.util.find_spec('pytest') is not None)"
+        ran = self.run(self.place(folder), [self._interpreter.path, "-I", "-c", asked], longest=2000)
         shutil.rmtree(folder)
-        if ran.code != 0 or ran.output.strip() != "42":
+        if ran.code != 0 or ran.output.strip() != "True":
             raise _unavailable(
                 f"no sandbox can be had here: {ran.output.strip() or ran.ended or ran.code}",
                 "allow user namespaces (`sysctl -w kernel.unprivileged_userns_clone=1`, "
@@ -251,9 +265,8 @@ def _found_by(told: int) -> tuple[Callable[[int], list[int]], Callable[[int], No
     """How the processes of a sandbox are found and ended: bubblewrap says which one is the first."""
     first: list[int] = []
 
-    def first_process() -> int | None:
-        if not first:
-            os.set_blocking(told, False)
+    def first_process(seconds: float = 0.0) -> int | None:
+        if not first and select.select([told], [], [], seconds)[0]:
             with suppress(OSError, ValueError, KeyError):
                 first.append(int(json.loads(os.read(told, 4096).split(b"\n")[0])["child-pid"]))
         return first[0] if first else None
@@ -263,8 +276,9 @@ def _found_by(told: int) -> tuple[Callable[[int], list[int]], Callable[[int], No
         return [] if pid is None else _of_namespace(pid)
 
     def end(started: int) -> None:
-        # The first process takes all others with it, and bubblewrap waits for it.
-        pid = first_process()
+        # The first process takes all others with it, and bubblewrap waits for it. Bubblewrap alone is not killed before
+        # it has said which one that is: the process it was about to start would wait for it without end.
+        pid = first_process(_SAYS)
         with suppress(OSError):
             if os.waitid(os.P_PID, started, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 os.kill(started if pid is None else pid, signal.SIGKILL)

@@ -1,13 +1,14 @@
 """The folder that the trees of one environment are in: gone when the environment is closed or its process ends.
 
-A process that was killed leaves its folder; the next environment on the machine removes it. A lock says which ones are
-in use.
+A process that was killed leaves its folder, and where bubblewrap was about to start a sandbox perhaps a process that
+waits; the next environment on the machine ends and removes both. A lock says which folders are in use.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import tempfile
 import weakref
 from contextlib import suppress
@@ -54,6 +55,14 @@ def _leave(folder: Path, lock: int, process: int) -> None:
             os.close(lock)
 
 
+def _kill_users(folder: Path) -> None:
+    """Kill what was started with a path in a folder."""
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if process.name.isdigit() and f"{folder}/".encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 def _sweep(parent: Path) -> None:
     """Remove what processes of this user left that are gone."""
     for folder in parent.glob(f"{_PREFIX}*"):
@@ -65,6 +74,7 @@ def _sweep(parent: Path) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _kill_users(folder)
             remove(folder)
         except OSError:
             pass

@@ -71,7 +71,7 @@ def made():
 
 
 # Files, published tasks or packages of others; what is held out of them is proved beside their other tests.
-ELSEWHERE = {"alfworld", "webshop", "gymnasium", "minigrid", "textarena", "reasoning_gym", "textworld"}
+ELSEWHERE = {"alfworld", "swe", "webshop", "gymnasium", "minigrid", "textarena", "reasoning_gym", "textworld"}
 
 
 def test_every_registered_environment_is_proved_here():

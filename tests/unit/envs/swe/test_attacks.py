@@ -222,19 +222,24 @@ def test_killing_our_own_process_ends_its_sandboxes_and_their_trees_are_swept(te
     process = subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, cwd=Path.cwd())
     try:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        _until(lambda: any("sleep 7654" in each for each in processes()))
+        _until(lambda: processes().count("sleep 7654 ") == 2)
     finally:
         process.kill()
         process.wait()
     _until(lambda: not any("sleep 7654" in each for each in processes()))
     assert any("tree-" in each for each in files_below(temporary))
+    waiting = [sys.executable, "-c", "import time; time.sleep(6543)", f"{next(temporary.iterdir())}/tree"]
+    left = subprocess.Popen(waiting)  # as bubblewrap in its beginning
     Workplace(temporary).close()
-    assert files_below(temporary) == []
+    assert files_below(temporary) == [] and left.wait() == -9
 
 
 def _until(condition):
-    while not condition():
+    for _ in range(2400):
+        if condition():
+            return
         time.sleep(0.05)
+    pytest.fail("it did not happen in two minutes")
 
 
 def _pids_in(tree):

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from crl.envs.swe.patches import touched
 from crl.envs.swe.judge import _messages
+from crl.envs.swe.patches import touched
 from tests.unit.envs.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
 
 pytestmark = needs_bwrap
