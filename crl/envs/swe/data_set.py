@@ -18,7 +18,7 @@ from pathlib import Path
 
 import typer
 
-from crl.envs.swe.shipped import materialize, shipped_tasks
+from crl.envs.swe.shipped import materialize_all, shipped_tasks
 from crl.envs.swe.variants import Variants
 from crl.errors import BadInput
 
@@ -41,7 +41,7 @@ def write_data_set(folder: Path, *, variants: int = VARIANTS, seed: int = 0) -> 
         )
     tasks = [*shipped_tasks().values(), *available.draw(variants, seed)]
     lines = []
-    materialize(tasks, folder / "repos")
+    materialize_all(tasks, folder / "repos")
     for task in tasks:
         row = task.row()
         lines.append(json.dumps(row.model_dump(mode="json", by_alias=True, exclude={"image"}), ensure_ascii=False))

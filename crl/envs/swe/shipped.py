@@ -112,12 +112,21 @@ def shipped_rows(split: Split | None = None, level: Level | None = None, kind: K
     return [task.row() for task in tasks(split, level, kind)]
 
 
-def materialize(tasks: Iterable[Task], folder: Path) -> list[Path]:
-    """The bare repositories of tasks in a folder, `<library>.git` each: written unless they are there already.
+def materialize(task: Task, folder: Path) -> Path:
+    """The bare repository of one task in a folder: `<instance_id>.git`, written unless it is there already.
 
-    A repository has one commit per task, without parents, on a branch of the task's name. Others of its commits hold
-    the correct code: a task is played in a tree of its own commit, as it is with SWE-Bench's own repositories. With one
-    task there is one commit.
+    It has one commit without parents, the row's `base_commit`, and nothing else: no history that holds the fix.
+    """
+    place = folder / f"{task.instance_id}.git"
+    write_repository({task.instance_id: task.files}, place)
+    return place
+
+
+def materialize_all(tasks: Iterable[Task], folder: Path) -> list[Path]:
+    """The bare repositories of many tasks, as their rows name them: `<library>.git`, with a commit per task.
+
+    Each commit is on a branch of the task's name. Others of the commits hold the correct code: a task is played in a
+    tree of its own commit, as it is with SWE-Bench's own repositories.
     """
     by_library: dict[str, dict[str, Mapping[str, str]]] = {}
     for task in tasks:

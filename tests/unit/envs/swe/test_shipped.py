@@ -14,7 +14,18 @@ from typing import get_args
 import pytest
 
 from crl.envs.swe.library import DATA, Library, libraries
-from crl.envs.swe.shipped import KINDS, LEVELS, Kind, Level, Task, materialize, shipped_rows, shipped_tasks, tasks
+from crl.envs.swe.shipped import (
+    KINDS,
+    LEVELS,
+    Kind,
+    Level,
+    Task,
+    materialize,
+    materialize_all,
+    shipped_rows,
+    shipped_tasks,
+    tasks,
+)
 from crl.envs.swe.trials import run_trials
 from crl.errors import BadInput
 
@@ -98,7 +109,8 @@ def test_statements_give_nothing_away(task: Task) -> None:
 
 def test_the_repository_does_not_hold_the_judging_tests_or_the_fix(tmp_path: Path) -> None:
     for task in list(shipped_tasks().values())[::9]:
-        (place,) = materialize([task], tmp_path)
+        place = materialize(task, tmp_path)
+        assert materialize(task, tmp_path) == place
         row = task.row()
         assert git(place, "rev-list", "--all").split() == [row.base_commit]
         assert git(place, "fsck", "--strict", "--full") == ""
@@ -126,7 +138,7 @@ def test_commits_are_equal_in_other_processes() -> None:
 
 
 def test_repositories_are_made_once_and_hold_all_their_tasks(tmp_path: Path) -> None:
-    places = materialize(tasks("evaluation"), tmp_path)
+    places = materialize_all(tasks("evaluation"), tmp_path)
     assert {place.name for place in places} == {
         f"{row.repo.partition('/')[2]}.git" for row in shipped_rows("evaluation")
     }
@@ -135,7 +147,7 @@ def test_repositories_are_made_once_and_hold_all_their_tasks(tmp_path: Path) -> 
         assert git(place, "rev-parse", f"refs/heads/{row.instance_id}").strip() == row.base_commit
         assert git(place, "rev-list", row.base_commit).split() == [row.base_commit]
     before = {place: place.stat().st_ino for place in places}
-    assert materialize(tasks("evaluation"), tmp_path) == places
+    assert materialize_all(tasks("evaluation"), tmp_path) == places
     assert {place: place.stat().st_ino for place in places} == before
     assert sorted(tmp_path.iterdir()) == sorted(places)
 
@@ -152,7 +164,7 @@ def imports(line: str) -> bool:
 
 
 def checkout(task: Task, place: Path) -> Path:
-    (repository,) = materialize([task], place.parent / f"{task.instance_id}.repositories")
+    repository = materialize(task, place.parent)
     git(place.parent, "clone", "--quiet", str(repository), str(place))
     return place
 

@@ -16,7 +16,7 @@ from crl.envs.swe.data_set import write_data_set
 from crl.envs.swe.dressing import dressed, dresses
 from crl.envs.swe.library import libraries
 from crl.envs.swe.mutations import mutations
-from crl.envs.swe.repository import Repositories
+from crl.envs.swe.repository import Clones
 from crl.envs.swe.rows import load_rows
 from crl.envs.swe.shipped import LEVELS, Task, shipped_rows, shipped_tasks
 from crl.envs.swe.trials import run_trials
@@ -161,8 +161,7 @@ def test_a_data_set_is_rows_and_repositories(tmp_path: Path) -> None:
     assert len(loaded) == len(shipped_tasks()) + 20
     assert loaded == [*shipped_rows(), *(task.row() for task in Variants().draw(20, seed=3))]
     assert Counter((row.model_extra or {})["split"] for row in loaded)["train"] > 50
-    repositories = Repositories(tmp_path / "repos", tmp_path / "cache")
-    assert len(set(repositories.check(loaded))) == len(libraries())
+    assert len(set(Clones(tmp_path / "repos").check(loaded))) == len(libraries())
     before = rows.read_bytes()
     assert write_data_set(tmp_path, variants=20, seed=3).read_bytes() == before
     with pytest.raises(BadInput, match="cannot be drawn"):
