@@ -1,22 +1,25 @@
-"""A git repository of one commit, written without git: the same files give the same commit on every machine.
+"""Git repositories written without git: the same files give the same commit on every machine.
 
-Author, date and message are fixed, so the name of the commit is a digest of the files alone. The repository is bare and
-has nothing but that commit: no history in which something could be looked up.
+Author, date and message are fixed, so the name of a commit is a digest of its files alone. A repository is bare, has
+any number of commits without parents, one per branch, and all objects in one pack (formats: git's documentation,
+gitformat-pack and packed-refs).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
+import struct
 import tempfile
 import zlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 
 _WHO = "complementary-rl <tasks@complementary-rl.invalid> 1700000000 +0000"
 _CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = true\n"
 _FILE, _FOLDER = b"100644", b"40000"
+_KINDS = {b"commit": 1, b"tree": 2, b"blob": 3}
 
 
 def commit_of(files: Mapping[str, str]) -> str:
@@ -24,39 +27,81 @@ def commit_of(files: Mapping[str, str]) -> str:
     return _objects(files)[0]
 
 
-def write_repository(files: Mapping[str, str], folder: Path) -> str:
-    """Make the repository at a folder, which is not there yet or has it already; the name of its commit.
+def write_repository(trees: Mapping[str, Mapping[str, str]], folder: Path) -> dict[str, str]:
+    """Make a repository with a commit for the files of each branch, in place of another one that is at the folder.
 
-    It appears at once and complete: of several processes that write it, one wins.
+    Returns the names of the commits by branch. It appears at once and complete: of several processes that write the
+    same, one wins, and what is there already is left as it is.
     """
-    name, objects = _objects(files)
-    if (folder / "refs" / "heads" / "main").is_file():
-        return name
+    objects: dict[str, bytes] = {}
+    commits: dict[str, str] = {}
+    for branch, files in trees.items():
+        commits[branch], those = _objects(files)
+        objects |= those
+    lines = [f"{commits[branch]} refs/heads/{branch}\n" for branch in sorted(commits)]
+    refs = "# pack-refs with: peeled fully-peeled sorted \n" + "".join(lines)
+    if _refs_at(folder) == refs:
+        return commits
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         unfinished.chmod(0o755)
-        for digest, content in objects.items():
-            place = unfinished / "objects" / digest[:2] / digest[2:]
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(zlib.compress(content))
-        heads = unfinished / "refs" / "heads"
-        heads.mkdir(parents=True)
-        (heads / "main").write_text(f"{name}\n", encoding="utf-8")
-        (unfinished / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
-        (unfinished / "config").write_text(_CONFIG, encoding="utf-8")
-        _put(unfinished, folder)
+        pack, index, digest = _pack(objects)
+        for place, content in {
+            f"objects/pack/pack-{digest}.pack": pack,
+            f"objects/pack/pack-{digest}.idx": index,
+            "packed-refs": refs.encode(),
+            "HEAD": f"ref: refs/heads/{next(iter(trees))}\n".encode(),
+            "config": _CONFIG.encode(),
+        }.items():
+            (unfinished / place).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / place).write_bytes(content)
+        (unfinished / "refs").mkdir()
+        if folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another process was first
+            if _refs_at(folder) != refs:
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return name
+    return commits
 
 
-def _put(unfinished: Path, folder: Path) -> None:
+def _refs_at(folder: Path) -> str | None:
     try:
-        os.rename(unfinished, folder)  # noqa: PTH104 - Path.rename says the same, os.rename refuses a full folder
+        return (folder / "packed-refs").read_text(encoding="utf-8")
     except OSError:
-        if not (folder / "refs" / "heads" / "main").is_file():
-            raise
+        return None
+
+
+def _pack(objects: Mapping[str, bytes]) -> tuple[bytes, bytes, str]:
+    """Pack and index of objects, each `kind size NUL content`, and the digest in the names of their files."""
+    pack = bytearray(b"PACK" + struct.pack(">II", 2, len(objects)))
+    places: dict[str, tuple[int, int]] = {}
+    for name, whole in objects.items():
+        kind, _, content = whole.partition(b" ")[0], *whole.partition(b"\0")[1:]
+        size, packed = len(content), bytearray([_KINDS[kind] << 4 | len(content) & 15])
+        size >>= 4
+        while size:
+            packed[-1] |= 128
+            packed.append(size & 127)
+            size >>= 7
+        packed += zlib.compress(content)
+        places[name] = len(pack), zlib.crc32(packed)
+        pack += packed
+    pack += hashlib.sha1(pack, usedforsecurity=False).digest()
+    ordered = sorted(places)
+    firsts = [int(name[:2], 16) for name in ordered]
+    index = b"\xfftOc" + struct.pack(">I", 2)
+    index += b"".join(struct.pack(">I", bisect_right(firsts, each)) for each in range(256))
+    index += b"".join(map(bytes.fromhex, ordered))
+    index += b"".join(struct.pack(">I", places[name][1]) for name in ordered)
+    index += b"".join(struct.pack(">I", places[name][0]) for name in ordered)
+    index += pack[-20:]
+    index += hashlib.sha1(index, usedforsecurity=False).digest()
+    return bytes(pack), index, pack[-20:].hex()
 
 
 def _objects(files: Mapping[str, str]) -> tuple[str, dict[str, bytes]]:

@@ -1,7 +1,7 @@
 """The bug-fix tasks that ship: rows in SWE-Bench's format, and the repository of each.
 
 A task is one YAML file in `data/swe/tasks`: a library, the places where its code is broken, and what a user of it
-reports. The repository of a task is its library with the broken code; `patch` puts the correct code back, `test_patch`
+reports. A task's base commit is its library with the broken code; `patch` puts the correct code back, `test_patch`
 adds the tests that judge. Rows and commits are made from these files alone and are equal on every machine.
 
 A row has more than SWE-Bench's columns: `library`, `split`, `level` and `kind`. No library is in both splits.
@@ -9,7 +9,7 @@ A row has more than SWE-Bench's columns: `library`, `split`, `level` and `kind`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ Kind = Literal["boundary", "state", "parsing", "concurrency", "performance", "mi
 LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
 KINDS: tuple[Kind, ...] = ("boundary", "state", "parsing", "concurrency", "performance", "misuse", "logic")
 OWNER = "shipped"
-"""Owner in the name of a task's repository: `shipped/recency-none-value`."""
+"""Owner in the name of a task's repository: `shipped/recency`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Task:
         files = self.files
         record = {
             "instance_id": self.instance_id,
-            "repo": f"{OWNER}/{self.instance_id}",
+            "repo": f"{OWNER}/{self.library.name}",
             "base_commit": commit_of(files),
             "problem_statement": self.statement,
             "patch": diff(files, self.library.files),
@@ -113,13 +113,27 @@ def shipped_rows(split: Split | None = None, level: Level | None = None, kind: K
 
 
 def materialize(task: Task, folder: Path) -> Path:
-    """The bare repository of a task in a cache folder; it is written unless it is there already.
+    """The bare repository of one task in a folder: `<instance_id>.git`, written unless it is there already.
 
-    It has one commit, the row's `base_commit`, on the branch main.
+    It has one commit without parents, the row's `base_commit`, and nothing else: no history that holds the fix.
     """
-    place = folder / f"{task.instance_id}-{commit_of(task.files)[:12]}.git"
-    write_repository(task.files, place)
+    place = folder / f"{task.instance_id}.git"
+    write_repository({task.instance_id: task.files}, place)
     return place
+
+
+def materialize_all(tasks: Iterable[Task], folder: Path) -> list[Path]:
+    """The bare repositories of many tasks, as their rows name them: `<library>.git`, with a commit per task.
+
+    Each commit is on a branch of the task's name. Others of the commits hold the correct code: a task is played in a
+    tree of its own commit, as it is with SWE-Bench's own repositories.
+    """
+    by_library: dict[str, dict[str, Mapping[str, str]]] = {}
+    for task in tasks:
+        by_library.setdefault(task.library.name, {})[task.instance_id] = task.files
+    for name, trees in by_library.items():
+        write_repository(trees, folder / f"{name}.git")
+    return [folder / f"{name}.git" for name in by_library]
 
 
 def broken_files(library: Library, edits: list[Mapping[str, Any]], where: str) -> dict[str, str]:

@@ -14,7 +14,18 @@ from typing import get_args
 import pytest
 
 from crl.envs.swe.library import DATA, Library, libraries
-from crl.envs.swe.shipped import KINDS, LEVELS, Kind, Level, Task, materialize, shipped_rows, shipped_tasks, tasks
+from crl.envs.swe.shipped import (
+    KINDS,
+    LEVELS,
+    Kind,
+    Level,
+    Task,
+    materialize,
+    materialize_all,
+    shipped_rows,
+    shipped_tasks,
+    tasks,
+)
 from crl.envs.swe.trials import run_trials
 from crl.errors import BadInput
 
@@ -99,6 +110,7 @@ def test_statements_give_nothing_away(task: Task) -> None:
 def test_the_repository_does_not_hold_the_judging_tests_or_the_fix(tmp_path: Path) -> None:
     for task in list(shipped_tasks().values())[::9]:
         place = materialize(task, tmp_path)
+        assert materialize(task, tmp_path) == place
         row = task.row()
         assert git(place, "rev-list", "--all").split() == [row.base_commit]
         assert git(place, "fsck", "--strict", "--full") == ""
@@ -125,13 +137,19 @@ def test_commits_are_equal_in_other_processes() -> None:
     assert json.loads(other.stdout) == {row.instance_id: row.base_commit for row in shipped_rows()}
 
 
-def test_a_repository_is_made_once(tmp_path: Path) -> None:
-    task = next(iter(shipped_tasks().values()))
-    place = materialize(task, tmp_path)
-    before = (place / "HEAD").stat().st_mtime_ns
-    assert materialize(task, tmp_path) == place
-    assert (place / "HEAD").stat().st_mtime_ns == before
-    assert [each.name for each in tmp_path.iterdir()] == [place.name]
+def test_repositories_are_made_once_and_hold_all_their_tasks(tmp_path: Path) -> None:
+    places = materialize_all(tasks("evaluation"), tmp_path)
+    assert {place.name for place in places} == {
+        f"{row.repo.partition('/')[2]}.git" for row in shipped_rows("evaluation")
+    }
+    for row in shipped_rows("evaluation"):
+        place = tmp_path / f"{row.library}.git"  # type: ignore[attr-defined]
+        assert git(place, "rev-parse", f"refs/heads/{row.instance_id}").strip() == row.base_commit
+        assert git(place, "rev-list", row.base_commit).split() == [row.base_commit]
+    before = {place: place.stat().st_ino for place in places}
+    assert materialize_all(tasks("evaluation"), tmp_path) == places
+    assert {place: place.stat().st_ino for place in places} == before
+    assert sorted(tmp_path.iterdir()) == sorted(places)
 
 
 def test_libraries_use_the_standard_library_alone() -> None:
@@ -146,7 +164,7 @@ def imports(line: str) -> bool:
 
 
 def checkout(task: Task, place: Path) -> Path:
-    repository = materialize(task, place.parent / "cache")
+    repository = materialize(task, place.parent)
     git(place.parent, "clone", "--quiet", str(repository), str(place))
     return place
 

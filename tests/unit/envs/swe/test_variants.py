@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from crl.envs.swe.data_set import write_data_set
 from crl.envs.swe.dressing import dressed, dresses
 from crl.envs.swe.library import libraries
 from crl.envs.swe.mutations import mutations
-from crl.envs.swe.shipped import LEVELS, Task, shipped_tasks
+from crl.envs.swe.repository import Clones
+from crl.envs.swe.rows import load_rows
+from crl.envs.swe.shipped import LEVELS, Task, shipped_rows, shipped_tasks
 from crl.envs.swe.trials import run_trials
 from crl.envs.swe.variant_index import digest_of, known
 from crl.envs.swe.variants import Variants, known_bugs, variant
@@ -150,3 +153,16 @@ def test_the_lists_can_be_made_again() -> None:
     made = {bug.digest for bug in known(libraries()["durations"])}
     listed = {bug.digest for bug in known_bugs("durations")}
     assert len(made & listed) >= 0.95 * len(listed)
+
+
+def test_a_data_set_is_rows_and_repositories(tmp_path: Path) -> None:
+    rows = write_data_set(tmp_path, variants=20, seed=3)
+    loaded = load_rows(rows)
+    assert len(loaded) == len(shipped_tasks()) + 20
+    assert loaded == [*shipped_rows(), *(task.row() for task in Variants().draw(20, seed=3))]
+    assert Counter((row.model_extra or {})["split"] for row in loaded)["train"] > 50
+    assert len(set(Clones(tmp_path / "repos").check(loaded))) == len(libraries())
+    before = rows.read_bytes()
+    assert write_data_set(tmp_path, variants=20, seed=3).read_bytes() == before
+    with pytest.raises(BadInput, match="cannot be drawn"):
+        write_data_set(tmp_path, variants=-1)
