@@ -7,6 +7,6 @@ replays the reference fix. Trees of repositories are kept in a cache; those of e
 removed.
 """
 
-from crl.envs.swe.config import SweConfig
+from crl.envs.swe.environment import SweConfig
 
 __all__ = ["SweConfig"]

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import ConfigDict
+
 from crl.envs.endings import ENDINGS
 from crl.envs.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
-from crl.envs.swe.config import SweConfig
 from crl.envs.swe.editor import Editor, Refused
 from crl.envs.swe.interpreters import interpreter_of
 from crl.envs.swe.judge import Judge
@@ -22,13 +23,35 @@ from crl.envs.swe.repository import Repositories, copy, remove
 from crl.envs.swe.rows import Row
 from crl.envs.swe.sandbox import TESTBED, Place
 from crl.envs.swe.sandboxes import sandbox_of
-from crl.envs.swe.sources import source_of
+from crl.envs.swe.settings import SweSettings
+from crl.envs.swe.sources import source_of, tasks_of
 from crl.envs.swe.workplace import Workplace
+from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 
 _SHOWN_NAMES = 40
 NO_OUTPUT = "(no output)"
+
+
+class SweConfig(SweSettings):
+    """Software engineering in SWE-Bench's form: repair a repository with three tools; hidden tests decide."""
+
+    model_config = ConfigDict(title="SWE")
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """How many tasks are held out; None where their file cannot be read."""
+        if self.held_out_from is None:
+            return None
+        try:
+            return len(tasks_of(self).evaluation)
+        except BadInput:
+            return None
+
+    def make(self) -> SweEnvironment:
+        """A wave of tasks. Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
+        return SweEnvironment(self)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crl.envs.swe import judged, judging
+from crl.envs.swe.judged import files_of, make_judged
 from crl.envs.swe.limits import Limits
 from crl.envs.swe.output import cut
 from crl.envs.swe.repository import Repositories, remove
@@ -27,6 +27,7 @@ from crl.envs.swe.sandbox import Sandbox
 from crl.envs.swe.supervised import LONGEST_REPORT
 
 _SHOWN = 4000
+_PROGRAM = Path(__file__).with_name("judging.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ class Judge:
         tested = self.repositories.tested(row)
         target = Path(tempfile.mkdtemp(prefix="judged-", dir=self.folder))
         try:
-            judged.make(row, left, tested, target)
-            files = judged.files_of(row, tested)
+            make_judged(row, left, tested, target)
+            files = files_of(row, tested)
             if not files:
                 return Verdict(frozenset(), frozenset(row.tests), "no file of the tests exists")
             return self._run(row, files, target)
@@ -93,7 +94,7 @@ class Judge:
         place = self.sandbox.place(target, row.image)
         program = self.folder / "judging.py"
         if not program.is_file():
-            shutil.copyfile(judging.__file__, program)
+            shutil.copyfile(_PROGRAM, program)
             program.chmod(0o644)
         secret = secrets.token_bytes(32)
         report = os.pipe() if self.sandbox.pipes else None

@@ -36,7 +36,7 @@ def files_of(row: Row, tested: Path) -> list[str]:
     return sorted(name for name in named if _inside(name) and (tested / name).is_file())
 
 
-def make(row: Row, left: Path, tested: Path, target: Path) -> None:
+def make_judged(row: Row, left: Path, tested: Path, target: Path) -> None:
     """Write the tree that is judged.
 
     Args:

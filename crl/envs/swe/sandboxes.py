@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crl.envs.swe.interpreters import Interpreter
 from crl.envs.swe.limits import Limits
@@ -27,19 +26,17 @@ from crl.envs.swe.sandbox import (
     users_owner,
     write_binaries,
 )
+from crl.envs.swe.settings import SweSettings
 from crl.envs.swe.supervised import Launch, Ran, supervise
 from crl.envs.swe.usage import Watched
 from crl.errors import BadInput
-
-if TYPE_CHECKING:
-    from crl.envs.swe.config import SweConfig
 
 _MARK = "CRL_SWE_CALL"
 _RUNTIMES = ("docker", "podman")
 _SECONDS = 60
 
 
-def sandbox_of(config: SweConfig, interpreter: Interpreter | None, folder: Path, hidden: Sequence[Path]) -> Sandbox:
+def sandbox_of(config: SweSettings, interpreter: Interpreter | None, folder: Path, hidden: Sequence[Path]) -> Sandbox:
     """The sandbox of a config. `interpreter`: of this machine; None: commands run in containers, which have their own.
 
     Raises BadInput where it cannot be had here.

@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crl.envs.swe.library import DATA
 from crl.envs.swe.repository import Clones
 from crl.envs.swe.rows import Row, load_rows
+from crl.envs.swe.settings import SweSettings
 from crl.envs.swe.shipped import Level, Task, materialize
 from crl.envs.swe.shipped import shipped_tasks as all_tasks
 from crl.envs.swe.shipped import tasks as shipped_tasks
 from crl.envs.swe.tasks import Tasks, split
 from crl.envs.swe.variants import Variants, variant
 from crl.paths import possible_path
-
-if TYPE_CHECKING:
-    from crl.envs.swe.config import SweConfig
 
 WHERE = "method.families[].environment."
 _ONE_OF = 4
@@ -64,7 +62,7 @@ class Mixed(Sequence[Row]):
         return self._generated[index % len(self._generated)].row()
 
 
-def source_of(config: SweConfig, folder: Path) -> Source:
+def source_of(config: SweSettings, folder: Path) -> Source:
     """The source of a config. `folder`: for what is not kept.
 
     Raises BadInput where a row, a repository or a commit is missing.
@@ -82,7 +80,7 @@ def source_of(config: SweConfig, folder: Path) -> Source:
     return Source(tasks, clones.of, (clones.folder, cache, *rows, *those), cache, lasting=True)
 
 
-def tasks_of(config: SweConfig) -> Tasks:
+def tasks_of(config: SweSettings) -> Tasks:
     """The tasks that a config names. Raises BadInput where a row cannot be read, or a side has none."""
     if config.rows is None:
         return _shipped(config.tasks, config.level, config.held_out_from)
@@ -109,7 +107,7 @@ def _rows(name: str, where: str) -> list[Row]:
     return load_rows(name, where=where)
 
 
-def _repositories(config: SweConfig, rows: str) -> Path:
+def _repositories(config: SweSettings, rows: str) -> Path:
     where = f"{WHERE}repositories"
     if config.repositories is not None:
         return possible_path(config.repositories, "the repositories", where=where, home=True)
@@ -118,6 +116,6 @@ def _repositories(config: SweConfig, rows: str) -> Path:
     return folder / "repos" if (folder / "repos").is_dir() else folder
 
 
-def _cache(config: SweConfig) -> Path:
+def _cache(config: SweSettings) -> Path:
     name = config.cache or os.environ.get("CRL_SWE_CACHE") or "~/.cache/crl-swe"
     return possible_path(name, "the cache of trees", where=f"{WHERE}cache", home=True)

@@ -54,6 +54,7 @@ def _services(run: Any) -> Services:
 
 
 @needs_bwrap
+@pytest.mark.slow
 def test_a_tool_that_hangs_or_dies_costs_its_own_turn(tmp_path: Path) -> None:
     chosen = _experiment(tmp_path, groups=3)
     made(chosen.method.families[0].environment).close()
@@ -164,9 +165,9 @@ TINY: dict[str, Any] = {
         (
             "swe.yaml",
             {
-                "method.families.0.groups": 1, "method.families.0.environment.max_turns": 3,
+                "method.families.0.groups": 1, "method.families.0.environment.max_turns": 2,
                 "method.families.0.evaluation_seeds.count": 1, "method.rollout.group_size": 2,
-                "method.roles.actor.sampling.max_new_tokens": 64, "method.recipe.warm_start": None,
+                "method.roles.actor.sampling.max_new_tokens": 32, "method.recipe.warm_start": None,
                 "method.recipe.extractor_objective.batch": 2, "method.evaluation.every": 2, "method.threads": 1,
             },
         ),

@@ -126,6 +126,7 @@ def test_three_gigabytes_are_refused(player):
     assert "MemoryError" in player.run("python -c 'bytearray(3 << 30)'").observation
 
 
+@pytest.mark.slow
 def test_memory_of_all_processes_together_is_limited(player):
     one = 'import time; kept = bytearray(b"x") * (300 << 20); time.sleep(30)'
     step = player.run(f"for i in 1 2 3 4 5 6; do python -c '{one}' & done; wait")
@@ -156,6 +157,7 @@ def test_one_large_file_is_cut_off(player):
     assert player.run("head -c 50000000 /dev/zero > big; stat -c %s big").observation.splitlines()[-1] == str(8 << 20)
 
 
+@pytest.mark.slow
 def test_temporary_files_have_their_own_room(player):
     seen = player.run("for d in /tmp /dev/shm; do for i in $(seq 20); do head -c 8000000 /dev/zero > $d/$i; done; "
                       "du -sm $d; done 2>/dev/null").observation  # fmt: skip

@@ -90,7 +90,13 @@ CHEATS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
+QUICK = ("its own tests", "a conftest", "a function of pytest replaced", "results on every descriptor")
+"""Cheats that are tried every time; the others at length."""
+
+
+@pytest.mark.parametrize(
+    "cheat", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CHEATS]
+)
 def test_a_cheat_is_worth_nothing(environment, cheat):
     over = _judged(environment, CHEATS[cheat])
     assert over.done and over.reward == 0 and not over.success
@@ -101,14 +107,19 @@ def test_a_cheat_beside_the_repair_does_no_harm(environment):
     assert _judged(environment, files).reward == 1
 
 
+LONGER = (
+    "rm -rf tests; mkdir other; ln -s other tests; printf 'def test_mean(): pass\\n' > other/test_tally.py",
+    "mkdir tests/__pycache__; for v in 11 12; do cp /bin/true tests/__pycache__/test_tally.cpython-3$v.pyc; done",
+    "rm -rf .git tests README.md; mkfifo tests",
+    "chmod -R 000 tests",
+)
+
+
 @pytest.mark.parametrize(
     "command",
     [
         "rm -rf tests; ln -s /tmp tests",
-        "rm -rf tests; mkdir other; ln -s other tests; printf 'def test_mean(): pass\\n' > other/test_tally.py",
-        "mkdir tests/__pycache__; for v in 11 12; do cp /bin/true tests/__pycache__/test_tally.cpython-3$v.pyc; done",
-        "rm -rf .git tests README.md; mkfifo tests",
-        "chmod -R 000 tests",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in LONGER),
     ],
 )
 def test_what_was_done_to_the_tests_is_undone(environment, command):
@@ -165,15 +176,23 @@ def test_skipped():
     ("test", "names", "worth"),
     [
         (UNITTEST, ["test_mean (tests.test_tally.Means)", "test_none (tests.test_tally.Means.test_none)"], 1),
-        (UNITTEST, ["test_mean (tests.test_tally.Others)"], 0),
-        (UNITTEST, ["tests/test_tally.py::Means::test_mean"], 1),
-        (NEW_TEST, ["test_mean", "test_none"], 1),
-        (PARAMETERS, ["tests/test_tally.py::test_mean[one - three]", "tests/test_tally.py::test_mean[twos]"], 1),
-        (PARAMETERS, ["tests/test_tally.py::test_mean[one"], 1),
-        (PARAMETERS, ["tests/test_tally.py::test_expected"], 1),
-        (PARAMETERS, ["tests/test_tally.py::test_skipped"], 0),
-        (PARAMETERS, ["tests/test_tally.py::test_mean[threes]"], 0),
-        (NEW_TEST, ["tests/test_gone.py::test_mean"], 0),
+        (PARAMETERS, ["tests/test_tally.py::test_mean[one", "test_mean", "tests/test_tally.py::test_expected"], 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (UNITTEST, ["test_mean (tests.test_tally.Others)"], 0),
+                (UNITTEST, ["tests/test_tally.py::Means::test_mean"], 1),
+                (NEW_TEST, ["test_mean", "test_none"], 1),
+                (
+                    PARAMETERS,
+                    ["tests/test_tally.py::test_mean[one - three]", "tests/test_tally.py::test_mean[twos]"],
+                    1,
+                ),
+                (PARAMETERS, ["tests/test_tally.py::test_skipped"], 0),
+                (PARAMETERS, ["tests/test_tally.py::test_mean[threes]"], 0),
+                (NEW_TEST, ["tests/test_gone.py::test_mean"], 0),
+            )
+        ),
     ],
 )
 def test_names_of_tests(tmp_path, test, names, worth):

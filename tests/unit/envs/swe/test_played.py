@@ -40,7 +40,9 @@ def test_tasks_that_ship_are_played(shipped):
     assert [_won(shipped, seed) for seed in (0, 1, FROM)] == [(0.0, 1.0)] * 3
 
 
-@pytest.mark.parametrize("which", ["written", "generated", "both"])
+@pytest.mark.parametrize(
+    "which", ["written", *(pytest.param(each, marks=pytest.mark.slow) for each in ("generated", "both"))]
+)
 def test_seeds_of_the_tasks_that_ship(which):
     tasks = SweConfig(tasks=which)
     found = tasks_of(tasks)

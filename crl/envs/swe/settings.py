@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.swe.limits import Limits
-from crl.errors import BadInput
-
-if TYPE_CHECKING:
-    from crl.envs.swe.environment import SweEnvironment
 
 
-class SweConfig(EnvironmentConfig):
-    """Software engineering in SWE-Bench's form: repair a repository with three tools; hidden tests decide."""
-
-    model_config = ConfigDict(title="SWE")
+class SweSettings(EnvironmentConfig):
+    """What may be set; `crl.envs.swe.environment` makes the environment of it."""
 
     kind: Literal["swe"] = "swe"
     rows: str | None = Field(
@@ -83,25 +77,7 @@ class SweConfig(EnvironmentConfig):
     held_out_from: HeldOutFrom = 1_000_000
 
     @model_validator(mode="after")
-    def _about_rows(self) -> SweConfig:
+    def _about_rows(self) -> Self:
         if self.rows is None and (self.held_out_rows is not None or self.repositories is not None):
             raise ValueError("held_out_rows and repositories go with rows; without them the tasks that ship are played")
         return self
-
-    @property
-    def held_out_levels(self) -> int | None:
-        """How many tasks are held out; None where their file cannot be read."""
-        if self.held_out_from is None:
-            return None
-        from crl.envs.swe.sources import tasks_of
-
-        try:
-            return len(tasks_of(self).evaluation)
-        except BadInput:
-            return None
-
-    def make(self) -> SweEnvironment:
-        """A wave of tasks. Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
-        from crl.envs.swe.environment import SweEnvironment
-
-        return SweEnvironment(self)
