@@ -58,6 +58,8 @@ class SweConfig(SweSettings):
 class _Slot:
     row: Row
     turns: int = 0
+    calls: int = 0
+    """Turns that called a tool."""
     done: bool = False
     place: Place | None = None
     editor: Editor | None = None
@@ -130,6 +132,7 @@ class SweEnvironment:
             call = call_of(action, as_text=self._as_text)
         except BadCall as wrong:
             return self._answer(slot, "", feedback=str(wrong))
+        slot.calls += 1
         if call.name == BASH:
             return self._bash(slot, call)
         if call.name == EDITOR:
@@ -200,7 +203,7 @@ class SweEnvironment:
             base, fixed = self.repositories.base(state.row), self.repositories.fixed(state.row)
             calls = calls_of(state.row.patch, base, fixed, self.config.max_turns)
             state.plan = [written(call, as_text=self._as_text) for call in calls]
-        return state.plan[min(state.turns, len(state.plan) - 1)]
+        return state.plan[min(state.calls, len(state.plan) - 1)]
 
     def content(self, slot: int) -> str:
         """What the task of a slot is about: its repository, and what is wrong."""

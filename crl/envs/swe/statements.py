@@ -101,8 +101,11 @@ def _told(report: Report, generator: random.Random) -> str:
 
 def _asked(node: ast.stmt, how: str) -> tuple[str, str]:
     """The code whose result is at stake, and what was expected of it, as text for the report."""
-    if isinstance(node, ast.With):
+    if isinstance(node, ast.With) and "raises" in ast.unparse(node.items[0]):
         return "\n".join(ast.unparse(each) for each in node.body), _exception(node.items[0].context_expr)
+    if isinstance(node, ast.With):
+        inner = [f"    {line}" for each in node.body for line in _before(each).splitlines()]
+        return "\n".join([f"with {', '.join(map(ast.unparse, node.items))}:", *inner]), ""
     if not isinstance(node, ast.Assert):
         return ast.unparse(node), ""
     test = node.test

@@ -121,6 +121,7 @@ def test_the_oracle_replays_the_reference_fix(folder, config, calls):
         start = environment.reset_many([5])[0]
         assert isinstance(start.actions, FreeText if calls == "text" else ToolCalls)
         steps = []
+        assert not environment.step_many({0: None})[0].legal  # spends a turn and changes nothing
         while not steps or not steps[-1].done:
             steps.append(environment.step_many({0: environment.oracle(0)})[0])
         assert environment.oracle(0) is None

@@ -75,7 +75,7 @@ def test_the_oracle_repairs_generated_tasks():
 @pytest.mark.parametrize("calls", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_calls_leave_no_process_mount_or_file(tmp_path, calls):
     """Sixteen episodes side by side."""
-    config = config_of(tmp_path)
+    config = config_of(tmp_path, max_turns=1000)
     before = _children(), mounts(), _files(), _descriptors()
     environments = [made(config) for _ in range(4 if calls < 100 else 16)]
     for environment in environments:

@@ -61,25 +61,28 @@ def test_they_are_equal_in_other_processes() -> None:
 
 def test_they_differ_in_content() -> None:
     variants = Variants()
-    every = [variants[number] for number in (*range(300), *range(variants.bugs, variants.bugs + 300))]
-    assert len({task.row().base_commit for task in every}) == 600
-    assert len({task.instance_id for task in every}) == 600
+    every = [variants[number] for number in (*range(120), *range(variants.bugs, variants.bugs + 120))]
+    assert len({task.row().base_commit for task in every}) == 240
+    assert len({task.instance_id for task in every}) == 240
     broken = {text for task in shipped_tasks().values() for text in task.broken.values()}
     assert broken - {text for task in every for text in task.broken.values()}
 
 
 def test_lists_of_bugs_belong_to_the_code_as_it_is() -> None:
     for name in TRAIN:
-        library = libraries()[name]
-        possible = {
-            (path, digest_of(each.applied(library.files[path])))
-            for path in library.sources
-            for each in mutations(path, library.files[path])
-        }
-        bugs = known_bugs(name)
+        files, bugs = libraries()[name].files, known_bugs(name)
+        assert [digest_of(bug.applied(files[bug.path])) for bug in bugs] == [bug.digest for bug in bugs]
         assert len({bug.digest for bug in bugs}) == len(bugs)
-        assert {(bug.path, digest_of(bug.applied(library.files[bug.path]))) for bug in bugs} <= possible
-        assert all((bug.path, bug.digest) in possible for bug in bugs)
+
+
+def test_listed_bugs_are_mutations() -> None:
+    library = libraries()["recency"]
+    possible = {
+        digest_of(each.applied(library.files[path]))
+        for path in library.sources
+        for each in mutations(path, library.files[path])
+    }
+    assert {bug.digest for bug in known_bugs("recency")} <= possible
 
 
 @pytest.mark.parametrize("name", TRAIN)
@@ -118,7 +121,7 @@ def test_dresses_differ() -> None:
 
 
 def test_statements_say_what_was_seen() -> None:
-    for task in islice(Variants(), 400):
+    for task in islice(Variants(), 200):
         assert "```python\n" in task.statement
         assert f"from {task.library.sources[0].partition('/')[0]} import" in task.statement
         assert any(word in task.statement.lower() for word in ("expected", "should")), task.statement
