@@ -33,6 +33,7 @@ from crl.protocols import Chat, Inquiry, Sampled, StopReason, WholeTurns
 from crl.recipes import recipe_of
 from crl.recipes.reading import recorded_bank
 from crl.records import (
+    TRIAL,
     Distillation,
     Episode,
     Evaluation,
@@ -65,6 +66,8 @@ SETTINGS = {
     "method.rollout.group_size": MEMBERS,
     "method.rollout.search_and_ask": {"uses": 1},
     "method.recipe.actor_critic": {"max_new_tokens": 8},
+    # Every note is played, and whatever it did the bank takes it: what was tried is read as well.
+    "method.recipe.trial": {"layouts": 2, "threshold": -1.0},
     "method.recipe.merge.every": 1,
     "method.recipe.warm_up_rounds": ROUNDS,
     "method.evaluation.every": ROUNDS,
@@ -187,10 +190,14 @@ def assert_rendered(record: Generation, messages: list[dict[str, str]], chat: Ch
 
 def test_no_evaluated_layout_is_ever_trained_on(run: RunDirectory) -> None:
     tasks = rows(run, Task, "plan", range(1, ROUNDS + 1))
+    tried = {row.environment_seed for row in rows(run, Episode, TRIAL, range(1, ROUNDS + 1))}
     trained = {task.first_observation for task in tasks}
+    assert tried, "notes were tried, on layouts of their own"
     assert len(tasks) == ROUNDS * REALMS * MEMBERS
     for family in run.method.families:
         drawn = layouts(family.environment)
+        assert all(seed - family.train_seeds.start in range(family.train_seeds.count) for seed in tried)
+        trained |= {drawn.of(seed).text() for seed in tried}
         for task in tasks:
             if task.family == family.name:  # drawing again gives what was recorded, so it tells of evaluation too
                 assert drawn.of(task.environment_seed).text() == task.first_observation
@@ -292,7 +299,8 @@ def test_no_prompt_and_no_row_behind_one_tells_a_rule(run: RunDirectory) -> None
     for number in range(1, ROUNDS + 1):
         for row in rows(run, Operation, "distill", [number]):
             assert row.text is None or re.fullmatch(r"take ([A-H]) then \1", row.text)
-        stages = [name for name in run.complete_stages(number) if name in ("collect", "judge", "distill", "merge")]
+        reading = ("collect", "judge", "distill", TRIAL, "merge")
+        stages = [name for name in run.complete_stages(number) if name in reading]
         for row in [row for stage in stages for row in rows(run, Generation, stage, [number])]:
             kinds.add(row.kind)
             read = chat_of(run.method, row.role).decode(row.token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from crl.config import SuppressConfig
 from crl.learn.buffer import SCORED
@@ -37,7 +37,7 @@ from crl.records import (
 class ScoredAtOnce(NamedTuple):
     """What outputs of the round earn before any use of their notes."""
 
-    kind: Literal["scored", "used"]
+    kind: str
     """`used`: it is one use of several; `scored`: uses earn nothing."""
     rewards: Mapping[str, float]
 

@@ -46,9 +46,10 @@ def test_effects_are_those_of_the_credits_of_all_rounds(masked: Played) -> None:
                 values[family, row.content_digest].append(row.guided_minus_free)
         effects = {(row.family, row.content_digest): row for row in masked.rows(TextEffect, "credit", number)}
         assert set(effects) == set(values)
-        for key, row in effects.items():
-            assert (row.count, row.mean) == pytest.approx((len(values[key]), np.mean(values[key])))
-    assert any(row.suppressed for row in effects.values()) and not all(row.suppressed for row in effects.values())
+        for key, effect in effects.items():
+            assert (effect.count, effect.mean) == pytest.approx((len(values[key]), np.mean(values[key])))
+    suppressed = [effect.suppressed for effect in effects.values()]
+    assert any(suppressed) and not all(suppressed)
 
 
 def test_what_is_suppressed_is_retrieved_no_more_and_stays_in_the_bank(masked: Played) -> None:
@@ -104,14 +105,14 @@ def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) 
                 of_task[row.generation_id, task].append(row.outcome)
         for (writer, _), outcomes in of_task.items():
             expected[writer].append(float(np.mean(outcomes)))
-        for row in run.rows(Distillation, "distill", number):
-            own[row.generation_id] = episodes[row.episode_id or ""].environment_seed
+        for output in run.rows(Distillation, "distill", number):
+            own[output.generation_id] = episodes[output.episode_id or ""].environment_seed
     assert skipped, "some note was used on the task that it came from"
     total: dict[str, float] = defaultdict(float)
     for number in range(1, ROUNDS + 1):
-        for row in run.rows(BufferItem, "credit", number):
-            if row.status == "selected" or (row.status == "waiting" and number == ROUNDS):
-                total[row.generation_id] += row.score_sum
+        for item in run.rows(BufferItem, "credit", number):
+            if item.status == "selected" or (item.status == "waiting" and number == ROUNDS):
+                total[item.generation_id] += item.score_sum
     assert {name: value for name, value in total.items() if value} == pytest.approx(
         {name: sum(values) for name, values in expected.items() if sum(values)}
     )
@@ -130,9 +131,9 @@ def test_by_trend_an_output_is_scored_when_it_is_written(tmp_path: Path) -> None
         for row in retrievals:
             group = episodes[row.episode_id].group
             best[group] = max(best.get(group, -2.0), utility.get(row.entry_id, 0.0))
-        for row in run.rows(Distillation, "distill", number):
-            played = episodes[row.episode_id or ""]
-            expected[row.generation_id] = (2 * played.success - 1) - best.get(played.group, 0.0)
+        for output in run.rows(Distillation, "distill", number):
+            played = episodes[output.episode_id or ""]
+            expected[output.generation_id] = (2 * played.success - 1) - best.get(played.group, 0.0)
         for name, played in episodes.items():
             for row in retrievals:
                 if row.episode_id == name:
