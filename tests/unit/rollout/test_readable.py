@@ -64,11 +64,13 @@ class Spoiled(Services):
 
     def __init__(self, made: Any) -> None:
         super().__init__(made)
-        self._families = dict.fromkeys(self._families, Broken())  # type: ignore[assignment]
         self._policies = {
             "actor": Policy(lambda read, random: ("go \ufffd" if random.random() < 0.5 else "wait") + " \ud812"),
             "extractor": Policy(lambda read, random: write(read, random) + "\n\udead"),
         }
+
+    def environment(self, family: str, round_number: int) -> Any:
+        return Broken()
 
 
 def test_a_round_of_lone_surrogates_is_recorded(tmp_path: Any) -> None:
