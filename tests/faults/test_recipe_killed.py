@@ -17,7 +17,11 @@ from crl.report.views import query
 from tests.processes import wait_until
 from tests.tiny_run import ROOT, command, crl, digests, environment, leftovers
 
-AFTER = {"erl": ("collect", "reflect", "credit"), "dreamgym": ("explore", "update_experience", "collect")}
+AFTER = {
+    "erl": ("collect", "reflect", "credit"),
+    "dreamgym": ("explore", "update_experience", "collect"),
+    "importance_replay": ("credit", "update_actor", "probe_after"),
+}
 """Stages after which a run of a recipe is killed, in round 1."""
 ROUNDS = "2"
 
@@ -30,6 +34,11 @@ def arguments(recipe: str) -> tuple[str, ...]:
     return (f"conf/{recipe}_tiny.yaml", *more, "--rounds", ROUNDS)
 
 
+def name_of(recipe: str) -> str:
+    """What its experiment is called."""
+    return f"{recipe.replace('_', '-')}-tiny"
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Runs that nobody disturbed, by recipe."""
@@ -39,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if recipe not in made:
             runs = tmp_path_factory.mktemp(recipe)
             crl(runs, "train", *arguments(recipe))
-            made[recipe] = runs / f"{recipe}-tiny"
+            made[recipe] = runs / name_of(recipe)
         return made[recipe]
 
     return run_of
@@ -53,7 +62,7 @@ def test_killed_after_a_stage_it_resumes_to_the_same_digests(
         command("train", *arguments(recipe)), cwd=ROOT, env=environment(tmp_path),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    name = f"{recipe}-tiny"
+    name = name_of(recipe)
     run = tmp_path / name
     wait_until(lambda: (run / f"rounds/0001/{after}").is_dir() or begun.poll() is not None, f"{after} is complete")
     os.kill(begun.pid, signal.SIGKILL)
@@ -101,3 +110,21 @@ def test_dreamgym_fits_plays_in_its_model_and_shows_it(whole: Callable[[str], Pa
     assert "experience model" in said and "real steps" in said
     crl(run.parent, "report", "dreamgym-tiny")
     assert "real environment steps" in (run / "report.html").read_text()
+
+
+def test_replay_draws_old_samples_measures_its_updates_and_shows_it(whole: Callable[[str], Path]) -> None:
+    run = whole("importance_replay")
+    names, [row] = query(
+        run,
+        "SELECT (SELECT count(*) FROM replay_draws WHERE age > 0) AS old,"
+        " (SELECT count(DISTINCT weights_digest) FROM generations WHERE starts_with(stage, 'probe_')) AS weights,"
+        " (SELECT sum(pairs) FROM improvements) AS pairs, (SELECT max(steps) FROM extractor_tensors) AS steps,"
+        " (SELECT count(*) FROM replay WHERE status = 'held' AND round = 2) AS held,"
+        " (SELECT value FROM metrics WHERE stage = 'update_actor' AND name = 'ratio_max' AND round = 2) AS ratio",
+    )  # fmt: skip
+    found = dict(zip(names, row, strict=True))
+    assert int(str(found["old"])) > 0 and float(str(found["ratio"])) > 1, "off-policy by what was stored"
+    assert (found["weights"], found["pairs"], found["held"]) == (3, 24, 24) and int(str(found["steps"])) >= 8
+    assert "replay and probes" in crl(run.parent, "status", run.name).stdout
+    crl(run.parent, "report", run.name)
+    assert "worth of the samples" in (run / "report.html").read_text()
