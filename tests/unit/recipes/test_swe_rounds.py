@@ -60,7 +60,7 @@ def test_a_tool_that_hangs_or_dies_costs_its_own_turn(tmp_path: Path) -> None:
     made(chosen.method.families[0].environment).close()
     services = _services(chosen)
     run = Played(tmp_path / "runs", chosen, 1, services)
-    services.environment("repairs").close()
+    services.environment("repairs", 1).close()
     episodes, turns = run.rows(Episode, "collect", 1), run.rows(Turn, "collect", 1)
     assert len(episodes) == 6 and not [each for each in episodes if each.error]
     assert {each.stop_reason for each in episodes} <= {"success", "failure", "turn_limit"}
@@ -76,7 +76,7 @@ def test_a_sandbox_that_cannot_be_started_costs_its_own_episode(tmp_path: Path, 
     services, whole = _services(chosen), Bubblewrap.run
     monkeypatch.setattr(Bubblewrap, "run", _broken_for(whole, "kill -9"))
     run = Played(tmp_path / "runs", chosen, 2, services)
-    services.environment("repairs").close()
+    services.environment("repairs", 1).close()
     episodes = [each for number in (1, 2) for each in run.rows(Episode, "collect", number)]
     assert {each.error for each in episodes} == {None, "environment_OSError"}
 
@@ -119,7 +119,7 @@ def test_a_resumed_round_replays_no_call_of_what_is_played(tmp_path: Path, monke
     waves = [[turn for turn in turns if turn.episode_id in ids] for ids in _waves(rows(run, Episode, "collect", [1]))]
     assert [len(wave) for wave in waves] == [before, after]
     for services in (first, second):
-        services.environment("repairs").close()
+        services.environment("repairs", 1).close()
 
 
 def _waves(episodes: list[Episode]) -> list[set[str]]:
