@@ -18,7 +18,7 @@ from crl.protocols import Environment, Services
 from crl.recipes.banks import tables_of
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import note_time
-from crl.records import Row, rows_of, schema_of, table_of
+from crl.records import Metric, Row, rows_of, schema_of, table_of
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
 from crl.text.unicode import valid_text, with_texts
@@ -101,6 +101,11 @@ class StageContext:
             return schema_of(row_type).empty_table()
         self.inputs.add(resolved)
         return self._reader.read(*resolved, row_type)
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Figures that a declared read recorded, by their names."""
+        rows = self.table(Metric, name)
+        return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
     def bank(self, name: str = BANK) -> Snapshot:
         """The bank of a declared read; an empty one where there was none."""

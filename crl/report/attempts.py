@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.report.rates import NOTHING
+from crl.report.cells import count, percent, signed
 from crl.report.summary import RoundSummary
 
 ATTEMPTS = (
@@ -29,26 +29,14 @@ def attempt_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
     return [
         {
             "round": each.label,
-            "first": _percent(each.health.get("success_first")),
-            "tried again": _percent(each.health.get("gate_rate")),
-            "further": _percent(each.health.get("success_second")),
-            "r2 − r1": _signed(each.health.get("retry_gain")),
-            "memory read": _count(each.health.get("memory_reads")),
-            "written": _count(each.health.get("memory_writes")),
-            "internalized": _count(each.health.get("distilled_samples")),
+            "first": percent(each.health.get("success_first")),
+            "tried again": percent(each.health.get("gate_rate")),
+            "further": percent(each.health.get("success_second")),
+            "r2 − r1": signed(each.health.get("retry_gain")),
+            "memory read": count(each.health.get("memory_reads")),
+            "written": count(each.health.get("memory_writes")),
+            "internalized": count(each.health.get("distilled_samples")),
         }
         for each in summaries
         if "gate_rate" in each.health
     ]
-
-
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.3g} %"
-
-
-def _signed(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:+.3g}"
-
-
-def _count(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.0f}"

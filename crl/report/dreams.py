@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.report.rates import NOTHING
+from crl.report.cells import count, percent, signed
 from crl.report.summary import RoundSummary
 
 DREAMS = (
@@ -32,14 +32,14 @@ def dream_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
     return [
         {
             "round": each.label,
-            "real steps": _count(each.health.get("real_steps")),
-            "in all": _count(each.health.get("real_steps_total")),
-            "synthetic": _percent(each.health.get("synthetic_share")),
-            "next state": _percent(each.health.get("observation_agreement")),
-            "reward": _percent(each.health.get("reward_accuracy")) + (" !" if _alarmed(each) else ""),
-            "drift": _signed(each.health.get("drift")),
-            "malformed": _percent(each.health.get("dream_malformed")),
-            "new tasks": _count(each.health.get("new_tasks")),
+            "real steps": count(each.health.get("real_steps")),
+            "in all": count(each.health.get("real_steps_total")),
+            "synthetic": percent(each.health.get("synthetic_share")),
+            "next state": percent(each.health.get("observation_agreement")),
+            "reward": percent(each.health.get("reward_accuracy")) + (" !" if _alarmed(each) else ""),
+            "drift": signed(each.health.get("drift")),
+            "malformed": percent(each.health.get("dream_malformed")),
+            "new tasks": count(each.health.get("new_tasks")),
         }
         for each in summaries
         if "real_steps" in each.health or _alarmed(each)
@@ -48,15 +48,3 @@ def dream_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
 
 def _alarmed(summary: RoundSummary) -> bool:
     return any(alarm.startswith("validate: ") for alarm in summary.alarms)
-
-
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.3g} %"
-
-
-def _signed(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:+.3g}"
-
-
-def _count(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.0f}"

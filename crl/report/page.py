@@ -26,6 +26,7 @@ from crl.errors import CrlError
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
 from crl.report.branches import tree_lines, tree_of
+from crl.report.cells import percent
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
@@ -253,7 +254,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "words": _words, "duration": seconds_text, "percent": _percent, "cut": _cut, "signed": _signed,
+        "words": _words, "duration": seconds_text, "percent": percent, "cut": _cut, "signed": _signed,
         "escaped": escaped,
     }  # fmt: skip
     return made
@@ -261,10 +262,6 @@ def environment() -> Environment:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.3g} %"
 
 
 def _signed(value: float) -> str:

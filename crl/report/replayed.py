@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.report.rates import NOTHING
+from crl.report.cells import count, plain, signed
 from crl.report.summary import RoundSummary
 
 REPLAYED = (
@@ -31,26 +31,14 @@ def replay_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
     return [
         {
             "round": each.label,
-            "buffer": _count(each.health.get("replay_buffer")),
-            "drawn": _count(each.health.get("replay_distinct")),
-            "mean age": _plain(each.health.get("replay_age_mean")),
-            "mean score": _plain(each.health.get("score_mean")),
-            "probe gain": _signed(each.health.get("probe_gain")),
-            "probe games": _count(each.health.get("probe_episodes")),
-            "network loss": _plain(each.health.get("extractor_loss")),
+            "buffer": count(each.health.get("replay_buffer")),
+            "drawn": count(each.health.get("replay_distinct")),
+            "mean age": plain(each.health.get("replay_age_mean")),
+            "mean score": plain(each.health.get("score_mean")),
+            "probe gain": signed(each.health.get("probe_gain")),
+            "probe games": count(each.health.get("probe_episodes")),
+            "network loss": plain(each.health.get("extractor_loss")),
         }
         for each in summaries
         if "replay_buffer" in each.health
     ]
-
-
-def _plain(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3g}"
-
-
-def _signed(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:+.3g}"
-
-
-def _count(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.0f}"

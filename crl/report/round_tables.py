@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from crl.report.attempts import attempt_rows
+from crl.report.cells import percent
 from crl.report.dreams import dream_rows
 from crl.report.rates import NOTHING, Rate
 from crl.report.replayed import replay_rows
@@ -45,8 +46,8 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
     return [
         {
             "round": each.label,
-            "valid turns": _percent(each.health.get("turns_valid")),
-            "cut off": _percent(each.health.get("turns_cut")),
+            "valid turns": percent(each.health.get("turns_valid")),
+            "cut off": percent(each.health.get("turns_cut")),
             "bank": _known(each.bank),
             "operations": " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or NOTHING,
             "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else NOTHING,
@@ -117,10 +118,6 @@ def _table(title: str, rows: Rows, left: Collection[str]) -> Table:
     for row in rows:
         table.add_row(*row.values())
     return table
-
-
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.3g} %"
 
 
 def _known(value: int | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict
 
-from crl.envs.endings import ENDINGS
+from crl.envs.endings import ENDINGS, check_running
 from crl.envs.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
 from crl.envs.swe.editor import Editor, Refused
 from crl.envs.swe.interpreters import interpreter_of
@@ -121,9 +121,7 @@ class SweEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one call in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise RuntimeError(f"slot {index} is done; reset before stepping it again")
+        check_running(self._slots, actions)
         return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def _step(self, slot: _Slot, action: str | None) -> Step:

@@ -93,9 +93,9 @@ def health(ctx: StageContext) -> None:
         figures |= _notes(ctx, episodes)
         figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
-        figures |= clip_figures(role, _recorded(ctx, update_name(role)))
+        figures |= clip_figures(role, ctx.figures(update_name(role)))
     alarms |= cut_alarm(figures) | mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), trained, round=ctx.round, alarms=alarms))
+    ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), trained, round=ctx.round, alarms=alarms))
 
 
 def _outputs(ctx: StageContext) -> Figures:
@@ -223,12 +223,6 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
         **age_figures("used_age", [ctx.round - made[each] for each in used]),
         "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
-
-
-def _recorded(ctx: StageContext, stage: str) -> dict[str, float]:
-    """Figures of a stage by name."""
-    rows = ctx.table(Metric, stage)
-    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
 def _column(ctx: StageContext, row_type: type[Row], stage: str, name: str) -> list[str]:

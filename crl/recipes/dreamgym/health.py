@@ -30,7 +30,7 @@ SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
 def health(ctx: StageContext) -> None:
     """Write the figures of the round."""
     played, explored = ctx.rows(Episode, COLLECT), ctx.rows(Episode, EXPLORE)
-    before, checked, drifted = (_recorded(ctx, name) for name in (BEFORE, VALIDATE, DRIFT))
+    before, checked, drifted = (ctx.figures(name) for name in (BEFORE, VALIDATE, DRIFT))
     of_stream = {stream: [row for row in played if row.stream == stream] for stream in (SYNTHETIC, REAL)}
     steps = real_steps(explored, of_stream[REAL])
     figures: Figures = {
@@ -42,7 +42,7 @@ def health(ctx: StageContext) -> None:
         "synthetic_steps": float(sum(row.turns for row in of_stream[SYNTHETIC])),
         "actor_tokens_read": float(sum(row.tokens_read for row in played)),
         "actor_tokens_sampled": float(sum(row.tokens_sampled for row in played)),
-        **_of(_recorded(ctx, "credit"), SHARES),
+        **_of(ctx.figures("credit"), SHARES),
         **_pools(ctx),
         **_predictions(ctx),
         "new_tasks": float(sum(row.made != DRAWN for row in ctx.rows(DreamTask, PLAN))),
@@ -63,8 +63,8 @@ def health(ctx: StageContext) -> None:
             "nothing"
         )
     for owner in sorted(ctx.recipe.trains):
-        figures |= clip_figures(owner, _recorded(ctx, update_name(owner))) if owner != EXPERIENCE else {}
-    experience = _recorded(ctx, update_name(EXPERIENCE))
+        figures |= clip_figures(owner, ctx.figures(update_name(owner))) if owner != EXPERIENCE else {}
+    experience = ctx.figures(update_name(EXPERIENCE))
     if "loss" in experience:
         figures["experience_loss"] = experience["loss"]
     alarms |= mismatch_alarms(figures)
@@ -99,9 +99,3 @@ def _predictions(ctx: StageContext) -> Figures:
 
 def _of(figures: Figures, names: tuple[str, ...]) -> Figures:
     return {name: figures[name] for name in names if name in figures}
-
-
-def _recorded(ctx: StageContext, stage: str) -> Figures:
-    """Figures of a stage by name."""
-    rows = ctx.table(Metric, stage)
-    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))

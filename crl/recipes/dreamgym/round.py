@@ -11,7 +11,7 @@ from crl.learn.terms import NLL, Objective
 from crl.recipes.complementary import evaluate
 from crl.recipes.complementary.initialise import base_weights
 from crl.recipes.complementary.round import when
-from crl.recipes.context import BANK, StageContext
+from crl.recipes.context import StageContext
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
@@ -26,10 +26,8 @@ from crl.recipes.dreamgym.rows import (
 )
 from crl.recipes.stage import BEFORE, Read, Recipe, Stage
 from crl.recipes.update import update_name, update_stage
-from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn, Weights
+from crl.records import Episode, Generation, Metric, Sample, Task, Turn, Weights
 
-NOWHERE = "nowhere"
-"""A stage that no round has: evaluation reads an empty bank."""
 PLAYED = (Episode, Turn, Generation, Transition)
 
 
@@ -43,15 +41,7 @@ def build(method: Method) -> Recipe:
         return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
 
     pool = Read(store.GATHER, 0, store.POOL)
-    evaluates = Stage(
-        name="evaluate",
-        reads=(weights(ACTOR, 0), Read(NOWHERE, 0, BANK)),
-        writes=(Evaluation,),
-        role=ACTOR,
-        due=evaluate.due,
-        parts=evaluate.count_parts,
-        run_part=evaluate.evaluate_part,
-    )
+    evaluates = evaluate.without_bank_stage(method)
     stages = (
         Stage(
             name=explore.EXPLORE,

@@ -43,7 +43,7 @@ def health(ctx: StageContext) -> None:
         **attempt_figures(first, pairs),
         "actor_tokens_read": float(sum(row.tokens_read for row in everything)),
         "actor_tokens_sampled": float(sum(row.tokens_sampled for row in everything)),
-        **carried(_recorded(ctx, "credit"), ("distilled_samples",)),
+        **carried(ctx.figures("credit"), ("distilled_samples",)),
     }
     alarms: dict[str, str] = {}
     if config.reflect is not None:
@@ -54,9 +54,9 @@ def health(ctx: StageContext) -> None:
     if config.has_memory:
         figures |= memory_figures(ctx.rows(BankEvent, NEW_BANK))
     for owner in sorted(ctx.recipe.trains):
-        figures |= clip_figures(owner, _recorded(ctx, update_name(owner)))
+        figures |= clip_figures(owner, ctx.figures(update_name(owner)))
     alarms |= mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
+    ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
 
 
 def _reflections(ctx: StageContext, revisions: int) -> dict[str, float]:
@@ -72,9 +72,3 @@ def _reflections(ctx: StageContext, revisions: int) -> dict[str, float]:
         "reflector_tokens_read": float(sum(len(row.token_ids) for row in records) - sampled),
         "reflector_tokens_sampled": float(sampled),
     }
-
-
-def _recorded(ctx: StageContext, stage: str) -> dict[str, float]:
-    """Figures of a stage by name."""
-    rows = ctx.table(Metric, stage)
-    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))

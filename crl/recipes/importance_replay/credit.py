@@ -8,13 +8,12 @@ group had equal rewards carry no gradient and stay out of the buffer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.errors import RecordDamaged
 from crl.learn.credit import usable
 from crl.learn.streams import stream_advantages
 from crl.recipes.context import StageContext
@@ -33,6 +32,7 @@ from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceRepla
 from crl.recipes.importance_replay.features import features_of, text_of
 from crl.recipes.importance_replay.network import matrix, network_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
+from crl.recipes.sequences import record_of
 from crl.recipes.stage import BEFORE
 from crl.records import Episode, Generation, Metric, Sample, Turn
 
@@ -103,7 +103,7 @@ def played_of(
     groups = [(episode.family, episode.group) for episode in ended]
     advantages = stream_advantages([episode.reward for episode in ended], groups, config.objective)
     return [
-        Played(episode, _record(records, episode.generation_id), float(advantage))
+        Played(episode, record_of(records, episode.generation_id), float(advantage))
         for episode, advantage in zip(ended, advantages, strict=True)
     ]
 
@@ -231,7 +231,7 @@ def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[Repla
         of_step[row.step] += row.draws
     return [
         Chosen(
-            _record(records, row.generation_id),
+            record_of(records, row.generation_id),
             items[row.generation_id].reward,
             items[row.generation_id].advantage,
             row.draws / of_step[row.step] * row.factor,
@@ -274,16 +274,6 @@ def _sample(chosen: Chosen, round: int) -> Sample:
         logprobs=record.logprobs,
         choices=record.choices,
     )
-
-
-def _record(records: Mapping[str, Generation], generation_id: str) -> Generation:
-    if generation_id not in records:
-        raise RecordDamaged(
-            f"no token record of {generation_id}",
-            expected="the generations of the stage that wrote it",
-            next_step="run `crl verify` on the run",
-        )
-    return records[generation_id]
 
 
 def _metric(ctx: StageContext, name: str, value: float) -> Metric:

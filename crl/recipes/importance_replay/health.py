@@ -27,7 +27,7 @@ def health(ctx: StageContext) -> None:
     episodes = ctx.rows(Episode, COLLECT)
     turns = ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()
     owner = ctx.method.owner(ACTOR)
-    update = _recorded(ctx, update_name(owner))
+    update = ctx.figures(update_name(owner))
     figures: Figures = {
         **play_figures(episodes),
         **turn_figures(episodes, turns),
@@ -40,12 +40,12 @@ def health(ctx: StageContext) -> None:
     if episodes:
         figures["reward_mean"] = sum(row.reward for row in episodes) / len(episodes)
     if config.replays:
-        credited = _recorded(ctx, CREDIT)
+        credited = ctx.figures(CREDIT)
         figures |= {name: credited[name] for name in _CARRIED if name in credited}
         figures |= buffer_figures([row for row in ctx.rows(ReplayItem, CREDIT) if row.status == HELD])
         figures |= draw_figures(ctx.rows(ReplayDraw, CREDIT))
     if config.learns:
-        measured = _recorded(ctx, MEASURE)
+        measured = ctx.figures(MEASURE)
         figures |= {name: measured[name] for name in _LOSSES if name in measured}
         probes = [row for stage in (BEFORE_UPDATE, AFTER_UPDATE) for row in ctx.rows(Episode, stage)]
         figures |= {
@@ -55,7 +55,7 @@ def health(ctx: StageContext) -> None:
             **improvement_figures(ctx.rows(Improvement, MEASURE)),
         }
     alarms = mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, _recorded(ctx, BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
+    ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
 
 
 def buffer_figures(held: Sequence[ReplayItem]) -> Figures:
@@ -90,9 +90,3 @@ def improvement_figures(found: Sequence[Improvement]) -> Figures:
     if pairs:
         figures["probe_gain"] = sum(row.pairs * (row.difference or 0.0) for row in found) / pairs
     return figures
-
-
-def _recorded(ctx: StageContext, stage: str) -> dict[str, float]:
-    """Figures of a stage by name."""
-    rows = ctx.table(Metric, stage)
-    return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))

@@ -117,13 +117,17 @@ def act(read: str, generator: np.random.Generator) -> str:
         return "wait"
     if advice is None and generator.random() < 0.85:
         return "wait"
-    first, second = re.findall(r"[@FG] [@FG]", read)[-2:]
-    cells = {symbol: (row, column) for row, line in enumerate((first, second)) for column, symbol in
-             enumerate(line.split())}  # fmt: skip
-    agent, goal = cells["@"], cells["G"]
-    if agent[0] != goal[0]:
-        return "down" if goal[0] > agent[0] else "up"
-    return "right" if goal[1] > agent[1] else "left"
+    return move_to(read, "@GF")
+
+
+def move_to(read: str, symbols: str) -> str:
+    """A move toward the goal on the map of four cells that was read last, rows first. `symbols`: agent, goal, floor."""
+    lines = re.findall(f"[{symbols}] [{symbols}]", read)[-2:]
+    cells = {symbol: (row, column) for row, line in enumerate(lines) for column, symbol in enumerate(line.split())}
+    at, to = cells[symbols[0]], cells[symbols[1]]
+    if at[0] != to[0]:
+        return "down" if to[0] > at[0] else "up"
+    return "right" if to[1] > at[1] else "left"
 
 
 def write(read: str, generator: np.random.Generator) -> str:

@@ -6,7 +6,6 @@ things as they are. An update takes a step and writes a checkpoint that says whi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.records import Weights
-from tests.unit.recipes.played import Answer, Played, Policy, Services, Trainer
+from tests.unit.recipes.played import Answer, Played, Policy, Services, Trainer, move_to
 
 ROOT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {
@@ -45,16 +44,7 @@ def actor(luck: float) -> Answer:
     def act(read: str, generator: np.random.Generator) -> str:
         if generator.random() >= luck:
             return "wait"
-        first, second = re.findall(r"[ABD] [ABD]", read)[-2:]
-        cells = {
-            symbol: (row, column)
-            for row, line in enumerate((first, second))
-            for column, symbol in enumerate(line.split())
-        }
-        agent, goal = cells["A"], cells["B"]
-        if agent[0] != goal[0]:
-            return "down" if goal[0] > agent[0] else "up"
-        return "right" if goal[1] > agent[1] else "left"
+        return move_to(read, "ABD")
 
     return act
 
