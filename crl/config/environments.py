@@ -43,6 +43,12 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def keeps_steps(self) -> bool:
+        """Whether what it answered in finished episodes is kept, so that a stage that is resumed does not call for it
+        again: for one that acts on a world outside, or takes long."""
+        return False
+
+    @property
     def held_out_levels(self) -> int | None:
         """How many consecutive seeds from `held_out_from` on draw levels that differ; None: as many as anybody asks.
 

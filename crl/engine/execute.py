@@ -240,6 +240,7 @@ def _context(
         writer=writer,
         services=services,
         progress=progress,
+        unfinished=run.unfinished_path(round_number, stage.name),
     )
 
 

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,7 +71,8 @@ class SideBySide:
             self._instances.append(self._make())
         calls = {slot: partial(self._instances[slot].reset_many, [seed]) for slot, seed in enumerate(seeds)}
         starts = []
-        for result in _side_by_side(calls, self._workers, None, {}).values():
+        results = dict(_side_by_side(calls, self._workers, None, {}))
+        for result in (results[slot] for slot in calls):
             if isinstance(result, CrlError | MemoryError):
                 raise result
             starts.append(Start.failed(_code(result)) if isinstance(result, BaseException) else result[0])
@@ -79,19 +80,25 @@ class SideBySide:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Raises the project's own errors; any other ends its slot."""
+        steps = dict(self.step_each(actions))
+        return {slot: steps[slot] for slot in actions}
+
+    def step_each(self, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
+        """As :meth:`step_many`: each slot with its step, when it is there."""
         calls = {slot: partial(self._instances[slot].step_many, {0: action}) for slot, action in actions.items()}
-        steps: dict[int, Step] = {}
         closing = {slot: self._instances[slot].close for slot in actions}
-        for slot, result in _side_by_side(calls, self._workers, self._limit, closing).items():
+        raised: CrlError | MemoryError | None = None
+        for slot, result in _side_by_side(calls, self._workers, self._limit, closing):
             if isinstance(result, CrlError | MemoryError):
-                raise result
-            if isinstance(result, _Late):
-                self._abandoned.add(slot)
-            if isinstance(result, BaseException):
-                steps[slot] = Step("", (), False, "", True, False, 0.0, StopReason.error, _code(result))
+                raised = raised or result
+            elif isinstance(result, BaseException):
+                if isinstance(result, _Late):
+                    self._abandoned.add(slot)
+                yield slot, Step("", (), False, "", True, False, 0.0, StopReason.error, _code(result))
             else:
-                steps[slot] = result[0]
-        return steps
+                yield slot, result[0]
+        if raised is not None:
+            raise raised
 
     def oracle(self, slot: int) -> str | None:
         """The good next action that the slot's instance knows."""
@@ -154,9 +161,9 @@ def _side_by_side(
     workers: int,
     limit: float | None,
     closing: Mapping[int, Callable[[], None]],
-) -> dict[int, Any]:
-    """What each call returns or raises (as a value), in the order of the calls; at most `workers` run at one time."""
-    waiting, running, results = deque(calls), dict[int, _Call](), dict[int, Any]()
+) -> Iterator[tuple[int, Any]]:
+    """What each call returns or raises (as a value), as it comes; at most `workers` run at one time."""
+    waiting, running = deque(calls), dict[int, _Call]()
     finished: queue.SimpleQueue[int] = queue.SimpleQueue()
     while waiting or running:
         while waiting and len(running) < workers:
@@ -170,7 +177,6 @@ def _side_by_side(
             for slot, call in list(running.items()):
                 if time.monotonic() - call.began >= limit and call.give_up():
                     del running[slot]
-                    results[slot] = _Late()
+                    yield slot, _Late()
         else:
-            results[slot] = running.pop(slot).result
-    return {slot: results[slot] for slot in calls}
+            yield slot, running.pop(slot).result

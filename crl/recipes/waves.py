@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -12,8 +14,10 @@ from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Retrieval, Task, Turn
 from crl.rollout.environments import MixedEnvironment
+from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.run.jsonlines import JsonLines
 
 
 def slots_of(
@@ -53,7 +57,7 @@ def play(
     """
     return play_wave(
         policy,
-        environment or environment_of(ctx, [slot.task.family for slot in slots]),
+        environment or _kept(ctx, slots, weights_digest),
         slots,
         method=ctx.method,
         seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
@@ -63,6 +67,21 @@ def play(
         advisor=advisor,
         progress=progress or (lambda figures: ctx.progress(**figures)),
     )
+
+
+def _kept(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
+    """The environment of a wave; where it keeps steps, with those of an earlier attempt at the same wave."""
+    families = [slot.task.family for slot in slots]
+    environment = environment_of(ctx, families)
+    keeps = any(family.environment.keeps_steps for family in ctx.method.families if family.name in families)
+    if ctx.unfinished is None or not keeps:
+        return environment
+    episodes = [slot.task.episode_id for slot in slots]
+    played = [*zip(episodes, [slot.shown for slot in slots], strict=True)]
+    wave = {"method": ctx.method.digest(), "inputs": ctx.digests(), "weights": weights_digest, "played": played}
+    name = hashlib.sha256(json.dumps(wave, sort_keys=True).encode()).hexdigest()
+    ctx.unfinished.mkdir(parents=True, exist_ok=True)
+    return KeptSteps(environment, JsonLines(ctx.unfinished / f"steps-{name[:32]}.jsonl"), episodes)
 
 
 def play_with_actor(

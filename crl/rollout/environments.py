@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from crl.errors import CrlError
 from crl.protocols import Environment, Start, Step, StopReason
@@ -38,14 +38,17 @@ class MixedEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. A family that breaks ends its own slots and no others."""
+        return dict(self.step_each(actions))
+
+    def step_each(self, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
+        """As :meth:`step_many`: each slot with its step, when it is there."""
         of_family: dict[str, dict[int, int]] = {}
         for slot in actions:
-            of_family.setdefault(self._families[slot], {})[slot] = self._inner[slot]
-        steps: dict[int, Step] = {}
-        for family, inner_of in of_family.items():
-            done = step_or_error(self._environments[family], {inner: actions[slot] for slot, inner in inner_of.items()})
-            steps.update((slot, done[inner]) for slot, inner in inner_of.items())
-        return steps
+            of_family.setdefault(self._families[slot], {})[self._inner[slot]] = slot
+        for family, slot_of in of_family.items():
+            wanted = {inner: actions[slot] for inner, slot in slot_of.items()}
+            for inner, step in steps_as_they_come(self._environments[family], wanted):
+                yield slot_of[inner], step
 
     def oracle(self, slot: int) -> str | None:
         """The good next action that the slot's family knows."""
@@ -84,24 +87,34 @@ def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Sta
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
     """`step_many`, one slot at a time unless the environment steps together; what raises becomes an error step of its
     slots, and a reward that is no finite number one of its slot."""
+    steps = dict(steps_as_they_come(environment, actions))
+    return {slot: steps[slot] for slot in actions}
+
+
+def steps_as_they_come(environment: Environment, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
+    """As :func:`step_or_error`: each slot with its step, as soon as the environment gives it."""
     if not actions:
-        return {}
+        return
+    if hasattr(environment, "step_each"):
+        yield from _stepped(environment.step_each, actions)
+        return
     together = len(actions) == 1 or getattr(environment, "steps_together", False)
-    parts = [actions] if together else [{slot: action} for slot, action in actions.items()]
-    steps: dict[int, Step] = {}
-    for part in parts:
-        steps |= _stepped(environment, part)
-    return steps
+    for part in [actions] if together else [{slot: action} for slot, action in actions.items()]:
+        yield from _stepped(lambda given: environment.step_many(given).items(), part)
 
 
-def _stepped(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
+def _stepped(
+    step: Callable[[Mapping[int, str | None]], Iterable[tuple[int, Step]]], actions: Mapping[int, str | None]
+) -> Iterator[tuple[int, Step]]:
+    left = dict(actions)
     try:
-        steps = environment.step_many(actions)
+        for slot, done in step(actions):
+            del left[slot]
+            yield slot, done if math.isfinite(done.reward) else broken("reward")
     except (CrlError, MemoryError):
         raise
     except Exception as error:
-        return dict.fromkeys(actions, broken(type(error).__name__))
-    return {slot: step if math.isfinite(step.reward) else broken("reward") for slot, step in steps.items()}
+        yield from dict.fromkeys(left, broken(type(error).__name__)).items()
 
 
 def broken(what: str) -> Step:

@@ -4,6 +4,7 @@
     <run>/lineage.json                        of a fork: which rounds another run made, and by which method
     <run>/rounds/0007/<stage>/                Parquet files, manifest.json, perhaps checkpoint/
     <run>/rounds/0007/.parts-<stage>/0003/    finished parts of a stage that is not complete yet
+    <run>/rounds/0007/.parts-<stage>/steps-*  what environments answered in finished episodes of its unfinished waves
     <run>/bank/…                              content-addressed, written once
     <run>/decisions/0007.json                 what a person decided about a round, until a stage records it
     <run>/evaluations/0007-<digest>/          evaluations that a person asked for; no part of the record
@@ -118,7 +119,7 @@ class RunDirectory:
 
     def begin(self, round_number: int, stage: str, *, token: int) -> StageWriter:
         """Start writing a stage under a lease's token. Raises StaleAttempt, StageAlreadyComplete, DiskFull."""
-        parts = self._parts(round_number, stage)
+        parts = self.unfinished_path(round_number, stage)
         return StageWriter(
             self.path,
             round_number,
@@ -132,7 +133,7 @@ class RunDirectory:
 
     def begin_part(self, round_number: int, stage: str, part: int, *, token: int) -> StageWriter:
         """Start writing one part of a stage; parts are kept until the stage is committed."""
-        target = self._parts(round_number, stage) / f"{part:04d}"
+        target = self.unfinished_path(round_number, stage) / f"{part:04d}"
         return StageWriter(self.path, round_number, stage, token=token, target=target, resolve=self._digest)
 
     def part_is_complete(self, round_number: int, stage: str, part: int) -> bool:
@@ -140,7 +141,7 @@ class RunDirectory:
 
         One that cannot is removed: a part is an unfinished stage's, not yet part of the record.
         """
-        directory = self._parts(round_number, stage) / f"{part:04d}"
+        directory = self.unfinished_path(round_number, stage) / f"{part:04d}"
         if not directory.is_dir():
             return False
         if self._part_is_sound(directory):
@@ -150,16 +151,16 @@ class RunDirectory:
 
     def read_part(self, round_number: int, stage: str, part: int, row_type: type[Row]) -> pa.Table:
         """Rows of a complete part. Raises RecordDamaged."""
-        return self._read(self._parts(round_number, stage) / f"{part:04d}", row_type)
+        return self._read(self.unfinished_path(round_number, stage) / f"{part:04d}", row_type)
 
     def part_inputs(self, round_number: int, stage: str, part: int) -> set[tuple[int, str]]:
         """Stages that a complete part read, as (round, stage)."""
-        manifest = Manifest.load(self._parts(round_number, stage) / f"{part:04d}")
+        manifest = Manifest.load(self.unfinished_path(round_number, stage) / f"{part:04d}")
         return {parse_key(key) for key in manifest.digested.inputs}
 
     def part_provenance(self, round_number: int, stage: str, part: int) -> dict[str, Any]:
         """What is in the manifest of a complete part beside its digest. Raises RecordDamaged."""
-        return Manifest.load(self._parts(round_number, stage) / f"{part:04d}").provenance
+        return Manifest.load(self.unfinished_path(round_number, stage) / f"{part:04d}").provenance
 
     def sweep(self, token: int) -> list[Path]:
         """Remove what attempts before `token` left unfinished; taking a lease does this."""
@@ -173,7 +174,8 @@ class RunDirectory:
         relative = (directory / name).relative_to(self.path).as_posix()
         return files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256))
 
-    def _parts(self, round_number: int, stage: str) -> Path:
+    def unfinished_path(self, round_number: int, stage: str) -> Path:
+        """Where finished parts of a stage are until it is committed, and what its attempts leave to later ones."""
         path = self.stage_path(round_number, stage)
         return path.parent / f".parts-{path.name}"
 

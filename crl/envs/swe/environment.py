@@ -40,6 +40,11 @@ class SweConfig(SweSettings):
     model_config = ConfigDict(title="SWE")
 
     @property
+    def keeps_steps(self) -> bool:
+        """True: a command may take a minute, and say something else the second time."""
+        return True
+
+    @property
     def held_out_levels(self) -> int | None:
         """How many tasks are held out; None where their file cannot be read."""
         if self.held_out_from is None:

@@ -250,7 +250,10 @@ class Bubblewrap:
     def _try(self, folder: Path) -> None:
         folder.mkdir()
         asked = "import importlib.util; print(importlib.util.find_spec('pytest') is not None)"
-        ran = self.run(self.place(folder), [self._interpreter.path, "-I", "-c", asked], longest=2000)
+        # A short limit, on a busy machine, says nothing about sandboxes.
+        limits = self.limits.model_copy(update={"seconds": max(60.0, self.limits.seconds)})
+        command = [self._interpreter.path, "-I", "-c", asked]
+        ran = self.run(self.place(folder), command, longest=2000, limits=limits)
         shutil.rmtree(folder)
         if ran.code != 0 or ran.output.strip() != "True":
             raise _unavailable(

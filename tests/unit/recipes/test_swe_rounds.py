@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,20 @@ SAYS = (
 )  # fmt: skip
 
 
-def _experiment(folder: Path, *, groups: int = 2) -> Any:
+def _experiment(folder: Path, *, groups: int = 2, group_size: int = 2, seconds: float = 0.5) -> Any:
     records = [make_row(folder, f"tally-{number}") for number in range(4)]
-    limits = {"seconds": 0.5, "output_mb": 1}
+    limits = {"seconds": seconds, "output_mb": 1}
     environment = {"kind": "swe", "calls": "text", "rows": str(make_rows(folder, records)), "max_turns": 3,
                    "longest_output": 300, "limits": limits, "cache": str(folder / "cache")}  # fmt: skip
     family = {"name": "repairs", "environment": environment, "groups": groups,
               "evaluation_seeds": {"start": 1_000_000, "count": 1}}  # fmt: skip
-    return experiment(method__families=[family], method__rollout__group_size=2, method__rollout__wave_groups=1)
+    return experiment(method__families=[family], method__rollout__group_size=group_size, method__rollout__wave_groups=1)
 
 
-def _services(run: Any) -> Services:
+def _services(run: Any, says: Sequence[str] = SAYS) -> Services:
     services = Services(run)
-    says = Policy(lambda read, random: SAYS[int(random.integers(len(SAYS)))])
-    services._policies = {"actor": says, "extractor": Policy(write)}
+    actor = Policy(lambda read, random: says[int(random.integers(len(says)))])
+    services._policies = {"actor": actor, "extractor": Policy(write)}
     return services
 
 
@@ -120,6 +121,52 @@ def test_a_resumed_round_replays_no_call_of_what_is_played(tmp_path: Path, monke
     assert [len(wave) for wave in waves] == [before, after]
     for services in (first, second):
         services.environment("repairs", 1).close()
+
+
+@needs_bwrap
+def test_a_resumed_wave_replays_no_call_of_an_episode_that_was_over(tmp_path: Path, monkeypatch: Any) -> None:
+    """Collecting ends in the middle of a wave, when one episode is over and others are not."""
+    chosen = _experiment(tmp_path, groups=1, group_size=4, seconds=60)
+    made(chosen.method.families[0].environment).close()
+    undisturbed = Played(tmp_path / "undisturbed", chosen, 1, _services(chosen, SAYS[1:]))
+    called: list[int] = []
+    stops = True
+    whole = SweEnvironment._step
+
+    def step(self: SweEnvironment, slot: Any, action: str | None) -> Any:
+        if stops and any(each.done for each in self._slots):
+            raise Stopped
+        called.extend(index for index, each in enumerate(self._slots) if each is slot)
+        return whole(self, slot, action)
+
+    run = RunDirectory.create_or_open(chosen, tmp_path / "runs")
+    recipe = recipe_of(run.method)
+    services = _services(chosen, SAYS[1:]), _services(chosen, SAYS[1:])
+    with Lease.acquire(run.path, seconds=600) as lease:
+        attempt = Attempt(token=lease.token)
+        for number, stages in ((0, recipe.stages_of(run.method, 0)), (1, recipe.stages_of(run.method, 1))):
+            for stage in stages:
+                if (number, stage.name) == (1, "collect"):
+                    monkeypatch.setattr(SweEnvironment, "_step", step)
+                    with pytest.raises(Stopped):
+                        execute_stage(run, recipe, 1, "collect", attempt=attempt, services=services[0])
+                    before, stops = list(called), False
+                    called.clear()
+                execute_stage(run, recipe, number, stage.name, attempt=attempt, services=services[1])
+                if stage.name == "collect":
+                    break
+    turns = [each.turns for each in rows(run, Episode, "collect", [1])]
+    over = [slot for slot, count in enumerate(turns) if before.count(slot) == count]
+    assert 0 < len(over) < len(turns)
+    assert [called.count(slot) for slot in range(4)] == [0 if slot in over else turns[slot] for slot in range(4)]
+    assert run.manifest(1, "collect").digest == undisturbed.run.manifest(1, "collect").digest
+    assert not run.unfinished_path(1, "collect").exists()
+    for each in services:
+        each.environment("repairs", 1).close()
+
+
+class Stopped(BaseException):
+    """As a process ends that is killed: nothing catches it on the way."""
 
 
 def _waves(episodes: list[Episode]) -> list[set[str]]:
