@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from crl.config import Experiment, Method, Runtime, TaskRunnerName
+from crl.config import Experiment, FamilyConfig, Method, Runtime, TaskRunnerName
 from crl.config.engines import ServedEngine
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput
@@ -105,10 +105,22 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     for family in method.families:
         check = partial(check_environment, family.environment, isolate=family.isolate)
         found.append((f"environment of family {family.name}", check))
+        found.append((f"method.families, {family.name}: evaluation_seeds", partial(check_held_out, family)))
         for change in family.changes:
             check = partial(check_environment, family.in_round(change.round).environment, isolate=family.isolate)
             found.append((f"environment of family {family.name} from round {change.round} on", check))
     return found
+
+
+def check_held_out(family: FamilyConfig) -> None:
+    """Raise BadInput where a list of held-out tasks is shorter than the seeds that evaluations play."""
+    levels, seeds = family.environment.held_out_levels, family.evaluation_seeds
+    if levels is not None and seeds.count > levels:
+        raise BadInput(
+            f"{seeds.count} seeds of {levels} held-out tasks",
+            expected=f"at most {levels}: more would play the same tasks twice, and intervals would look too narrow",
+            next_step=f"set evaluation_seeds.count to {levels}",
+        )
 
 
 def check_task_runner(runtime: Runtime) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from crl.config import EnvironmentConfig
+from crl.config import EnvironmentConfig, SeedRange
 from crl.config.load import load_experiment, parse_experiment
+from crl.envs.hotpotqa import HotpotQAConfig
 from crl.errors import BadInput
 from crl.preflight import check_ready
 
@@ -40,3 +42,21 @@ def test_an_environment_that_nobody_registered_is_named_with_its_family():
     data["method"]["families"] = [lake, {**lake, "name": "castle", "environment": {"kind": "castles"}}]
     with pytest.raises(BadInput, match=r"there is no environment 'castles'.*family castle"):
         parse_experiment(data, base=CONF, where="x")
+
+
+@pytest.mark.parametrize(("count", "refused"), [(25, False), (26, True)])
+def test_more_held_out_seeds_than_tasks_are_refused(tmp_path, count, refused):
+    """Played twice, a task counts twice, and the interval of a success rate is narrower than what is known."""
+    loaded = load_experiment(CONF / "tiny.yaml")
+    questions = HotpotQAConfig(questions="own")
+    seeds = SeedRange(start=questions.held_out_from, count=count)
+    change = {"name": "questions", "environment": questions, "evaluation_seeds": seeds}
+    family = loaded.method.families[0].model_copy(update=change)
+    method = loaded.method.model_copy(update={"families": [family]})
+    asks = partial(check_ready, loaded.model_copy(update={"method": method}), tmp_path / "run", 1)
+    if not refused:
+        asks()
+        return
+    with pytest.raises(BadInput, match="26 seeds of 25 held-out tasks") as caught:
+        asks()
+    assert "count to 25" in caught.value.next_step and "questions" in caught.value.where
