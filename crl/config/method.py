@@ -35,6 +35,15 @@ class RoleUse:
 
 
 @dataclass(frozen=True)
+class RoundOutputs:
+    """Outputs of a role in a round, at most: what estimates of work and disk count with."""
+
+    sampled: int
+    trained: int
+    """Learned by updates; one that is learned twice counts twice."""
+
+
+@dataclass(frozen=True)
 class EmbedderUse:
     """The embedder that a recipe retrieves with."""
 
@@ -74,6 +83,10 @@ class RecipeConfig(Model):
     def roles(self) -> Mapping[str, RoleUse]:
         """Roles that the recipe works with, by name; each must be configured in `method.roles`."""
         raise NotImplementedError(f"{type(self).__name__} has to name its roles")
+
+    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+        """How much each role does in a round, at most: here, an output per episode that is sampled and learned."""
+        return dict.fromkeys(self.roles(), RoundOutputs(method.episodes, method.episodes))
 
     def prompts(self) -> frozenset[str]:
         """Names of the prompts that it needs, out of `method.prompts`."""
@@ -242,6 +255,11 @@ class Method(Model):
     def group_size(self, family: FamilyConfig) -> int:
         """K of a task family."""
         return self.rollout.group_size if family.group_size is None else family.group_size
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of a round: K of every group."""
+        return sum(family.groups * self.group_size(family) for family in self.families)
 
     def sampling(self, role: str, family: str) -> SamplingConfig:
         """How a role samples when it plays a task family."""

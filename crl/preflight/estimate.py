@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crl.config import Experiment, Method
+from crl.config import Experiment, Method, RoundOutputs
 from crl.policies.embedder_sources import EMBEDDERS
 from crl.preflight.memory import (
     FLOAT32,
@@ -70,9 +70,8 @@ def estimate(experiment: Experiment) -> Estimate:
     """Memory, disk and work of an experiment."""
     method = experiment.method
     embedder, reading = method.recipe.embedder(), 0
-    episodes = sum(family.groups * method.group_size(family) for family in method.families)
-    # Of every role one record per episode: what it played, or what it wrote about it.
-    round_bytes = _TOKEN_ROW * episodes * sum(method.role(name).context for name in method.recipe.roles())
+    outputs = outputs_of(method)
+    round_bytes = _TOKEN_ROW * sum(method.role(name).context * each.sampled for name, each in outputs.items())
     shapes = {name: shape_of(method.role(name).model) for name in method.recipe.roles()}
     unknown = {method.role(name).model for name, shape in shapes.items() if shape is None}
     if embedder is not None and embedder.name not in EMBEDDERS:
@@ -90,11 +89,10 @@ def estimate(experiment: Experiment) -> Estimate:
         new = _new_tokens(method, name)
         sampling[name] = sampling_memory(shape, role, rows)
         owner = method.owner(name)
-        trained = owner in method.trained()
-        if trained:
+        if owner in method.trained():
             made = update_memory(shape, role, new)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(shape, role, longest(role, new), outputs=episodes, rows=rows, trained=trained)
+        work[name] = work_of(shape, role, longest(role, new), outputs[name], rows=rows)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     engine = PROCESS + reading + _engine(method, known, sampling, updates)
@@ -129,13 +127,21 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     method, made = experiment.method, dict[str, Work]()
     if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):
         return made
-    episodes = sum(family.groups * method.group_size(family) for family in method.families)
+    outputs = outputs_of(method)
     for name, lengths in recipe_of(method).typical(method).items():
         role, shape = method.role(name), shape_of(method.role(name).model)
         if shape is not None:
-            rows, trained = _rows(method, name), method.owner(name) in method.trained()
-            made[name] = work_of(shape, role, lengths, outputs=episodes, rows=rows, trained=trained)
+            made[name] = work_of(shape, role, lengths, outputs[name], rows=_rows(method, name))
     return made
+
+
+def outputs_of(method: Method) -> dict[str, RoundOutputs]:
+    """What each role of the recipe does in a round, at most; nothing is learned of one whose weights stay."""
+    trained = method.trained()
+    return {
+        name: each if method.owner(name) in trained else replace(each, trained=0)
+        for name, each in method.recipe.outputs(method).items()
+    }
 
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:

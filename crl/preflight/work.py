@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from crl.config import RoleConfig
+from crl.config import RoleConfig, RoundOutputs
 from crl.policies.rates import Rates
 from crl.preflight.memory import FLOAT16, FLOAT32
 from crl.preflight.shapes import ModelShape
@@ -41,8 +41,8 @@ class Work:
         return sampling + update
 
 
-def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, *, outputs: int, rows: int, trained: bool) -> Work:
-    """The work of a role that makes so many outputs of such lengths, `rows` side by side.
+def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, outputs: RoundOutputs, *, rows: int) -> Work:
+    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side.
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
     an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
@@ -50,14 +50,14 @@ def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, *, outputs: i
     pass. The vocabulary head runs where a token is sampled or trained.
     """
     body = 2 * shape.layers * (shape.layer_parameters + shape.attention * lengths.tokens)
-    head = outputs * lengths.sampled * 2 * shape.vocabulary * shape.hidden
+    head = lengths.sampled * 2 * shape.vocabulary * shape.hidden
     times = (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
     return Work(
-        tokens=round(outputs * lengths.tokens),
-        sampling_flops=round(outputs * lengths.tokens * body + head),
-        weight_bytes=round(-(-outputs // rows) * lengths.sampled * shape.matrix_parameters * size),
-        update_flops=round(times * (outputs * lengths.computed * body + head)) if trained else 0,
+        tokens=round(outputs.sampled * lengths.tokens),
+        sampling_flops=round(outputs.sampled * (lengths.tokens * body + head)),
+        weight_bytes=round(-(-outputs.sampled // rows) * lengths.sampled * shape.matrix_parameters * size),
+        update_flops=round(times * outputs.trained * (lengths.computed * body + head)),
         half_sampling=role.dtype == "bfloat16",
         half_update=role.deepspeed.autocast == "bfloat16",
         ranks=role.deepspeed.ranks,

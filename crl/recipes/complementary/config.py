@@ -28,6 +28,7 @@ from crl.config import (
     RecipeConfig,
     RetrievalConfig,
     RoleUse,
+    RoundOutputs,
     SelfDistillationConfig,
     SuppressConfig,
     TrialConfig,
@@ -108,6 +109,18 @@ class BankRecipeConfig(RecipeConfig):
         if self.has_bank:
             uses[EXTRACTOR] = RoleUse(trained=EXTRACTOR in self.TRAINED)
         return uses
+
+    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+        """An output of each role per episode, and the games in which new notes are tried."""
+        found = dict(super().outputs(method))
+        if self.trial is not None and self.has_bank:
+            played = found[ACTOR].sampled
+            for family in method.families:
+                written = family.groups * method.group_size(family) * self.distill.max_operations
+                notes = written if self.trial.notes is None else min(written, self.trial.notes)
+                played += (notes + 1) * self.trial.layouts
+            found[ACTOR] = RoundOutputs(played, found[ACTOR].trained)
+        return found
 
     def prompts(self) -> frozenset[str]:
         """One for playing, and with a bank those of the extractor; `critic` where the actor judges."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse
+from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 
@@ -148,6 +148,22 @@ class DreamGymConfig(RecipeConfig):
         if self.fit.reasoning == "teacher":
             uses[TEACHER] = RoleUse(trained=False)
         return uses
+
+    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+        """Of a round with a fit: the episodes of the actor, real ones to fit on included, and a prediction per turn of
+        those that are synthetic and per transition that is held out. Tasks that a model varies are left out."""
+        writes = max(1, method.role(ACTOR).sampling.max_new_tokens)
+        turns = max(family.turn_limit or method.role(ACTOR).context // writes for family in method.families)
+        explored = max(self.explore.first, self.explore.further)
+        predicted = turns * sum(
+            self.synthetic_groups(family.groups, 1) * method.group_size(family) for family in method.families
+        )
+        fitted = self.fit.epochs * min(self.fit.most, turns * explored)
+        made = {
+            ACTOR: RoundOutputs(method.episodes + explored, method.episodes),
+            EXPERIENCE: RoundOutputs(predicted + min(self.truth.most, turns * explored), fitted),
+        }
+        return made | ({TEACHER: RoundOutputs(turns * explored, 0)} if TEACHER in self.roles() else {})
 
     def prompts(self) -> frozenset[str]:
         """One for playing, one for predicting, others for what a mechanism asks."""

@@ -16,6 +16,7 @@ from crl.config import (
     Model,
     RecipeConfig,
     RoleUse,
+    RoundOutputs,
 )
 from crl.errors import BadInput
 
@@ -121,6 +122,15 @@ class ErlConfig(RecipeConfig):
         if self.reflect is not None:
             uses[REFLECTOR] = RoleUse()
         return uses
+
+    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+        """Every attempt, and each revision once more where it is internalised; a reflection for each revision."""
+        again = self.revisions * method.episodes
+        played = method.episodes + again
+        made = {ACTOR: RoundOutputs(played, played if self.internalise is None else played + again)}
+        if self.reflect is not None:
+            made[REFLECTOR] = RoundOutputs(again, again)
+        return made
 
     def prompts(self) -> frozenset[str]:
         """One for playing, one for reflecting."""

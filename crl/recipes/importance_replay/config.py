@@ -7,7 +7,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from crl.config import ClippedObjective, EmbedderUse, FamilyConfig, Method, Model, RecipeConfig, RoleUse, SeedRange
+from crl.config import (
+    ClippedObjective,
+    EmbedderUse,
+    FamilyConfig,
+    Method,
+    Model,
+    RecipeConfig,
+    RoleUse,
+    RoundOutputs,
+    SeedRange,
+)
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 
@@ -110,6 +120,12 @@ class ImportanceReplayConfig(RecipeConfig):
     def roles(self) -> Mapping[str, RoleUse]:
         """An actor. What scores samples is no language model."""
         return {ACTOR: RoleUse(multi_turn=True)}
+
+    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+        """Episodes, and probes before and after the update where worth is learned; updates learn what they draw."""
+        probes = 2 * self.probe.tasks * len(method.families) if self.learns else 0
+        drawn = self.buffer.steps * (self.buffer.batch or method.episodes) if self.replays else method.episodes
+        return {ACTOR: RoundOutputs(method.episodes + probes, drawn)}
 
     def embedder(self) -> EmbedderUse | None:
         """That of the network's features."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
+from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, RoundOutputs, SamplingConfig
 from crl.config.load import load_experiment
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
@@ -134,13 +134,13 @@ def test_the_head_is_counted_where_tokens_are_trained() -> None:
 
 def test_work_follows_from_tokens_and_parameters() -> None:
     role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5), dtype="bfloat16")
-    work = work_of(SHAPE, role, longest(role, 20), outputs=6, rows=4, trained=True)
+    work = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4)
     body = 600 * (2 * 3 * LAYER + 2 * 3 * 128 * 100)
     forward = body + 6 * 20 * 2 * TABLE
     assert (work.tokens, work.sampling_flops, work.update_flops) == (600, forward, 3 * forward)
     assert work.weight_bytes == 2 * 20 * (3 * LAYER + TABLE) * 2, "two waves of twenty tokens"
     adapted = role.model_copy(update={"lora": LoraConfig()})
-    assert work_of(SHAPE, adapted, longest(adapted, 20), outputs=6, rows=4, trained=True).update_flops == 2 * forward
+    assert work_of(SHAPE, adapted, longest(adapted, 20), RoundOutputs(6, 6), rows=4).update_flops == 2 * forward
     rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e6)
     by_hand = forward / (4e9 * SHARE) + work.weight_bytes / 1e6 + 3 * forward / (1e9 * SHARE)
     assert work.seconds(rates) == pytest.approx(by_hand)

@@ -133,6 +133,13 @@ def test_a_pair_has_one_layout_and_one_sampling_stream(tried: Played) -> None:
         )
 
 
+def test_games_of_a_trial_are_counted_in_estimates(tried: Played) -> None:
+    method = tried.method
+    for number in range(1, ROUNDS + 1):
+        games = sum(len(tried.rows(Episode, stage, number)) for stage in ("collect", TRIAL))
+        assert method.episodes < games <= method.recipe.outputs(method)["actor"].sampled
+
+
 def test_what_fails_stays_out_of_the_bank_and_says_why(tried: Played) -> None:
     for number in range(1, ROUNDS + 1):
         events = {row.operation_id: row for row in tried.rows(BankEvent, "consolidate", number) if row.operation_id}
