@@ -38,6 +38,9 @@ ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left":
 PRACTICE_REALMS = 16
 """Realms that practice draws its names from."""
 
+WALL, EMPTY, KEY, GOAL, EARLY, DEADLY = "wall", "empty", "key", "goal", "early", "deadly"
+"""What a move may meet, in the words of an explanation; early: the goal before the key."""
+
 _FEEDBACK = "invalid"
 _FAR = 10_000
 _DRAWS = 20_000
@@ -215,11 +218,12 @@ class _Slot:
     has_key: bool = False
     turns: int = 0
     done: bool = False
+    why: str | None = None
 
 
 class RealmsEnvironment:
-    """A wave of episodes of one realm (protocols `Environment` and `Judge`). Reward is 1 on the goal with the key,
-    else 0.
+    """A wave of episodes of one realm (protocols `Environment`, `Judge`, `Explains`, `Graded`). Reward is 1 on the goal
+    with the key, else 0.
 
     A decoy, and the goal before the key, end the episode as a failure, `max_turns` at the turn limit. A move into the
     border is legal and moves nothing.
@@ -294,12 +298,21 @@ class RealmsEnvironment:
         key, goal = hidden_rule(self.config)
         return ((claim.group(1) == key) + (claim.group(2) == goal)) / 2
 
+    def why(self, slot: int) -> str | None:
+        """What the last move met, by the hidden rule: for models of the environment, never for players."""
+        return self._slots[slot].why
+
+    def difficulty(self, slot: int) -> float:
+        """Moves of the shortest way, as a share of the turn limit."""
+        return self._slots[slot].layout.moves / self.config.max_turns
+
     def close(self) -> None:
         """Nothing is held."""
         self._slots = []
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
         slot.turns += 1
+        slot.why = None
         legal = action in ACTIONS
         reason = self._move(slot, action) if action is not None and legal else None
         if reason is None and slot.turns >= self.config.max_turns:
@@ -315,15 +328,22 @@ class RealmsEnvironment:
         layout = slot.layout
         target = _moved(layout.side, slot.cell, action)
         if target == slot.cell:
+            slot.why = WALL
             return None
         slot.cell = target
-        if target == layout.cells[layout.key]:
+        met = next((symbol for symbol, cell in layout.cells.items() if cell == target), None)
+        if met is None:
+            slot.why = EMPTY
+            return None
+        if met == layout.key:
+            slot.why = f"{met} {KEY}"
             slot.has_key = True
-        elif target == layout.cells[layout.goal]:
+            return None
+        if met == layout.goal:
+            slot.why = f"{met} {GOAL if slot.has_key else EARLY}"
             return StopReason.success if slot.has_key else StopReason.failure
-        elif target in layout.decoys:
-            return StopReason.failure
-        return None
+        slot.why = f"{met} {DEADLY}"
+        return StopReason.failure
 
 
 @lru_cache(maxsize=256)

@@ -5,15 +5,17 @@ Only tables of the record are read, each held against its manifest. Nothing is k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.recipes.dreamgym.rows import SYNTHETIC
 from crl.recipes.timing import TIMINGS
-from crl.records import Distillation, Episode, Evaluation, Metric, Weights, rows_of
+from crl.records import Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
 from crl.report.rates import Rate
 from crl.run.directory import RunDirectory
 
@@ -48,6 +50,10 @@ class RunFigures(BaseModel):
     without_bank: dict[int, Rate]
     episodes: dict[int, int]
     """Training episodes up to and including each round, those of warm-up rounds too."""
+    tokens: dict[int, int] = {}
+    """Tokens that any role sampled in training, likewise; those that left no choice are not counted."""
+    real_steps: dict[int, int] = {}
+    """Steps of the real environment in training, likewise."""
     outputs: int
     """Extractor outputs of all rounds."""
     malformed: int
@@ -98,6 +104,8 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         else {},
         without_bank=without,
         episodes=_episodes(run, numbers),
+        tokens=_total(run, numbers, Generation, lambda table: pc.sum(pc.list_flatten(table["loss_mask"]))),
+        real_steps=_total(run, numbers, Episode, _real_steps),
         outputs=sum(verdicts.values()),
         malformed=verdicts.get("malformed", 0),
         returned=verdicts.get("return", 0),
@@ -174,6 +182,23 @@ def _episodes(run: RunDirectory, numbers: list[int]) -> dict[int, int]:
             )
         found[number] = total
     return found
+
+
+def _total(
+    run: RunDirectory, numbers: list[int], row_type: type[Row], count: Callable[[pa.Table], pa.Scalar]
+) -> dict[int, int]:
+    """Something about the rows of training, up to and including each round."""
+    total, found = 0, {}
+    for number in numbers:
+        for stage in run.complete_stages(number) if number > 0 else ():
+            if not stage.startswith(EVALUATE) and run.manifest(number, stage).rows().get(row_type.table):
+                total += count(run.read(number, stage, row_type)).as_py() or 0
+        found[number] = total
+    return found
+
+
+def _real_steps(episodes: pa.Table) -> pa.Scalar:
+    return pc.sum(episodes.filter(pc.not_equal(episodes["stream"], SYNTHETIC))["turns"])
 
 
 def _verdicts(run: RunDirectory, numbers: list[int]) -> dict[str, int]:

@@ -31,13 +31,15 @@ SCHEMA = pa.schema(
         ("episodes", pa.int64()),
         ("success", pa.float64()),
         ("training_episodes", pa.int64()),
+        ("training_tokens", pa.int64()),
+        ("training_real_steps", pa.int64()),
         ("actions", pa.float64()),
         ("tokens_read", pa.float64()),
         ("tokens_sampled", pa.float64()),
     ]
 )
-"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes`, and
-what a game took on average."""
+"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes` (with
+that many generated tokens and real steps), and what a game took on average."""
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
@@ -68,6 +70,8 @@ def _parquet(figures: RunsByArm) -> bytes:
             "episodes": rate.episodes,
             "success": rate.value,
             "training_episodes": run.episodes[number],
+            "training_tokens": run.tokens.get(number),
+            "training_real_steps": run.real_steps.get(number),
             **_cost(run, number, bank),
         }
         for arm, runs in figures.items()

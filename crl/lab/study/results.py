@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from crl.lab.study.budgets import Budget, equal_budgets
 from crl.lab.study.config import Study
 from crl.lab.study.figures import GameCost, RunFigures, read_run
 from crl.lab.study.plan import PlannedRun
@@ -106,6 +107,8 @@ class StudyResult(BaseModel):
     reported_on: list[int]
     arms: list[ArmResult]
     differences: list[Difference]
+    budgets: list[Budget] = []
+    """Success at equal budgets, where runs used different amounts."""
     unequal_starts: list[str] = []
     """Models whose weights were not the same at the start of every run: what was begun from one and another."""
 
@@ -148,6 +151,7 @@ def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
         reported_on=reported,
         arms=arms,
         differences=differences,
+        budgets=equal_budgets(study, figures),
         unequal_starts=_unequal_starts(figures),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crl.lab.study.budgets import KINDS, Budget
 from crl.lab.study.results import ArmResult, Cost, StudyResult, Success
 from crl.lab.study.statistics import Interval, Reached
 from crl.report.markdown import plain
@@ -38,7 +39,8 @@ def study_markdown(result: StudyResult) -> str:
 
 def tables(result: StudyResult) -> list[Table]:
     """Every table of a result, the most important first; one without rows is left out."""
-    found = [_success(result), _differences(result), _learning(result), _costs(result), _seconds(result),
+    at_budgets = [_at_budget(result, budget) for budget in result.budgets]
+    found = [_success(result), _differences(result), *at_budgets, _learning(result), _costs(result), _seconds(result),
              _health(result), _seeds(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
@@ -64,6 +66,19 @@ def _differences(result: StudyResult) -> Table:
             ]
         )
     return Table("Paired differences", ("arm", "less", "with bank", "without bank", "pairs"), rows, named=2)
+
+
+def _at_budget(result: StudyResult, budget: Budget) -> Table:
+    titles = {arm.arm: arm.title for arm in result.arms}
+    references = list(dict.fromkeys(name for each in budget.arms for name in each.differences))
+    less = [f"{which} less {titles[name]}" for name in references for which in ("with bank", "without bank")]
+    rows = []
+    for each in budget.arms:
+        compared = [value for name in references for value in each.differences.get(name, (None, None))]
+        told = [interval_text(each.with_bank), interval_text(each.without_bank)]
+        rows.append([titles[each.arm], *told, *(interval_text(value, signed=True) for value in compared)])
+    title = f"At equal {KINDS[budget.kind]}: {budget.amount:,}"
+    return Table(title, ["arm", "with bank", "without bank", *map(plain, less)], rows)
 
 
 def _learning(result: StudyResult) -> Table:
@@ -141,6 +156,12 @@ def notes(result: StudyResult) -> list[str]:
         "What a game takes is of the same evaluations; the seconds of a game are those of its wave, shared out; those "
         "of queries and answers are of all rounds.",
     ]
+    if result.budgets:
+        found.append(
+            "At equal budgets, every arm is taken where it had used as much in training as the most frugal run uses in "
+            "all; success between two evaluations is interpolated. Generated tokens are those of every role; steps in "
+            "a model of the environment are no real ones."
+        )
     if result.unequal_starts:
         found.append(
             f"Not comparable: runs began with different weights of {', '.join(result.unequal_starts)}, which was made "

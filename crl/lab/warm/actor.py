@@ -105,6 +105,12 @@ def _wave(
         return str(random.choice(moves))
 
     slots = practice_slots(environment, seeds, hint, "demo")
+    if config.instructed and not asks:
+        instructed = random.random(len(seeds)) < config.instructed
+        slots = [
+            dataclasses.replace(slot, as_instructions=bool(told)) if slot.experience is not None else slot
+            for slot, told in zip(slots, instructed, strict=True)
+        ]
     advisor = TruthfulAdvisor(environment, {slot.task.episode_id: index for index, slot in enumerate(slots)})
     played = play_script(
         asking_method(method) if asks else method,

@@ -54,7 +54,7 @@ def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, 
             question_id=f"answer-{index:06d}", episode_id="", family=method.families[0].name, goal=f"r{start.realm}",
             observation=start.text(), question=question_about(environment, slot).removeprefix("ASK: "),
         )  # fmt: skip
-        said = experience if _fits(experience, start.cells) else note(*any_two(start.cells, random))
+        said = experience if fits(experience, start.cells) else note(*any_two(start.cells, random))
         asked.append((inquiry.question_id, ask_messages(prompt, inquiry, experience), said))
     voice = Voice(chat, method.role("extractor").context)
     return say_script(method, voice, asked, role="extractor", kind="ask", stage=STAGE)
@@ -68,7 +68,7 @@ def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *,
         start = environment.layout(slot)
         rate = "unknown" if random.random() < 0.1 else f"{random.integers(11) / 10}"
         verdict = "ACCEPT"
-        if not _fits(experience, start.cells):
+        if not fits(experience, start.cells):
             verdict = "REJECT"
         elif random.random() < _REWRITES:
             verdict = f"REFINE: {note(*any_two(start.cells, random))}"
@@ -99,5 +99,6 @@ def _situations(
     return found
 
 
-def _fits(experience: str, symbols: Iterable[str]) -> bool:
+def fits(experience: str, symbols: Iterable[str]) -> bool:
+    """Whether every symbol of an experience is one of these."""
     return set(_SYMBOL.findall(experience)) <= set(symbols)

@@ -15,7 +15,8 @@ from crl.config.load import find_prompts, listed_errors, read_yaml, readable
 from crl.envs.realms import RealmsConfig
 from crl.errors import BadInput
 
-EXTRACTOR_SEEDS, VERDICT_SEEDS, ANSWER_SEEDS = 400_000, 600_000, 700_000
+EXTRACTOR_SEEDS, VERDICT_SEEDS, ANSWER_SEEDS, REFLECTION_SEEDS = 400_000, 600_000, 700_000, 800_000
+EXPERIENCE_SEEDS = 900_000
 """First practice seed of what is demonstrated beside the actor's episodes, which begin at 0."""
 
 
@@ -51,6 +52,14 @@ class ActorDemonstrations(Model):
     slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learned.")
     asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
     judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
+    # This and `reflections` are left out of the digest where they are off: warm starts made before keep theirs.
+    instructed: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: not value,
+        description="Share of the hints that stand in place of the instructions, as reflections of Experiential RL do.",
+    )
 
     @model_validator(mode="after")
     def _shares(self) -> ActorDemonstrations:
@@ -69,6 +78,20 @@ class ExtractorDemonstrations(Model):
     updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
     merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: twins become one.")
     answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
+    reflections: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        exclude_if=lambda value: not value,
+        description="Lost attempts to reflect on (Experiential RL), with the prompt `reflect`.",
+    )
+
+
+class ExperienceDemonstrations(Model):
+    """What an experience model (DreamGym) imitates: steps of practice episodes, with why each led where it did."""
+
+    episodes: int = Field(10_000, ge=1, le=1_000_000, description="Episodes, of each of which two steps are learned.")
+    wander: float = Field(0.3, ge=0, le=1, description="Share of moves that are any move; the others follow a plan.")
 
 
 class WarmStartFile(Model):
@@ -86,11 +109,26 @@ class WarmStartFile(Model):
     training: Training = Field(Training(), description="Supervised update, of both roles at once.")
     actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
     extractor: ExtractorDemonstrations = Field(ExtractorDemonstrations(), description="And for the extractor.")
+    experience: ExperienceDemonstrations | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="And for an experience model, with the prompt `predict`; none: it is shown nothing.",
+    )
 
     @model_validator(mode="after")
     def _practices(self) -> WarmStartFile:
         if not self.environment.practice:
             raise ValueError("environment.practice must be true: a warm start may not see the rules of a world")
+        return self
+
+    @model_validator(mode="after")
+    def _has_prompts(self) -> WarmStartFile:
+        for key, wanted, name in (
+            ("extractor.reflections", self.extractor.reflections, "reflect"),
+            ("experience", self.experience, "predict"),
+        ):
+            if wanted and name not in self.prompts:
+                raise ValueError(f"{key} needs a prompt named {name}")
         return self
 
     @model_validator(mode="after")
@@ -100,6 +138,8 @@ class WarmStartFile(Model):
             "extractor.episodes": (EXTRACTOR_SEEDS, self.extractor.episodes),
             "actor.judging": (VERDICT_SEEDS, self.actor.judging),
             "extractor.answers": (ANSWER_SEEDS, self.extractor.answers),
+            "extractor.reflections": (REFLECTION_SEEDS, self.extractor.reflections),
+            "experience.episodes": (EXPERIENCE_SEEDS, self.experience.episodes if self.experience else 0),
         }
         end = self.environment.held_out_from
         for what, (first, count) in used.items():

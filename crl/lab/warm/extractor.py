@@ -27,6 +27,7 @@ from crl.protocols import Chat, Lesson
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import Voice, play_script, say_script, write_script
 from crl.records import Generation
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.run.seeds import seed_for
 
 _FREE, _TRUE = 0.3, 0.8
@@ -64,8 +65,23 @@ def _wave(
         return None if kinds[slot] < _FREE else note(*plans[slot])
 
     slots = practice_slots(environment, seeds, hint, "play")
-    has_key = [False] * len(seeds)
-    first = [True] * len(seeds)
+    played = play_plans(chat, method, environment, slots, plans, random)
+    items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
+    lessons = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
+    return write_script(method, Voice(chat, method.role("extractor").context), items, lessons)
+
+
+def play_plans(
+    chat: Chat,
+    method: Method,
+    environment: RealmsEnvironment,
+    slots: Sequence[EpisodeSlot],
+    plans: Sequence[Rule],
+    random: np.random.Generator,
+) -> list[PlayedEpisode]:
+    """Episodes in which each slot's plan is said and carried out, whether it is right or not."""
+    has_key = [False] * len(slots)
+    first = [True] * len(slots)
 
     def say(row: int) -> str:
         key, goal = plans[row]
@@ -75,11 +91,7 @@ def _wave(
         first[row] = False
         return said
 
-    voice = Voice(chat, method.role("actor").context)
-    played = play_script(method, voice, environment, slots, say, stage=STAGE)
-    items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
-    lessons = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
-    return write_script(method, Voice(chat, method.role("extractor").context), items, lessons)
+    return play_script(method, Voice(chat, method.role("actor").context), environment, slots, say, stage=STAGE)
 
 
 def _note_about(

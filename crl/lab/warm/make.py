@@ -37,7 +37,15 @@ from crl.config import (
 from crl.config.load import listed_errors
 from crl.envs import check_environment
 from crl.errors import BadInput
-from crl.lab.warm.config import ANSWER_SEEDS, EXTRACTOR_SEEDS, VERDICT_SEEDS, WarmStartFile, load_warm_start
+from crl.lab.warm.config import (
+    ANSWER_SEEDS,
+    EXPERIENCE_SEEDS,
+    EXTRACTOR_SEEDS,
+    REFLECTION_SEEDS,
+    VERDICT_SEEDS,
+    WarmStartFile,
+    load_warm_start,
+)
 from crl.lab.warm.rows import WAVE
 from crl.lab.warm.words import parts_of, words_of
 from crl.policies.determinism import settle_torch
@@ -135,6 +143,7 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
         generations = _actor_record(policy, method, settings, record)
         generations += _extractor_record(policy, method, settings, record)
+        generations += _experience_record(policy, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
         figures: dict[str, Any] = {
             "training": _train(settings, method.role("actor"), base, generations, directory / "actor")
@@ -142,7 +151,7 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
     # Both roles begin with the same weights and have their own from the first update on.
     shutil.copytree(directory / "actor", directory / "extractor")
     model = _loaded(method.role("actor"), directory / "actor", settings)
-    figures["actor"] = actor_figures(model, method, settings.seed)
+    figures["actor"] = actor_figures(model, method, settings.seed, instructed=settings.actor.instructed > 0)
     figures["extractor"] = extractor_figures(model, model, method, settings.seed)
     for name, told in figures.items():
         say(f"{name}: {_shown(told)}")
@@ -219,6 +228,7 @@ def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, recor
 def _extractor_record(base: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
     from crl.lab.warm.advice import answer_demonstrations
     from crl.lab.warm.extractor import extractor_demonstrations, merge_demonstrations
+    from crl.lab.warm.reflector import reflection_demonstrations
 
     waves = extractor_demonstrations(base.chat, method, settings.extractor, settings.seed, first_seed=EXTRACTOR_SEEDS)
     results = [each for wave in waves for each in wave]
@@ -230,8 +240,24 @@ def _extractor_record(base: Policy, method: Method, settings: WarmStartFile, rec
         generations += answer_demonstrations(
             base.chat, method, settings.extractor.answers, settings.seed, first_seed=ANSWER_SEEDS
         )
+    if settings.extractor.reflections:
+        generations += reflection_demonstrations(
+            base.chat, method, settings.extractor.reflections, settings.seed, first_seed=REFLECTION_SEEDS
+        )
     _write_rows(record / "extractor_distillations.parquet", [each.distillation for each in results])
     _write_rows(record / "extractor_generations.parquet", generations)
+    return generations
+
+
+def _experience_record(base: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
+    from crl.lab.warm.experience import experience_demonstrations
+
+    if settings.experience is None:
+        return []
+    generations = experience_demonstrations(
+        base.chat, method, settings.experience, settings.seed, first_seed=EXPERIENCE_SEEDS
+    )
+    _write_rows(record / "experience_generations.parquet", generations)
     return generations
 
 

@@ -5,6 +5,7 @@ Figures for people, kept in the record of the warm start; nothing is learned fro
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -23,8 +24,9 @@ Hint = Callable[[int, Layout], str | None]
 """From a slot and its layout to the experience that is shown."""
 
 
-def actor_figures(actor: Policy, method: Method, seed: int) -> dict[str, float]:
-    """Success with the whole hint, half of it, none, and a wrong one."""
+def actor_figures(actor: Policy, method: Method, seed: int, *, instructed: bool) -> dict[str, float]:
+    """Success with the whole hint, half of it, none, and a wrong one; where hints were `instructed`, with the whole one
+    in place of the instructions."""
     random = np.random.default_rng(seed_for(seed, "wrong"))
     hints: dict[str, Hint] = {
         "full": lambda slot, layout: note(layout.key, layout.goal),
@@ -33,6 +35,8 @@ def actor_figures(actor: Policy, method: Method, seed: int) -> dict[str, float]:
         "wrong": lambda slot, layout: note(*any_two(layout.cells, random)),
     }
     played = {kind: _played(actor, method, seed, kind, hint) for kind, hint in hints.items()}
+    if instructed:
+        played["instructed"] = _played(actor, method, seed, "instructed", hints["full"], as_instructions=True)
     return {
         f"success_{kind}": float(np.mean([each.episode.success for each, _ in shown])) for kind, shown in played.items()
     }
@@ -65,15 +69,18 @@ def extractor_figures(actor: Policy, extractor: Policy, method: Method, seed: in
     }
 
 
-def _played(actor: Policy, method: Method, seed: int, kind: str, hint: Hint) -> list[tuple[PlayedEpisode, Layout]]:
+def _played(
+    actor: Policy, method: Method, seed: int, kind: str, hint: Hint, *, as_instructions: bool = False
+) -> list[tuple[PlayedEpisode, Layout]]:
     """Every held-out practice layout, played once under a hint."""
     environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
     held_out = method.families[0].evaluation_seeds
     seeds = range(held_out.start, held_out.start + held_out.count)
+    slots = practice_slots(environment, seeds, lambda slot: hint(slot, environment.layout(slot)), f"test-{kind}")
     played = play_wave(
         actor,
         environment,
-        practice_slots(environment, seeds, lambda slot: hint(slot, environment.layout(slot)), f"test-{kind}"),
+        [dataclasses.replace(slot, as_instructions=as_instructions) for slot in slots],
         method=method,
         seed_of=lambda episode_id: seed_for(seed, "test", episode_id),
         sampling=method.role("actor").sampling,

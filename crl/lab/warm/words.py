@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from crl.config import PromptConfig
-from crl.envs.realms import RealmsConfig, observed, vocabulary
+from crl.envs.realms import DEADLY, EARLY, EMPTY, GOAL, KEY, WALL, RealmsConfig, observed, vocabulary
 from crl.text.templates import placeholders
 
-_KEY = "key"
-_PROMPTS = ("actor", "distill", "merge", "ask", "critic")
+_PROMPTS = ("actor", "distill", "merge", "ask", "critic", "reflect", "predict", "vary")
 _CHUNK = 5
 """Entries a merge shows: their numbers are words."""
 _TURNS = 64
 _FORMS = "ADD: UPDATE: RETURN KEEP MERGE DROP ASK: ACCEPT REFINE: REJECT unknown none → invalid"
 _LINES = "Turn Action: End: KEEP MERGE DROP"
+_REFLECTED = "The episode ended: success. failure. turn limit. context error. Reward: 0. 1."
+# What the experience model reads and writes (crl/recipes/dreamgym/form.py).
+_PREDICTED = "\nnone Reasoning: Observation: \nObservation: \nOutcome: continues success, failure, turn_limit, reward 0 1"
+_MET = (WALL, EMPTY, GOAL, EARLY, DEADLY)
 # What the extractor's view of an episode is written with (crl/extractor/trajectory.py).
 _TRAJECTORY = "Turn Action: End: (unchanged) success failure (turn limit) (context (invalid) limit)"
 
@@ -31,7 +34,7 @@ def words_of(environment: RealmsConfig, prompts: dict[str, PromptConfig]) -> lis
     return [
         *vocabulary(environment.side, environment.symbols),
         *_prompt_words(prompts),
-        _KEY,
+        KEY,
         *_FORMS.split(),
         *_TRAJECTORY.split(),
         *(f"{turn}:" for turn in range(1, _TURNS + 1)),
@@ -43,6 +46,8 @@ def words_of(environment: RealmsConfig, prompts: dict[str, PromptConfig]) -> lis
         *(f"\n{word}" for word in _LINES.split()),
         *(f"\n{number}." for number in range(1, _CHUNK + 1)),
         *(f"\n{word}" for word in observed(environment.side, environment.symbols)),
+        *(_REFLECTED.split() if "reflect" in prompts else ()),
+        *((*_PREDICTED.split(" "), *_MET) if "predict" in prompts else ()),
     ]
 
 
@@ -70,5 +75,5 @@ def parts_of(words: Sequence[str]) -> dict[str, list[str]]:
             symbol, cell = word.split("@")
             found[word] = [symbol, f"p{cell}"]
         elif re.fullmatch(r"k\d+", word):
-            found[word] = [f"p{word[1:]}", _KEY]
+            found[word] = [f"p{word[1:]}", KEY]
     return found

@@ -7,6 +7,7 @@
     Actions: <a | b; only where other actions are possible than before>
     Outcome: continues | success, reward 1 | failure, reward 0 | turn_limit, reward 0
 
+Blanks at the end of a line are not read.
 The reasoning comes first, and what is predicted follows from it: the two parts of the loss.
 """
 
@@ -21,6 +22,7 @@ from crl.recipes.dreamgym.rows import CONTINUES, OUTCOMES
 
 OK = "ok"
 _OUTCOME = re.compile(rf"Outcome: ({'|'.join(OUTCOMES)})(?:, reward (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?))?")
+_LINE_END = re.compile(r"[ \t]+\n")
 _REASONING, _OBSERVATION = "Reasoning: ", "Observation:\n"
 _OPTIONAL = ("Feedback:", "Refused:", "Actions:")
 
@@ -74,7 +76,8 @@ def read(text: str, before: Sequence[str], rewards: tuple[float, float]) -> tupl
 
     `before` are the actions that were possible, `rewards` the least and the largest reward that an episode can have.
     """
-    reasoning, text = None, text.strip()
+    # A tokenizer of words puts a space before every line break.
+    reasoning, text = None, _LINE_END.sub("\n", text.strip())
     if text.startswith(_REASONING):
         reasoning, _, text = text.removeprefix(_REASONING).partition("\n")
     if not text.startswith(_OBSERVATION):

@@ -1,0 +1,96 @@
+"""Arms at equal budgets, against arithmetic by hand; what counts as one, against the rows of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from crl.lab.study.budgets import equal_budgets
+from crl.lab.study.config import Study
+from crl.lab.study.figures import Rate, RunFigures, read_run
+from crl.lab.study.results import summarize_study
+from crl.lab.study.statistics import interval
+from crl.lab.study.table import study_markdown, tables
+from crl.records import Episode, Generation
+from tests.unit.recipes import dreamgym_played, erl_played
+
+STUDY = Study.model_validate({
+    "name": "s", "base": Path("b.yaml"), "rounds": 4, "seeds": [1, 2], "compare_with": "plain",
+    "arms": {"plain": {}, "costly": {"title": "Costly | arm"}},
+})  # fmt: skip
+
+
+def run(wins: list[int], tokens: list[int], steps: list[int], bank: list[int] | None = None) -> RunFigures:
+    """Evaluated after rounds 0, 2 and 4, of 100 games."""
+
+    def rates(values: list[int]) -> dict[int, Rate]:
+        return {number: Rate(successes=value, episodes=100) for number, value in zip((0, 2, 4), values, strict=True)}
+
+    return RunFigures(
+        with_bank={} if bank is None else rates(bank), without_bank=rates(wins),
+        episodes={number: 10 * number for number in range(5)},
+        tokens=dict(zip(range(5), tokens, strict=True)), real_steps=dict(zip(range(5), steps, strict=True)),
+        outputs=0, malformed=0, returned=0, notes_true=None, coverage=None, alarms=[],
+    )  # fmt: skip
+
+
+FIGURES = {
+    "plain": {
+        1: run([0, 20, 40], [0, 50, 100, 150, 200], [0, 5, 10, 15, 20]),
+        2: run([10, 30, 30], [0, 50, 110, 160, 220], [0, 5, 10, 15, 20]),
+    },
+    "costly": {
+        1: run([0, 30, 80], [0, 200, 400, 600, 800], [0, 5, 10, 15, 20], bank=[0, 50, 90]),
+        2: run([0, 40, 80], [0, 100, 200, 300, 400], [0, 5, 10, 15, 20], bank=[0, 60, 80]),
+    },
+}
+
+
+def test_every_arm_is_taken_where_it_had_used_as_much_as_the_most_frugal_run() -> None:
+    (budget,) = equal_budgets(STUDY, FIGURES)  # all runs played as many episodes and steps
+    assert (budget.kind, budget.amount) == ("tokens", 200)
+    plain, costly = budget.arms
+    # The second plain run was evaluated at 110 and 220 tokens; the costly ones at 400 and 800, and at 200 and 400.
+    by_hand = {"plain": [0.40, 0.30], "costly": [0.15, 0.40], "bank": [0.25, 0.60]}
+    assert plain.without_bank == interval(by_hand["plain"]) and plain.with_bank is None
+    assert costly.without_bank == interval(by_hand["costly"]) and costly.with_bank == interval(by_hand["bank"])
+    with_bank, without = costly.differences["plain"]
+    assert without is not None and with_bank is not None and plain.differences == {}
+    assert without.mean == pytest.approx(np.mean([0.15 - 0.40, 0.40 - 0.30]))
+    assert with_bank.mean == pytest.approx(np.mean([0.25 - 0.40, 0.60 - 0.30])), "a reference without a bank has none"
+
+
+def test_the_table_says_how_much_that_is() -> None:
+    result = summarize_study(STUDY, FIGURES)
+    (table,) = [each for each in tables(result) if each.title.startswith("At equal")]
+    assert table.title == "At equal generated tokens: 200"
+    assert table.columns[3:] == ["with bank less plain", "without bank less plain"]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert "success between two evaluations is interpolated" in study_markdown(result)
+
+
+def test_nothing_is_said_where_all_used_the_same() -> None:
+    assert equal_budgets(STUDY, {"plain": {1: FIGURES["plain"][1]}}) == []
+    assert equal_budgets(STUDY, {}) == []
+
+
+def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
+    """Of ERL every attempt and reflection, of DreamGym no step in a model; of no recipe an evaluation."""
+    for name, played in (
+        ("erl", erl_played.played(tmp_path / "erl", 2)),
+        ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__mix=0.5)),
+    ):
+        used = SimpleNamespace(tokens=0, real=0)
+        figures = read_run(played.run.path, 2)
+        for number in (1, 2):
+            for stage in played.run.complete_stages(number):
+                if not stage.startswith("evaluate"):
+                    used.tokens += sum(sum(row.loss_mask) for row in played.rows(Generation, stage, number))
+                    used.real += sum(r.turns for r in played.rows(Episode, stage, number) if r.stream != "synthetic")
+            assert (figures.tokens[number], figures.real_steps[number]) == (used.tokens, used.real), name
+        episodes = [row for number in (1, 2) for row in played.rows(Episode, "collect", number)]
+        assert used.tokens > sum(row.tokens_sampled for row in episodes)
+        assert used.real > 0 and any(row.stream == "synthetic" for row in episodes) == (name == "dream")
