@@ -253,9 +253,10 @@ class DevServer:
 
 
 def server_command(port: int) -> list[str]:
-    """Arguments of `python -m` for Prefect's server: what `prefect server start` runs, with one header added."""
+    """Arguments of `python -m` for Prefect's server: what `prefect server start` runs, with one header added, and with
+    its garbage collected elsewhere (`flows/server.py`)."""
     where = ["--host", HOST, "--port", str(port)]
-    return ["uvicorn", "--factory", "prefect.server.api.server:create_app", *where, "--header", ONLY_THIS_MACHINE]
+    return ["uvicorn", "--factory", "flows.server:create_app", *where, "--header", ONLY_THIS_MACHINE]
 
 
 def _end_of_log(process: ProcessGroup) -> str:

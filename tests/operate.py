@@ -24,6 +24,7 @@ from crl.engine import guardian
 from crl.run import experiment_file
 from crl.run.directory import RunDirectory
 from flows.automations import SILENT
+from flows.ui import server_command
 from tests.processes import PATIENCE_SECONDS, command_line, environ, free_port, kill, reap, wait_until
 from tests.tiny_run import ROOT, cut_back, environment
 
@@ -79,8 +80,7 @@ class Operation:
 
     def start_server(self) -> None:
         """Start it, and wait until it answers."""
-        arguments = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
-        self._server = self._start("server", [sys.executable, "-m", "prefect", *arguments])
+        self._server = self._start("server", [sys.executable, "-m", *server_command(self.port)])
         wait_until(self.server_answers, "the server answers")
 
     def server_answers(self) -> bool:
