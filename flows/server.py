@@ -1,10 +1,10 @@
 """Prefect's server as `make ui` starts it: the same app, with its garbage collected beside the event loop.
 
 On SQLite a connection waits for the write lock in a thread of its own, for up to a minute, and the holder of the lock
-commits from the event loop. Garbage is collected in whichever thread happens to allocate, mostly that of the loop. Where
-it holds a cursor of a waiting connection, freeing the cursor waits for that connection: nobody commits, and nothing is
-answered, until the minute is over and requests fail with 503 (Prefect 3.8, seen with native stacks under load). In a
-thread of its own the collection waits alone.
+commits from the event loop. Garbage is collected in whichever thread happens to allocate, mostly that of the loop.
+Where it holds a cursor of a waiting connection, freeing the cursor waits for that connection: nobody commits, and
+nothing is answered, until the minute is over and requests fail with 503 (Prefect 3.8, seen with native stacks under
+load). In a thread of its own the collection waits alone.
 """
 
 from __future__ import annotations

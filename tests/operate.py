@@ -229,6 +229,13 @@ class Operation:
         said = (current["state"] or {}).get("message") or ""
         return not (said.startswith(SILENT) and self.flow_processes(current["id"]))
 
+    def worker_is_done_with(self, run_id: str, times: int) -> bool:
+        """Whether the worker has said all it says of the ends of a flow run's processes. It tells of a crash twice, and
+        the second time, late on a busy machine, would crash a run that was retried meanwhile."""
+        wanted = {"event": {"name": ["prefect.worker.executed-flow-run"]},
+                  "any_resource": {"id": [f"prefect.flow-run.{run_id}"]}}  # fmt: skip
+        return int(self._post("/events/filter", {"filter": wanted})["total"]) >= times
+
     def wait_for(self, run_id: str, *states: str, seconds: float = PATIENCE_SECONDS) -> Run:
         """Wait until a flow run is in one of these types of state (default: it has ended)."""
         wanted = states or ENDED

@@ -74,6 +74,18 @@ class Screen:
         if tab is not None:
             self.page.get_by_role("tab", name=tab, exact=True).click()
 
+    def turn_schedule(self, *, on: bool) -> None:
+        """Click the switch beside the schedule of a deployment's page; again where a busy server answers 503."""
+        switch = self.page.get_by_role("switch").first
+        expect(switch).to_have_attribute("aria-checked", str(not on).lower())
+        while True:
+            with self.page.expect_response(_of_schedule) as answered:
+                switch.click()
+            if answered.value.status != BUSY:
+                break
+            self.page.wait_for_timeout(1000)
+        expect(switch).to_have_attribute("aria-checked", str(on).lower())
+
     # -- a run's form ----------------------------------------------------------------------------------------------
 
     def open_form(self, deployment: str) -> None:
@@ -190,3 +202,8 @@ _STATE = re.compile(
     "Running|Retrying|Paused|Suspended|Awaiting approval|Completed|Cached|RolledBack|Failed|TimedOut|Crashed|"
     "Cancelling|Cancelled)$"
 )
+
+
+def _of_schedule(answer: Response) -> bool:
+    """Whether an answer is about a change of a schedule."""
+    return answer.request.method == "PATCH" and "/schedules/" in answer.url

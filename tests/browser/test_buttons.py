@@ -145,10 +145,7 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Open
             wait_until(partial(succeeds, client, where, body), f"PATCH {where} succeeds", every=1.0)
 
     screen.open_deployment("nightly")
-    switch = screen.page.get_by_role("switch").first
-    expect(switch).to_have_attribute("aria-checked", "false")
-    switch.click()
-    expect(switch).to_have_attribute("aria-checked", "true")
+    screen.turn_schedule(on=True)
 
     run = RunDirectory.open(desk.runs / "scheduled")
     wait_until(
@@ -157,8 +154,7 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Open
         every=1.0,
     )
     screen.open_deployment("nightly")
-    screen.page.get_by_role("switch").first.click()
-    expect(screen.page.get_by_role("switch").first).to_have_attribute("aria-checked", "false")
+    screen.turn_schedule(on=False)
 
 
 def succeeds(client: httpx.Client, path: str, body: dict[str, Any]) -> bool:

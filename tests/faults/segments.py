@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from crl.run.journal import Journal
@@ -79,6 +80,8 @@ class Segment:
     step: int = 0
     run_id: str = ""
     run_ids: list[str] = field(default_factory=list)
+    killed: int = 0
+    """Times that this flow run was killed."""
     _seen: dict[str, Identity] = field(default_factory=dict)
     _resumed: int = -1
 
@@ -131,6 +134,7 @@ class Segment:
             name=f"{self.name}-{self.step}",
         )
         self.run_ids.append(self.run_id)
+        self.killed = 0
 
     def wait_reached(self) -> None:
         """Until the mishap strikes, or holds, the stage."""
@@ -160,6 +164,10 @@ class Segment:
         else:
             self.operation.wait_for(self.run_id, "CRASHED", "FAILED", seconds=CRASHED_SECONDS)
         self.no_orphans()
+        if self.fault is Fault.flow:
+            self.killed += 1
+            told = partial(self.operation.worker_is_done_with, self.run_id, self.killed)
+            wait_until(told, f"the worker has told of the end of {self.name}")
 
     def no_orphans(self) -> None:
         """No process of the flow run lives; the worker's own hook, which tells of a crash, is none of it."""

@@ -131,7 +131,7 @@ def test_two_launchers_make_one_engine(tmp_path: Path) -> None:
     """The whole way with a shell that stays here; tests/faults/test_two_machines.py has two machines."""
     with make_driver(tmp_path / "a", ranks=2, nodes=nodes_of(tmp_path, interface="lo").model_dump()) as driver:
         driver.run_rounds(1)
-        pids = driver._engines.ranks(2).pids
+        pids = driver._tracks[0].engines.ranks(2).pids
         machines = [psutil.Process(pid).environ()["CRL_MACHINE"] for pid in pids]
         assert sorted(machines) == ["one", "two"]
         found = digests(driver.run)
