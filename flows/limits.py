@@ -38,6 +38,8 @@ SLOT_LEASE_SECONDS = 60.0
 """A slot whose run died is free again so long after its last renewal; the least that Prefect allows."""
 STALE_SECONDS = 2 * SLOT_LEASE_SECONDS
 """A slot is taken to be lost when the record shows no owner for so long: longer than any lease of a slot can last."""
+_NOT_NOW = frozenset({423, 503})
+"""What the server answers where the slot is taken, and where its database is busy."""
 SETUP = "python -m flows.setup"
 """The command that makes what must exist on a server."""
 
@@ -116,7 +118,7 @@ def _take(stack: contextlib.ExitStack, name: str) -> bool:
         stack.enter_context(_forgiving(slot))
     except ConcurrencySlotAcquisitionError as error:
         require_limit(name)  # it may have been removed in this moment
-        if isinstance(error.__cause__, httpx.HTTPStatusError) and error.__cause__.response.status_code == 423:
+        if isinstance(error.__cause__, httpx.HTTPStatusError) and error.__cause__.response.status_code in _NOT_NOW:
             return False
         raise
     # Afterward: `strict` does not mind a limit that is switched off, and one may be changed at any moment.

@@ -26,6 +26,8 @@ from tests.tiny_run import ROUNDS, digests, experiment, leftovers
 
 HANG_LIMIT_SECONDS = 60.0
 """Time limit of a stage where one hangs, scaled. Starting an engine counts, which takes half of it."""
+NOT_SUBMITTED = "Failed to submit flow run"
+PATIENT_PRESSES = 3
 ORPHAN_SECONDS = 60.0
 """Until nothing of a dead flow run may live any more; on an idle machine a second, with its last log lines."""
 
@@ -80,6 +82,8 @@ class Segment:
     step: int = 0
     run_id: str = ""
     run_ids: list[str] = field(default_factory=list)
+    pressed: int = 0
+    """Times that Retry was pressed again because the server was busy."""
     killed: int = 0
     """Times that this flow run was killed."""
     _seen: dict[str, Identity] = field(default_factory=dict)
@@ -145,7 +149,12 @@ class Segment:
                 return True
             if self.operation.server_answers():
                 current = self.operation.flow_run(self.run_id)
-                said = (current["state"] or {}).get("message")
+                said = (current["state"] or {}).get("message") or ""
+                if said.startswith(NOT_SUBMITTED) and "503" in said and self.pressed < PATIENT_PRESSES:
+                    # The database was busy, which a person answers with another press.
+                    self.pressed += 1
+                    self.operation.retry(self.run_id)
+                    return False
                 early = self.operation.has_ended(current) and not reached(self.place)
                 assert not early, f"{self.name}: {self.place} was not reached: {current['state_type']}: {said}"
             return False

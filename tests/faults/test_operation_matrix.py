@@ -31,8 +31,8 @@ from tests.tiny_run import ROOT, digests
 SOURCES = ("crl", "flows", "tasks")
 EVERY = 4
 """Of the stages, which one a fault strikes where nothing is selected."""
-SIDE_BY_SIDE = {Fault.flow: 6, Fault.worker: 6, Fault.everything: 6}
-"""Experiments that are broken together, where most of a step is waiting: for a heartbeat, for a slot. Else 3."""
+SIDE_BY_SIDE = {Fault.worker: 6, Fault.everything: 6}
+"""Experiments that are broken together, where most of a step is waiting for a heartbeat. Else 3."""
 
 pytestmark = pytest.mark.slow
 
