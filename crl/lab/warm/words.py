@@ -18,7 +18,9 @@ _FORMS = "ADD: UPDATE: RETURN KEEP MERGE DROP ASK: ACCEPT REFINE: REJECT unknown
 _LINES = "Turn Action: End: KEEP MERGE DROP"
 _REFLECTED = "The episode ended: success. failure. turn limit. context error. Reward: 0. 1."
 # What the experience model reads and writes (crl/recipes/dreamgym/form.py).
-_PREDICTED = "\nnone Reasoning: Observation: \nObservation: \nOutcome: continues success, failure, turn_limit, reward 0 1"
+_PREDICTED = (
+    "\nnone Reasoning: Observation: \nObservation: \nOutcome: continues success, failure, turn_limit, reward 0 1"
+)
 _MET = (WALL, EMPTY, GOAL, EARLY, DEADLY)
 # What the extractor's view of an episode is written with (crl/extractor/trajectory.py).
 _TRAJECTORY = "Turn Action: End: (unchanged) success failure (turn limit) (context (invalid) limit)"
