@@ -44,8 +44,8 @@ def experience_demonstrations(
         for row in (row for rows in episodes for row in rows):
             similar[row.observation, row.action].append(row)
         for rows in episodes:
-            for row in dict.fromkeys((len(rows) - 1, int(random.integers(len(rows))))):
-                found.append(_shown(chat, method, rows[row], similar, random))
+            for place in dict.fromkeys((len(rows) - 1, int(random.integers(len(rows))))):
+                found.append(_shown(chat, method, rows[place], similar, random))
     return found
 
 
