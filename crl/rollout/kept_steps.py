@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,14 +51,13 @@ class KeptSteps:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given; what breaks a slot is its own."""
-        steps = {slot: step for slot, action in actions.items() if (step := self._answered(slot, action)) is not None}
-        for slot, step in steps.items():
-            self._played[slot].append((actions[slot], step))
-        wanted = {slot: action for slot, action in actions.items() if slot not in steps}
-        for slot, step in steps_as_they_come(self._environment, wanted):
+        known = {slot: step for slot, action in actions.items() if (step := self._answered(slot, action)) is not None}
+        wanted = {slot: action for slot, action in actions.items() if slot not in known}
+        steps: dict[int, Step] = {}
+        for slot, step in chain(known.items(), steps_as_they_come(self._environment, wanted)):
             steps[slot] = step
             self._played[slot].append((actions[slot], step))
-            if step.done:
+            if step.done and slot not in known:
                 found = _EPISODE.dump_python(self._played[slot], mode="json", warnings=False)
                 self._file.append({"episode": self._episodes[slot], "steps": found})
         return {slot: steps[slot] for slot in actions}

@@ -6,9 +6,9 @@ Only tables of the record are read, each held against its manifest. Nothing is k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
@@ -103,9 +103,9 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         if has_bank
         else {},
         without_bank=without,
-        episodes=_episodes(run, numbers),
-        tokens=_total(run, numbers, Generation, lambda table: pc.sum(pc.list_flatten(table["loss_mask"]))),
-        real_steps=_total(run, numbers, Episode, _real_steps),
+        episodes=_total(run, numbers, lambda number, stage: _rows(run, number, stage, Episode)),
+        tokens=_total(run, numbers, partial(_tokens, run)),
+        real_steps=_total(run, numbers, partial(_real_steps, run)),
         outputs=sum(verdicts.values()),
         malformed=verdicts.get("malformed", 0),
         returned=verdicts.get("return", 0),
@@ -172,33 +172,37 @@ def _starts(run: RunDirectory) -> dict[str, str]:
     return {row.source: row.base_digest for row in rows_of(Weights, run.read(0, INITIALISE, Weights))}
 
 
-def _episodes(run: RunDirectory, numbers: list[int]) -> dict[int, int]:
+def _total(run: RunDirectory, numbers: list[int], count: Callable[[int, str], int]) -> dict[int, int]:
+    """Something that stages used in training, up to and including each round: `count` says how much a stage did.
+
+    Whatever stage plays: attempts after the first ones (ERL) are episodes too.
+    """
     total, found = 0, {}
     for number in numbers:
         if number > 0 and run.is_complete(number, COLLECT):
-            # Whatever stage plays: attempts after the first ones (ERL) are episodes too.
-            total += sum(
-                run.manifest(number, stage).rows().get(Episode.table, 0) for stage in run.complete_stages(number)
-            )
+            stages = [stage for stage in run.complete_stages(number) if not stage.startswith(EVALUATE)]
+            total += sum(count(number, stage) for stage in stages)
         found[number] = total
     return found
 
 
-def _total(
-    run: RunDirectory, numbers: list[int], row_type: type[Row], count: Callable[[pa.Table], pa.Scalar]
-) -> dict[int, int]:
-    """Something about the rows of training, up to and including each round."""
-    total, found = 0, {}
-    for number in numbers:
-        for stage in run.complete_stages(number) if number > 0 else ():
-            if not stage.startswith(EVALUATE) and run.manifest(number, stage).rows().get(row_type.table):
-                total += count(run.read(number, stage, row_type)).as_py() or 0
-        found[number] = total
-    return found
+def _rows(run: RunDirectory, number: int, stage: str, row_type: type[Row]) -> int:
+    return run.manifest(number, stage).rows().get(row_type.table, 0)
 
 
-def _real_steps(episodes: pa.Table) -> pa.Scalar:
-    return pc.sum(episodes.filter(pc.not_equal(episodes["stream"], SYNTHETIC))["turns"])
+def _tokens(run: RunDirectory, number: int, stage: str) -> int:
+    if not _rows(run, number, stage, Generation):
+        return 0
+    drawn: int | None = pc.sum(pc.list_flatten(run.read(number, stage, Generation)["loss_mask"])).as_py()
+    return drawn or 0
+
+
+def _real_steps(run: RunDirectory, number: int, stage: str) -> int:
+    if not _rows(run, number, stage, Episode):
+        return 0
+    played = run.read(number, stage, Episode)
+    turns: int | None = pc.sum(played.filter(pc.not_equal(played["stream"], SYNTHETIC))["turns"]).as_py()
+    return turns or 0
 
 
 def _verdicts(run: RunDirectory, numbers: list[int]) -> dict[str, int]:

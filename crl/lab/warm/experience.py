@@ -15,6 +15,7 @@ from crl.config import Method
 from crl.envs.realms import ACTIONS, RealmsEnvironment
 from crl.lab.warm.actor import practice_slots
 from crl.lab.warm.config import ExperienceDemonstrations
+from crl.lab.warm.extractor import carrying_out
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
 from crl.recipes.complementary.demonstrations import Voice, play_script
@@ -61,15 +62,11 @@ def _played(
     slots = practice_slots(environment, seeds, lambda slot: None, EXPERIENCE)
     layouts = [environment.layout(slot) for slot in range(len(slots))]
     plans = [(each.key, each.goal) if random.random() < 0.5 else any_two(each.cells, random) for each in layouts]
-    has_key = [False] * len(slots)
-    watched = Watched(environment)
+    ahead, watched = carrying_out(environment, plans), Watched(environment)
 
     def say(row: int) -> str:
-        key, goal = plans[row]
-        has_key[row] = has_key[row] or environment.symbol_under(row) == key
-        wanders = random.random() < config.wander
-        moves = list(ACTIONS) if wanders else environment.moves_to(row, goal if has_key[row] else key)
-        return str(random.choice(moves))
+        wanders, moves = random.random() < config.wander, ahead(row)
+        return str(random.choice(list(ACTIONS) if wanders else moves))
 
     voice = Voice(chat, method.role("actor").context)
     play_script(method, voice, watched, slots, say, stage=STAGE)

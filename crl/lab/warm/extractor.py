@@ -9,7 +9,7 @@ where asked for, teach the form of that output.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -71,6 +71,18 @@ def _wave(
     return write_script(method, Voice(chat, method.role("extractor").context), items, lessons)
 
 
+def carrying_out(environment: RealmsEnvironment, plans: Sequence[Rule]) -> Callable[[int], list[str]]:
+    """From a slot to the moves that carry out its plan, whether it is right or not; asked once per turn."""
+    has_key = [False] * len(plans)
+
+    def ahead(row: int) -> list[str]:
+        key, goal = plans[row]
+        has_key[row] = has_key[row] or environment.symbol_under(row) == key
+        return environment.moves_to(row, goal if has_key[row] else key)
+
+    return ahead
+
+
 def play_plans(
     chat: Chat,
     method: Method,
@@ -80,13 +92,10 @@ def play_plans(
     random: np.random.Generator,
 ) -> list[PlayedEpisode]:
     """Episodes in which each slot's plan is said and carried out, whether it is right or not."""
-    has_key = [False] * len(slots)
-    first = [True] * len(slots)
+    ahead, first = carrying_out(environment, plans), [True] * len(slots)
 
     def say(row: int) -> str:
-        key, goal = plans[row]
-        has_key[row] = has_key[row] or environment.symbol_under(row) == key
-        move = str(random.choice(environment.moves_to(row, goal if has_key[row] else key)))
+        move = str(random.choice(ahead(row)))
         said = f"{plan_text(environment, row, plans[row])} {move}" if first[row] else move
         first[row] = False
         return said

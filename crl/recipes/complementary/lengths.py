@@ -42,7 +42,7 @@ class _Played:
 def typical_lengths(method: Method) -> dict[str, Lengths]:
     """Lengths by role. Raises BadInput where a model or an environment is not on this machine."""
     config, voices = config_of(method), {name: _voice(method, name) for name in method.recipe.roles()}
-    total = sum(family.groups * method.group_size(family) for family in method.families)
+    total = method.episodes
     actor: list[_Played] = []
     extractor: list[_Played] = []
     for family in method.families:

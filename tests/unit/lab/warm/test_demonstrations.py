@@ -15,10 +15,6 @@ from crl.lab.warm.actor import Demonstration, actor_demonstrations
 from crl.lab.warm.advice import answer_demonstrations, verdict_demonstrations
 from crl.lab.warm.config import ActorDemonstrations, ExtractorDemonstrations, WarmStartFile, load_warm_start
 from crl.lab.warm.extractor import extractor_demonstrations, merge_demonstrations
-from crl.lab.warm.make import practice_method
-from crl.lab.warm.words import words_of
-from crl.policies.chat import ChatFormat
-from crl.policies.miniature import write_miniature
 from crl.protocols import Chat
 from crl.rollout.verdicts import parse_verdict
 
@@ -29,21 +25,6 @@ FILE = ROOT / "conf/warm/realms.yaml"
 @pytest.fixture(scope="module")
 def settings() -> WarmStartFile:
     return load_warm_start(FILE)
-
-
-@pytest.fixture(scope="module")
-def method(settings: WarmStartFile) -> Method:
-    return practice_method(settings)
-
-
-@pytest.fixture(scope="module")
-def chat(settings: WarmStartFile, tmp_path_factory: pytest.TempPathFactory) -> Chat:
-    from transformers import AutoTokenizer
-
-    directory = tmp_path_factory.mktemp("miniature")
-    words = words_of(settings.environment, settings.prompts)
-    write_miniature(directory, words, width=16, layers=1, heads=2, positions=256, seed=1)
-    return ChatFormat(AutoTokenizer.from_pretrained(directory), "miniature")
 
 
 def shown(chat: Chat, method: Method, **changes: object) -> list[Demonstration]:

@@ -19,11 +19,7 @@ from crl.lab.warm.config import (
     load_warm_start,
 )
 from crl.lab.warm.experience import experience_demonstrations
-from crl.lab.warm.make import practice_method
 from crl.lab.warm.reflector import reflection_demonstrations
-from crl.lab.warm.words import words_of
-from crl.policies.chat import ChatFormat
-from crl.policies.miniature import write_miniature
 from crl.protocols import Chat
 from crl.recipes.dreamgym.form import read
 from crl.records import Generation
@@ -36,21 +32,6 @@ CLAIM = re.compile(r"take ([A-H]) then ([A-H])")
 @pytest.fixture(scope="module")
 def settings() -> WarmStartFile:
     return load_warm_start(ROOT / "conf/warm/recipes.yaml")
-
-
-@pytest.fixture(scope="module")
-def method(settings: WarmStartFile) -> Method:
-    return practice_method(settings)
-
-
-@pytest.fixture(scope="module")
-def chat(settings: WarmStartFile, tmp_path_factory: pytest.TempPathFactory) -> Chat:
-    from transformers import AutoTokenizer
-
-    directory = tmp_path_factory.mktemp("miniature")
-    words = words_of(settings.environment, settings.prompts)
-    write_miniature(directory, words, width=16, layers=1, heads=2, positions=256, seed=1)
-    return ChatFormat(AutoTokenizer.from_pretrained(directory), "miniature")
 
 
 def learned(chat: Chat, record: Generation) -> str:
