@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +9,8 @@ import yaml
 
 from crl.config.load import load_experiment
 from crl.envs import check_environment
-from crl.policies import resolve_model
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.recipes.complementary.ready import check_placeholders
-from crl.records import Episode, Evaluation
-from crl.run.verify import verify
-from tests.learning.harness import rows, train
-from tests.unit.extractor.test_thinking import write_thinking
-from tests.unit.policies.test_model_embedder import write_embedder
-from tests.unit.recipes.test_paper_method import CUT, PAPER, SMALL
+from tests.unit.recipes.test_paper_method import PAPER
 
 TASKS = {
     "minihack_maze": ("minihack", "MiniHack-MazeWalk-9x9-v0"),
@@ -27,6 +18,7 @@ TASKS = {
     "minihack_river": ("minihack", "MiniHack-River-Narrow-v0"),
     "sokoban": ("sokoban", None),
 }
+FILES_NEEDED = ("webshop", "alfworld")
 
 
 def read(name: str) -> Any:
@@ -55,25 +47,13 @@ def test_the_task_can_be_played_with_its_prompts(name: str) -> None:
     check_environment(experiment.method.families[0].environment)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TASKS)
-def test_a_round_of_the_task_leaves_a_sound_record(name: str, tmp_path: Path) -> None:
-    """Models that know nothing, in the switches, prompts and environment of the file."""
-    if TASKS[name][1]:
-        pytest.importorskip("minihack", reason="minihack is not installed")
-    cut = {key: value for key, value in CUT.items() if "train_seeds" not in key}
-    overrides = {
-        **cut,
-        **{f"method.roles.{role}.{key}": value for role in ("actor", "extractor") for key, value in SMALL.items()},
-        "method.roles.actor.model": "tiny",
-        "method.roles.extractor.model": str(write_thinking(tmp_path / "thinking")),
-        "method.recipe.retrieval.embedder": str(
-            write_embedder(resolve_model("tiny").path, tmp_path / "embedder", longest=512)
-        ),
-        "method.evaluation.every": 1,
-    }
-    run = train(load_experiment(PAPER.with_name(f"{name}.yaml"), overrides), tmp_path / "runs", 1)
-    episodes = rows(run, Episode, "collect", [1])
-    assert len(episodes) == 8 and {episode.error for episode in episodes} == {None}
-    assert rows(run, Evaluation, "evaluate", [1])
-    assert verify(run.path) == [] == problems_of(run, recipe_of(run.method))
+def test_the_shop_and_the_household_differ_from_the_room_as_the_paper_says() -> None:
+    room, shop, house = (load_experiment(PAPER.with_name(f"{name}.yaml")) for name in ("minihack_room", *FILES_NEEDED))
+    for other in (shop, house):
+        assert other.method.recipe == room.method.recipe and other.method.rollout == room.method.rollout
+        assert other.method.roles["extractor"] == room.method.roles["extractor"]
+        check_placeholders(other.method)
+    (of_shop,), (of_house,) = shop.method.families, house.method.families
+    assert (of_shop.groups * shop.method.group_size(of_shop), of_shop.turn_limit) == (64, 30)
+    assert (of_house.groups * house.method.group_size(of_house), of_house.turn_limit) == (128, 40)
+    assert [each.method.roles["actor"].sampling.max_new_tokens for each in (room, shop, house)] == [4096, 4096, 2048]
