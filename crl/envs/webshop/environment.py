@@ -12,7 +12,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS, check_running
 from crl.envs.webshop.catalogue import Catalogue, catalogue
 from crl.envs.webshop.goals import NO_LIMIT, Goal, sizes
-from crl.envs.webshop.lessons import NOT_MET, lesson_of
+from crl.envs.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
 from crl.envs.webshop.oracle import Plan, next_action, plan_for
 from crl.envs.webshop.pages import page_text
 from crl.envs.webshop.reward import rapidfuzz
@@ -201,7 +201,7 @@ def missing(visit: Visit) -> list[str]:
     options = [option if isinstance(option, str) else f"{option[0]}: {option[1]}" for option in wanted.options]
     lacking += [option for option, met in zip(options, reward.options_met, strict=True) if not met]
     if not reward.price_met and wanted.price_upper != NO_LIMIT:
-        lacking.append(f"price lower than {wanted.price_upper:.2f} dollars")
+        lacking.append(f"{PRICE} {wanted.price_upper:.2f} dollars")
     if reward.kind < 1:
-        lacking.append(f"the kind of product ({wanted.query})" if wanted.query else "the kind of product")
+        lacking.append(f"{KIND} ({wanted.query})" if wanted.query else KIND)
     return lacking

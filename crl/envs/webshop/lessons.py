@@ -11,6 +11,8 @@ from crl.records import Episode, Turn
 
 NOT_MET = "Not met: "
 """How the last page begins to say what a purchase lacks."""
+PRICE, KIND = "price lower than", "the kind of product"
+"""How a price that was too high and a wrong kind of product are named there."""
 _NOT_MET = re.compile(rf"^{NOT_MET}(.+)\.$", re.MULTILINE)
 
 
@@ -29,7 +31,7 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
         chosen = f", choose {', '.join(options)}" if options else ""
         text = f"search[{searched[-1]}] finds what is wanted: open it{chosen}, then click[buy now]."
     elif lacking:
-        text = f"Before click[buy now] see to every wish. This purchase did not meet: {lacking[1]}."
+        text = _of_what_is_lacking(lacking[1].split("; "), turns)
     elif BUY in clicked:
         text = "Before click[buy now] check the qualities, every option and the price that are asked for."
     elif not searched:
@@ -39,6 +41,30 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
             f"After search[{searched[-1]}] open a product, choose its options and click[buy now] before turns run out."
         )
     return Lesson("update" if episode.guided else "add", text)
+
+
+def _of_what_is_lacking(lacking: Sequence[str], turns: Sequence[Turn]) -> str:
+    """What to do otherwise, as it helps with other wishes too: kinds of options instead of their values."""
+    seen = "\n".join(turn.observation for turn in turns if "Price: $" in turn.observation).lower()
+    offered, elsewhere, qualities, others = [], [], [], []
+    for each in lacking:
+        name, _, value = each.partition(": ")
+        if value:
+            (offered if value.lower() in seen else elsewhere).append(name)
+        elif each.startswith(PRICE):
+            others.append("Leave what costs more than the limit.")
+        elif each.startswith(KIND):
+            others.append("Open only products of the kind that is asked for.")
+        else:
+            qualities.append(each)
+    said = []
+    if elsewhere:
+        said.append(f"If a page does not offer the {' and the '.join(elsewhere)} of the wish, open another product.")
+    if offered:
+        said.append(f"Click the {' and the '.join(offered)} of the wish before click[buy now].")
+    if qualities:
+        said.append(f"Before click[buy now] make sure of every quality of the wish, such as {qualities[0]}.")
+    return " ".join([*others, *said][:2])
 
 
 def _options(turns: Sequence[Turn]) -> list[str]:
