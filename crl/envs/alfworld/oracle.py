@@ -103,7 +103,9 @@ class _Way:
 
 
 def next_command(state: State) -> str | None:
-    """The first command of the shortest way that is found; None where there is none."""
+    """The first command of the shortest way that is found; None where there is none, and at the goal."""
+    if state.won:
+        return None
     ways = [way.moves for goal in state.game.problem.goal for way in _ways(state, goal) if way.moves]
     return _command(state, min(ways, key=len)[0]) if ways else None
 
