@@ -46,7 +46,10 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
 def _of_what_is_lacking(lacking: Sequence[str], turns: Sequence[Turn]) -> str:
     """What to do otherwise, as it helps with other wishes too: kinds of options instead of their values."""
     seen = "\n".join(turn.observation for turn in turns if "Price: $" in turn.observation).lower()
-    offered, elsewhere, qualities, others = [], [], [], []
+    offered: list[str] = []
+    elsewhere: list[str] = []
+    qualities: list[str] = []
+    others: list[str] = []
     for each in lacking:
         name, _, value = each.partition(": ")
         if value:
@@ -57,7 +60,7 @@ def _of_what_is_lacking(lacking: Sequence[str], turns: Sequence[Turn]) -> str:
             others.append("Open only products of the kind that is asked for.")
         else:
             qualities.append(each)
-    said = []
+    said: list[str] = []
     if elsewhere:
         said.append(f"If a page does not offer the {' and the '.join(elsewhere)} of the wish, open another product.")
     if offered:
