@@ -25,6 +25,7 @@ from crl.config.load import load_experiment
 from crl.engine.driver import Driver
 from crl.envs import check_environment
 from crl.errors import CrlError
+from crl.lab.table.read import EVALUATE
 from crl.records import Evaluation, rows_of
 from crl.run.directory import RunDirectory
 
@@ -49,7 +50,7 @@ def played(path: str, more: dict[str, Any], episodes: int, turns: int, runs: str
     run = RunDirectory.create_or_open(experiment, Path(runs))
     with Driver(run, experiment.runtime) as driver:
         driver.run_round(0)
-    rows = [row for stage in run.complete_stages(0) for row in rows_of(Evaluation, run.read(0, stage, Evaluation))]
+    rows = rows_of(Evaluation, run.read(0, EVALUATE, Evaluation))
     return [row for row in rows if row.arm == "without_bank"]
 
 

@@ -45,7 +45,7 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
 
 def _of_what_is_lacking(lacking: Sequence[str], turns: Sequence[Turn]) -> str:
     """What to do otherwise, as it helps with other wishes too: kinds of options instead of their values."""
-    seen = "\n".join(turn.observation for turn in turns if "Price: $" in turn.observation).lower()
+    seen = "\n".join(turn.observation for turn in turns if _on_product(turn)).lower()
     offered: list[str] = []
     elsewhere: list[str] = []
     qualities: list[str] = []
@@ -70,12 +70,16 @@ def _of_what_is_lacking(lacking: Sequence[str], turns: Sequence[Turn]) -> str:
     return " ".join([*others, *said][:2])
 
 
+def _on_product(turn: Turn) -> bool:
+    return "Price: $" in turn.observation
+
+
 def _options(turns: Sequence[Turn]) -> list[str]:
     """The options that were chosen of what was bought."""
     options: list[str] = []
     for turn in turns:
         kind, value = (turn.valid and parse_action(turn.action)) or ("", "")
-        on_product = "Price: $" in turn.observation
+        on_product = _on_product(turn)
         if kind == "search" or value == BACK or (on_product and value == PREVIOUS):
             options = []  # what forgets them on the site
         elif on_product and kind == "click" and value not in (BUY, *SUB_PAGES):

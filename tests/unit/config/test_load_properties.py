@@ -22,7 +22,7 @@ TINY = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
 RELAXED = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # Text such as 1e5 is left out: here it is a number, as in YAML 1.2; plain yaml takes it for text.
-TEXT = st.text(max_size=8).filter(lambda text: re.fullmatch(r"[-+]?[0-9.]+[eE][-+]?[0-9]+", text) is None)
+TEXT = st.text(max_size=8).filter(lambda text: re.fullmatch(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", text) is None)
 VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.dates(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | st.integers(), inner, max_size=3),

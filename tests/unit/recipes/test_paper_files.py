@@ -18,7 +18,6 @@ TASKS = {
     "minihack_river": ("minihack", "MiniHack-River-Narrow-v0"),
     "sokoban": ("sokoban", None),
 }
-FILES_NEEDED = ("webshop", "alfworld")
 
 
 def read(name: str) -> Any:
@@ -48,12 +47,14 @@ def test_the_task_can_be_played_with_its_prompts(name: str) -> None:
 
 
 def test_the_shop_and_the_household_differ_from_the_room_as_the_paper_says() -> None:
-    room, shop, house = (load_experiment(PAPER.with_name(f"{name}.yaml")) for name in ("minihack_room", *FILES_NEEDED))
+    room, shop, house = (
+        load_experiment(PAPER.with_name(f"{name}.yaml")) for name in ("minihack_room", "webshop", "alfworld")
+    )
     for other in (shop, house):
         assert other.method.recipe == room.method.recipe and other.method.rollout == room.method.rollout
         assert other.method.roles["extractor"] == room.method.roles["extractor"]
         check_placeholders(other.method)
     (of_shop,), (of_house,) = shop.method.families, house.method.families
-    assert (of_shop.groups * shop.method.group_size(of_shop), of_shop.turn_limit) == (64, 30)
-    assert (of_house.groups * house.method.group_size(of_house), of_house.turn_limit) == (128, 40)
+    assert (shop.method.episodes, of_shop.turn_limit) == (64, 30)
+    assert (house.method.episodes, of_house.turn_limit) == (128, 40)
     assert [each.method.roles["actor"].sampling.max_new_tokens for each in (room, shop, house)] == [4096, 4096, 2048]
