@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from crl.config.load import load_experiment
 from crl.report.data_docs import write_data_docs
 from crl.report.page import write_report
@@ -15,6 +17,7 @@ from tests.unit.report.builder import build_run
 TINY = Path(__file__).parents[2] / "conf" / "tiny.yaml"
 
 
+@pytest.mark.slow
 def test_they_load_nothing_and_lead_from_page_to_page(browser: Any, tmp_path: Path) -> None:
     run = build_run(RunDirectory.create_or_open(load_experiment(TINY), tmp_path).path)
     index = write_data_docs(run)

@@ -49,6 +49,16 @@ def _all_files(run_path: Path) -> list[str]:
     return sorted(name for name in files if name not in (REPORT, LEDGER) and not name.startswith(f"{FOLDER}/"))
 
 
+each_damage = pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(_corrupt, id="corrupt"),
+        pytest.param(_truncate, id="truncate", marks=pytest.mark.slow),
+        pytest.param(_delete, id="delete", marks=pytest.mark.slow),
+    ],
+)
+
+
 @pytest.fixture(scope="module")
 def victim(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy for this module; every test leaves it as it was."""
@@ -73,14 +83,7 @@ def test_there_is_one_of_everything(victim: Path) -> None:
     assert verify(victim) == []
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(_corrupt, id="corrupt"),
-        pytest.param(_truncate, id="truncate", marks=pytest.mark.slow),
-        pytest.param(_delete, id="delete", marks=pytest.mark.slow),
-    ],
-)
+@each_damage
 def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path, damage: Damage) -> None:
     run = RunDirectory.open(victim)
     from_rows = partial(recipe_of(run.method).from_rows, run.method)
@@ -233,7 +236,7 @@ def test_a_damaged_experiment_file_stops_and_the_same_config_writes_it_again(cop
     assert verify(copied) == []
 
 
-@pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
+@each_damage
 def test_what_is_derived_is_rebuilt(copied: Path, damage: Damage, capsys: pytest.CaptureFixture[str]) -> None:
     from crl.cli import main
 

@@ -171,6 +171,7 @@ def test_any_file_of_the_store_is_named_by_its_readers_and_mended(victim: RunDir
         _try(victim, name, damage, truth)
 
 
+@pytest.mark.slow
 def test_any_file_of_a_trained_store_is_named_by_its_readers_and_mended(copied: Path) -> None:
     run = RunDirectory.open(copied)
     names, truth = _store(run), _read(run)

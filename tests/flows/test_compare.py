@@ -68,6 +68,7 @@ def test_a_study_runs_as_tasks_fails_by_name_and_goes_on(
     assert digests(runs / NAME / f"{NAME}-complementary-s11") == before
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_study_fails_at_once_and_names_the_key(runs: Path, tmp_path: Path) -> None:
     state: State[Any] = compare(write(tmp_path, tuned_on=[11]), return_state=True)
     assert state.is_failed() and "settings were chosen on seeds [11]" in str(state.message)

@@ -35,6 +35,7 @@ def automations(server: Operation) -> dict[str, dict]:
     return {each["name"]: each for each in server._post("/automations/filter", {})}
 
 
+@pytest.mark.slow
 def test_a_second_set_up_finds_everything_and_leaves_peoples_choices(server: Operation) -> None:
     before = automations(server)
     assert {name for name, each in before.items() if not each["enabled"]} == {"crl: tell of failures (example)"}

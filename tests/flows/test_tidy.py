@@ -114,6 +114,7 @@ def test_children_of_a_cancelled_run_are_cancelled_and_waiting_ones_end_too(clie
     assert waiting.states() == [CRASHED, CRASHED, CRASHED]
 
 
+@pytest.mark.slow
 def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(client, monkeypatch):
     silence = 9000  # in place of 90 s: longer than this test takes on any machine
     monkeypatch.setattr("flows.tidy.SILENCE_SECONDS", silence)
@@ -152,6 +153,7 @@ def test_unfinished_runs_that_beat_are_watched_again(client):
         client.set_flow_run_state(family.parent, Cancelled(), force=True)
 
 
+@pytest.mark.slow
 def test_a_training_run_of_a_deployment_has_the_others_watched(client, fake, monkeypatch):
     """What the server missed of a run that died, it is told again by one that lives."""
     fake({})

@@ -126,6 +126,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ui]]:
         ui.end()
 
 
+@pytest.mark.slow
 def test_ready_a_part_that_dies_and_ctrl_c(start, tmp_path: Path) -> None:
     ui = start()
     ui.wait_ready()

@@ -58,7 +58,7 @@ def test_grpo_with_the_sign_of_the_reward_flipped_lowers_success(tmp_path: Path,
     check("actor, flipped", learners.flipped_actor_figures(run))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", ALL_SEEDS)
 def test_cispo_raises_the_share_of_the_helpful_experience(tmp_path: Path, start: Starts, seed: int) -> None:
     run = learners.train_extractor(tmp_path, start, seed)
     told("CISPO: helpful share", seed, learners.helpful_by_round(run))

@@ -107,6 +107,7 @@ def test_its_rows_are_checked_and_open_to_sql(site: Path, whole: Path) -> None:
     assert checks["reviews"]["passed"] and checks["reviews"]["rules"] > 4
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_resumes_to_the_same_digests(site: Path, whole: Path, tmp_path: Path) -> None:
     begun = subprocess.Popen(
         [sys.executable, "-m", "crl", "train", str(EXPERIMENT), "--rounds", str(ROUNDS), "--no-prefect"],

@@ -67,6 +67,7 @@ def test_train_continue_damage_redo_and_resume(crl: Crl, fake: Path, runs: Path)
     assert crl("verify", "tiny").code == 0
 
 
+@pytest.mark.slow
 def test_a_run_is_held_against_a_head_that_was_kept_and_what_is_lost_is_made_again(
     crl: Crl, fake: Path, runs: Path
 ) -> None:

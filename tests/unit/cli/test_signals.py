@@ -84,6 +84,7 @@ def test_it_ends_in_order_and_says_how_to_go_on(
     assert RunDirectory.open(training.path).complete_stages(0) == ["prepare"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefect", PREFECT)
 def test_in_the_background_ctrl_c_is_for_others(started: Callable[[Place, str], Training], prefect: str) -> None:
     training = started(as_in_the_background, prefect)

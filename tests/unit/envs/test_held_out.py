@@ -127,6 +127,7 @@ def test_held_out_maps_need_three_moves_and_those_of_training_any_number():
     assert min(ways) == 4 and max(ways) <= 6
 
 
+@pytest.mark.slow
 def test_held_out_rooms_need_three_moves_and_64_of_them_are_64_layouts(made):
     """The moves as somebody counts them who sees the content: those of a king, from @ to >."""
     environment = made(MiniHackConfig(id=ROOM))

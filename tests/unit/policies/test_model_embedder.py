@@ -59,6 +59,7 @@ def test_a_directory_is_an_embedder_of_its_own_dimension(directory: Path) -> Non
     assert embedder.embed([]).shape == (0, 64) and embedder is load_embedder(str(directory))
 
 
+@pytest.mark.slow
 def test_a_text_has_the_same_bits_whatever_the_batch_and_in_another_process(directory: Path) -> None:
     settle_torch(threads=1)  # as in the other process: tests before this one may have settled on more
     embedder = ModelEmbedder("a", directory)

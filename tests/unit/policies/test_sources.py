@@ -22,6 +22,7 @@ def copied(tiny, tmp_path):
     return Path(shutil.copytree(tiny.path, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 def test_tiny_is_the_same_bytes_in_another_process(tiny, tmp_path):
     script = "from crl.policies.sources import resolve_model; print(resolve_model('tiny').digest)"
     environment = {**os.environ, "CRL_MODELS": str(tmp_path), "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}

@@ -84,7 +84,13 @@ def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return played(tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.parametrize("order", [second_track_late, partial(at_random, seed=3)], ids=["late", "random"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(second_track_late, id="late", marks=pytest.mark.slow),
+        pytest.param(partial(at_random, seed=3), id="random"),
+    ],
+)
 def test_however_the_tracks_interleave_the_digests_are_the_same(
     one_after_the_other: Played, tmp_path: Path, order: Any
 ) -> None:

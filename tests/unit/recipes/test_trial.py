@@ -214,6 +214,7 @@ def test_equal_settings_give_equal_digests_whatever_ran_before(tried: Played, tm
     assert played(tmp_path, trial={"holds": 1}).digests() == tried.digests()
 
 
+@pytest.mark.slow
 def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(tmp_path: Path) -> None:
     """Two families whose notes fill a wave each, with every switch that can go with a trial."""
     environment = {"kind": "frozenlake", "size_min": 2, "size_max": 2, "frozen_probability": 1.0, "max_turns": 4,

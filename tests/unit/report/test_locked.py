@@ -23,19 +23,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("runs"), 1, Size(entries=8, changes=4, groups=4))
 
 
-@pytest.fixture
-def place(run: Path, tmp_path: Path) -> Path:
-    """A directory with a copy of the run, `run`, and `beside`, where a secret lies that links in the run lead to."""
-    shutil.copytree(run, tmp_path / "run")
-    beside = tmp_path / "beside"
+@pytest.fixture(scope="module")
+def place(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a copy of the run, `run`, and `beside`, where a secret lies that links in the run lead to.
+    Nothing that the tests type may change it."""
+    place = tmp_path_factory.mktemp("place")
+    shutil.copytree(run, place / "run")
+    beside = place / "beside"
     beside.mkdir()
     (beside / "secret.csv").write_text(f"text\n{SECRET}\n")
     (beside / "secret.json").write_text(f'{{"text": "{SECRET}"}}\n')
     with connect(run) as connection:
         connection.execute(f"COPY (SELECT '{SECRET}' AS text) TO '{beside}/secret.parquet'")
-    (tmp_path / "run" / "link.csv").symlink_to(beside / "secret.csv")
-    (tmp_path / "run" / "inside").symlink_to(beside, target_is_directory=True)
-    return tmp_path
+    (place / "run" / "link.csv").symlink_to(beside / "secret.csv")
+    (place / "run" / "inside").symlink_to(beside, target_is_directory=True)
+    return place
 
 
 def content(place: Path) -> dict[str, bytes | str]:
@@ -191,7 +193,8 @@ def test_the_refusal_says_what_can_be_used(place: Path) -> None:
 @pytest.mark.parametrize(
     "link", ["rounds/0001/plan/tasks.parquet", "rounds/0001/plan", "rounds/0001", "bank/segments/x.parquet"]
 )
-def test_a_link_in_place_of_a_file_of_the_record_is_no_way_out(place: Path, link: str) -> None:
+def test_a_link_in_place_of_a_file_of_the_record_is_no_way_out(place: Path, tmp_path: Path, link: str) -> None:
+    place = shutil.copytree(place, tmp_path / "place", symlinks=True)
     target = place / "run" / link
     kept = place / "beside" / "kept"
     target.parent.mkdir(exist_ok=True)
