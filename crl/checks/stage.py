@@ -103,7 +103,7 @@ def _broken(
 
     try:
         found = broken(connection, name, tables[name], rules)
-    except duckdb.Error as error:
+    except (duckdb.Error, pa.ArrowException, KeyError) as error:
         return [f"{name}: the rules could not be checked: {error}"]
     if not found:
         return []

@@ -68,6 +68,7 @@ def test_the_suite_of_ones_own(
     assert ended.value.code == 2 and "episodes has no column 'stop'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_data_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = load_experiment(ROOT / "conf" / "tiny.yaml")
     run = build_run(RunDirectory.create_or_open(experiment, tmp_path / "runs").path)

@@ -140,6 +140,7 @@ def test_a_run_that_lives_is_not_touched_and_one_marked_in_error_is_put_right(cl
         client.set_flow_run_state(family.parent, Completed(), force=True)
 
 
+@pytest.mark.slow
 def test_unfinished_runs_that_beat_are_watched_again(client):
     """Only they: nobody would hear of the others, and a suspended one has no process."""
     beating, silent, suspended = Family(client), Family(client), Family(client)

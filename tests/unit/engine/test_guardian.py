@@ -64,6 +64,7 @@ def test_what_a_guarded_process_started_ends_with_it(ending: str) -> None:
         kill([sleeper])
 
 
+@pytest.mark.slow
 def test_a_process_may_end_with_a_parent_that_guards_nothing() -> None:
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, _GUARDED], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

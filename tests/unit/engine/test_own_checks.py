@@ -17,6 +17,7 @@ def own(expectation: dict[str, object]) -> dict[str, object]:
     return {"metrics": {"expectations": [expectation]}}
 
 
+@pytest.mark.slow
 def test_a_rule_that_fails_stops_the_stage_and_one_that_holds_changes_no_digest(
     tmp_path: Path, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

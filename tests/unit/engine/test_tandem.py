@@ -95,6 +95,7 @@ def test_after_a_failure_the_round_beside_ends_with_its_stage_and_no_other_begin
     assert rounds.begun == ["1/first", "1/second", "2/first"]
 
 
+@pytest.mark.slow
 def test_two_engines_make_what_one_makes_in_turn(tmp_path: Path, seen: list[Event]) -> None:
     """The second track of round 1 is held until round 2 has learned; then round 2 waits for nobody."""
     with make_driver(tmp_path / "turns", overlap=True, overlap_engines=1) as driver:

@@ -41,6 +41,7 @@ def digests(task_id, width):
     return found
 
 
+@pytest.mark.slow
 def test_random_play_is_equal_in_another_process_and_batch_size():
     program = (
         "from tests.unit.envs.test_minihack_tasks import FAMILIES, digests\n"

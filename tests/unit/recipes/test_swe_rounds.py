@@ -91,6 +91,7 @@ def _broken_for(whole: Any, words: str) -> Any:
     return run
 
 
+@pytest.mark.slow
 @needs_bwrap
 def test_a_resumed_round_replays_no_call_of_what_is_played(tmp_path: Path, monkeypatch: Any) -> None:
     """Collecting ends after its first wave; another process goes on."""
