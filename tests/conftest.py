@@ -27,7 +27,8 @@ CHROMIUM_ARGUMENTS = [
 
 TOGETHER = ("flows", "study")
 """Folders whose tests share a server, or a study that one command at a time may have."""
-LONG = ("faults", "flows", "outside", "learning", "browser", "study", "record", "paper", "docs")
+LONG = ("flows", "outside", "faults", "learning", "browser", "study", "record", "paper", "docs")
+"""Folders with long files. `faults` comes after two that need no finished run, or all would wait for the first one."""
 
 
 gc.disable()  # until the first test runs: what is imported stays
