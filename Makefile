@@ -97,7 +97,8 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff format .
 
 test: lint ## lint, then every test that is neither slow nor needs a GPU
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu"
+	@# A test that hangs is ended with every thread's stack in the output; the longest takes a minute.
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu" -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
 test-slow: setup ## the slow tests: learning, kills, several processes
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu"
