@@ -232,7 +232,8 @@ def test_killing_our_own_process_ends_its_sandboxes_and_their_trees_are_swept(te
     assert any("tree-" in each for each in files_below(temporary))
     waiting = [sys.executable, "-c", "import time; time.sleep(6543)", f"{next(temporary.iterdir())}/tree"]
     left = subprocess.Popen(waiting)  # as bubblewrap in its beginning
-    _until(lambda: any(waiting[-1] in each for each in processes()))  # a process is a moment older than its command line
+    # A process is a moment older than its command line.
+    _until(lambda: any(waiting[-1] in each for each in processes()))
     Workplace(temporary).close()
     assert files_below(temporary) == [] and left.wait(timeout=60) == -9
 
