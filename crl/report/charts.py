@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -227,9 +226,8 @@ def _drawn(
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             half = 0.5 if min(xs) == max(xs) else 0.0
             axes.set_xlim(min(xs) - half, max(xs) + half)
-            # A tick may be a rounding error below the value that it stands for.
-            ends = (each for each in locator.tick_values(0, highest) if each > highest or isclose(each, highest))
-            axes.set_ylim(0, top or next(ends))
+            # The last tick covers the highest value; a rounding error may put it just below.
+            axes.set_ylim(0, top or locator.tick_values(0, highest)[-1])
             axes.grid(axis="y", color=_hex("grid"), linewidth=1)
             axes.set_axisbelow(True)
             axes.set_xlabel(along, loc="right", labelpad=1, color=_hex("faint"))

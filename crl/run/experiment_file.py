@@ -147,7 +147,7 @@ _ABSENT = _Absent()
 
 
 def _parse(run_path: Path) -> tuple[str, dict[str, Any]]:
-    parsed = yaml.load(_body(run_path), Loader=yaml.CSafeLoader)
+    parsed = yaml.safe_load(_body(run_path))
     return str(parsed["name"]), parsed["method"]
 
 
