@@ -36,7 +36,7 @@ from crl.protocols import Start, Step, StopReason
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 """The four moves with their offset (row, column)."""
 PRACTICE_REALMS = 16
-"""Realms that practice draws its names from."""
+"""Realms that practice draws its names from, where the config does not say."""
 
 WALL, EMPTY, KEY, GOAL, EARLY, DEADLY = "wall", "empty", "key", "goal", "early", "deadly"
 """What a move may meet, in the words of an explanation; early: the goal before the key."""
@@ -53,7 +53,15 @@ class RealmsConfig(EnvironmentConfig):
     model_config = ConfigDict(title="Realms")
 
     kind: Literal["realms"] = "realms"
-    realm: int = Field(0, ge=0, le=15, description="Number of the realm; its name r<number> appears in the goal.")
+    realm: int = Field(0, ge=0, le=63, description="Number of the realm; its name r<number> appears in the goal.")
+    # As `version` below, left out of the digest where it is what it was before there was such a key.
+    realms: int = Field(
+        PRACTICE_REALMS,
+        ge=1,
+        le=64,
+        exclude_if=lambda value: value == PRACTICE_REALMS,
+        description="Realms there are: practice draws its names from them.",
+    )
     world: int = Field(
         0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
     )
@@ -80,6 +88,8 @@ class RealmsConfig(EnvironmentConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> RealmsConfig:
+        if self.realm >= self.realms:
+            raise ValueError(f"realm {self.realm} is none of the {self.realms} there are: r0 to r{self.realms - 1}")
         if self.objects > self.symbols:
             raise ValueError(f"{self.objects} objects need as many symbols, found {self.symbols}")
         if self.objects + 1 > self.side**2 // 2:
@@ -180,7 +190,7 @@ def _draws(config: RealmsConfig, seed: int) -> Iterator[Layout | None]:
     generator = np.random.default_rng(np.random.SeedSequence([config.world, config.realm, seed]))
     realm, rule = config.realm, hidden_rule(config)
     if config.practice:
-        realm = int(generator.integers(PRACTICE_REALMS))
+        realm = int(generator.integers(config.realms))
         rules = _rules(realm, config.symbols)[1]
         rule = rules[int(generator.integers(len(rules)))]
     others = [symbol for symbol in symbol_names(config.symbols) if symbol not in rule]
@@ -198,11 +208,10 @@ def symbol_names(symbols: int) -> list[str]:
     return [chr(ord("A") + index) for index in range(symbols)]
 
 
-def vocabulary(side: int, symbols: int) -> list[str]:
+def vocabulary(config: RealmsConfig) -> list[str]:
     """Every word that goals, observations, actions and experiences of such grids are made of."""
-    letters = symbol_names(symbols)
-    realms = [f"r{realm}" for realm in range(PRACTICE_REALMS)]
-    return [*ACTIONS, *letters, *observed(side, symbols), *realms, "at", "take", "then", _FEEDBACK]
+    letters, names = symbol_names(config.symbols), [f"r{realm}" for realm in range(config.realms)]
+    return [*ACTIONS, *letters, *observed(config.side, config.symbols), *names, "at", "take", "then", _FEEDBACK]
 
 
 def observed(side: int, symbols: int) -> list[str]:

@@ -103,8 +103,11 @@ def line_chart(
     top: float | None = None,
     share: bool = False,
     rounds: tuple[float, float] | None = None,
+    axis: str = "round",
+    named: bool = False,
 ) -> Chart:
-    """Lines over rounds. `top` is the largest value of the axis, `rounds` its ends; `share` labels it in percent."""
+    """Lines over rounds, or over what `axis` says. `top` is the largest value of the other axis, `rounds` the ends of
+    this one; `share` labels it in percent. With `named` each place is labelled by the `at` of its points."""
     drawn = [line for line in lines if line.points]
     places = dict(sorted((point.x, point.at) for line in drawn for point in line.points))
     values = [{point.x: point.told for point in line.points} for line in drawn]
@@ -118,18 +121,20 @@ def line_chart(
             if len(band) > 1:
                 xs, low, high = zip(*band, strict=True)
                 axes.fill_between(xs, low, high, lw=0, alpha=0.15, color=_hex(line.color), clip_on=False, gid="band")
+        if named:
+            axes.set_xticks(list(places), list(places.values()))
         return [_plotted(axes, place, line) for place, line in enumerate(drawn)]
 
     return Chart(
         title,
         _drawn(
-            title, names, draw, along="round", share=share, top=top,
+            title, names, draw, along=axis, share=share, top=top,
             heights=[point.y if point.high is None else point.high for line in drawn for point in line.points],
             xs=[*places, *(rounds or ())],
             told={f"line {place}": [f"{point.at}: {line.name} {point.told}" for point in line.points]
                   for place, line in enumerate(drawn)},
         ),
-        ["round", *(line.name for line in drawn)],
+        [axis, *(line.name for line in drawn)],
         [[at, *(value.get(x, "–") for value in values)] for x, at in places.items()],
     )  # fmt: skip
 
@@ -166,8 +171,7 @@ def bar_chart(
 
     return Chart(
         title,
-        _drawn(title, names, draw, along=axis, heights=[sum(bar.heights) for bar in bars], xs=xs, told=told,
-               named=named),
+        _drawn(title, names, draw, along=axis, heights=[sum(bar.heights) for bar in bars], xs=xs, told=told),
         [axis, *names],
         [[bar.at, *(f"{bar.heights[index]:.4g}" for index in shown)] for bar in bars] if shown else [],
     )  # fmt: skip
@@ -195,7 +199,6 @@ def _drawn(
     told: Mapping[str, Sequence[str]],
     share: bool = False,
     top: float | None = None,
-    named: bool = False,
 ) -> str:
     """A chart from 0 to `top`, or to a round number above the `heights`; `told` is what each mark says."""
     import matplotlib

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pyarrow.parquet as pq
@@ -116,6 +117,14 @@ def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) 
         assert (row["episodes"], row["training_episodes"]) == (HELD_OUT, PLAYED * row["round"])
         bank = bank and row["arm"] == "complementary"
         assert (row["actions"], row["tokens_read"], row["tokens_sampled"]) == (1.5, 60 if bank else 40, 2)
+
+
+def test_each_chart_is_a_picture_of_its_own(finished_study: Finished) -> None:
+    names = ["chart-1-success-with-bank.svg", "chart-2-success-without-bank.svg"]
+    assert sorted(path.name for path in finished_study.directory.glob("*.svg")) == names
+    for name in names:
+        root = ElementTree.parse(finished_study.directory / name).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and "baseline" in root.attrib["aria-label"]
 
 
 def test_the_table_says_what_the_json_says_and_which_seeds_were_tuned_on(finished_study: Finished) -> None:

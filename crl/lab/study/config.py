@@ -40,6 +40,17 @@ class Arm(Model):
         return self
 
 
+class Scale(Model):
+    """One thing that is made smaller and larger: arms of the study, again, at each of its values."""
+
+    title: str = Field(min_length=1, max_length=40, description="What is varied, as an axis is labelled.")
+    values: dict[Annotated[float, Field(ge=0, allow_inf_nan=False)], dict[str, Any]] = Field(
+        min_length=2, description="What each value sets, by dotted keys; nothing: the arms as they are have it."
+    )
+    arms: list[str] = Field(min_length=1, description="The arms that are run at each value.")
+    seeds: list[Seed] | None = Field(None, min_length=1, description="Its own seeds; default those of the arms.")
+
+
 class Study(Model):
     """A question, the arms that answer it, and the seeds they are reported on."""
 
@@ -57,6 +68,7 @@ class Study(Model):
     level: float = Field(0.5, gt=0, le=1, description="Success level of `rounds to` and `episodes to`.")
     last: int = Field(1, ge=1, le=1000, description="Last evaluations that final success is the mean of.")
     arms: dict[ArmName, Arm] = Field(min_length=1, description="The arms by name.")
+    scales: dict[ArmName, Scale] = Field({}, description="What is varied, by a short name: arms at several values.")
 
     def seeds_of(self, arm: str) -> list[int]:
         """Seeds an arm is reported on."""
@@ -76,6 +88,10 @@ class Study(Model):
         own = self.arms[arm].compare_with
         return [name for name in _listed(self.compare_with if own is None else own) if name != arm]
 
+    def point_of(self, scale: str, arm: str, value: float) -> str:
+        """The arm that an arm is at a value of a scale: itself where the value sets nothing."""
+        return f"{arm}_{scale}_{value:.12g}".replace(".", "_") if self.scales[scale].values[value] else arm
+
     def run_name(self, arm: str, seed: int) -> str:
         """Name of the run of an arm and a seed."""
         return f"{self.name}-{arm}-s{seed}"
@@ -86,6 +102,10 @@ class Study(Model):
             for reference in _listed(references):
                 if reference not in self.arms:
                     raise ValueError(f"compare_with {reference!r} is no arm; arms: {', '.join(self.arms)}")
+        for name, scale in self.scales.items():
+            unknown = [arm for arm in scale.arms if arm not in self.arms]
+            if unknown:
+                raise ValueError(f"scales.{name}: {unknown[0]!r} is no arm; arms: {', '.join(self.arms)}")
         for name in self.arms:
             seeds = self.seeds_of(name)
             if len(set(seeds)) != len(seeds):
@@ -108,7 +128,7 @@ def load_study(path: str | Path) -> Study:
     """
     path = Path(path)
     try:
-        study = Study.model_validate(read_yaml(path))
+        study = _with_points(Study.model_validate(read_yaml(path)))
     except ValidationError as error:
         raise BadInput(
             f"{path} is not a valid study:\n" + "\n".join(listed_errors(error, _told)),
@@ -116,6 +136,26 @@ def load_study(path: str | Path) -> Study:
         ) from None
     warm_starts = [path.parent / each for each in study.warm_starts]
     return study.model_copy(update={"base": path.parent / study.base, "warm_starts": warm_starts})
+
+
+def _with_points(study: Study) -> Study:
+    """The study with an arm for every point of its scales; checked again, because names and titles are new."""
+    points = {}
+    for name, scale in study.scales.items():
+        for arm in scale.arms:
+            for value, changes in scale.values.items():
+                if changes:
+                    references = [each for each in study.references_of(arm) if each in scale.arms]
+                    points[study.point_of(name, arm, value)] = {
+                        **study.arms[arm].model_dump(),
+                        "title": f"{study.title_of(arm)}, {scale.title} {value:.12g}",
+                        "switch": scale.title,
+                        "set": {**study.arms[arm].set, **changes},
+                        "seeds": scale.seeds or study.arms[arm].seeds,
+                        "compare_with": [study.point_of(name, each, value) for each in references],
+                    }
+    arms = {name: arm.model_dump() for name, arm in study.arms.items()}
+    return Study.model_validate({**study.model_dump(), "arms": {**arms, **points}})
 
 
 def _listed(names: str | list[str]) -> list[str]:

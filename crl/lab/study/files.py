@@ -1,4 +1,5 @@
-"""The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `study.html`.
+"""The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `study.html`, and each
+of its charts as a picture, `chart-….svg`.
 
 All are derived: they are made from the runs' records at any time, hold no clock times, and are the same again from the
 same records.
@@ -7,6 +8,7 @@ same records.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +45,7 @@ that many generated tokens and real steps), and what a game took on average."""
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
-    """Read every finished run and write all files: (result, the files). Raises RecordDamaged, DiskFull."""
+    """Read every finished run and write all files: (result, the files but charts). Raises RecordDamaged, DiskFull."""
     from crl.lab.study.page import write_study_page
 
     figures = read_figures(runs)
@@ -54,9 +56,19 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
         PARQUET: _parquet(figures),
     }
     with making(directory):
-        for name, content in contents.items():
+        for name, content in (contents | _pictures(result)).items():
             write_atomically(directory / name, content)
     return result, [*(directory / name for name in contents), write_study_page(directory, result, runs)]
+
+
+def _pictures(result: StudyResult) -> dict[str, bytes]:
+    from crl.lab.study.page import chart_groups
+
+    titled = [(f"{about or ''} {chart.title}", chart) for about, found in chart_groups(result) for chart in found]
+    return {
+        f"chart-{place}-{'-'.join(re.findall('[a-z0-9]+', name.lower()))}.svg": chart.picture().encode()
+        for place, (name, chart) in enumerate(titled, 1)
+    }
 
 
 def _parquet(figures: RunsByArm) -> bytes:

@@ -1,18 +1,19 @@
 """`study.html`: the page of a study. One file that loads nothing; its numbers are those of `study.json`.
 
 Curves show mean success over seeds with the 95 % interval of that mean; an arm without a bank is in both charts.
-Arms that switch a mechanism have charts of their own, beside the arms they are compared with.
+Arms that switch a mechanism have charts of their own, beside the arms they are compared with; what is varied has charts
+of success by its values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from crl.lab.study.plan import PlannedRun
-from crl.lab.study.results import ArmResult, StudyResult
+from crl.lab.study.results import ArmResult, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval
 from crl.lab.study.table import interval_text, notes, seed_words, tables
 from crl.report.charts import Chart, Line, Point, line_chart
@@ -68,40 +69,73 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
 
 
 def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
-    """(mechanism, its two charts); None is for the arms that switch none."""
+    """(mechanism, or what is varied, and its two charts); None is for the arms that switch none."""
     arms = {arm.arm: arm for arm in result.arms if arm.without_bank is not None}
     against = {(each.arm, each.reference) for each in result.differences}
     groups: list[tuple[str | None, list[ArmResult]]] = []
-    for switch in dict.fromkeys(arm.switch for arm in arms.values()):
+    varied = {scale.title: scale for scale in result.scales}
+    for switch in dict.fromkeys(arm.switch for arm in arms.values() if arm.switch not in varied):
         mine = [arm for arm in arms.values() if arm.switch == switch]
         compared = {reference for arm in mine for name, reference in against if name == arm.arm}
         if switch is not None:
             mine = [arms[name] for name in arms if name in compared and arms[name] not in mine] + mine
         # More lines than colors cannot be told apart: they take further charts.
         groups += [(switch, mine[at : at + COLORS]) for at in range(0, len(mine), COLORS)]
-    return [(switch, _charts(shown)) for switch, shown in groups]
+    charts = [(switch, _curves(shown)) for switch, shown in groups]
+    return [*charts, *((title, found) for title, scale in varied.items() if (found := _by_value(scale, arms)))]
 
 
-def _charts(arms: Sequence[ArmResult]) -> list[Chart]:
-    drawn = [(arm, arm.with_bank, arm.without_bank) for arm in arms]
-    highest = max(
-        (each.mean if each.high is None else min(each.high, 1.0))
-        for _, *both in drawn
-        for success in both
-        if success is not None
-        for each in success.curve.values()
-    )
-    top = min(1.0, 1.05 * highest) or 1.0
+def _curves(arms: Sequence[ArmResult]) -> list[Chart]:
+    top = _top(each for arm in arms for shown in _both(arm) for each in shown.curve.values())
+    charts = []
+    for title, bank in (("success with bank", True), ("success without bank", False)):
+        lines = [
+            Line(_name(arm.title, [arm], bank), color, _points(_shown(arm, bank).curve))
+            for color, arm in enumerate(arms)
+        ]
+        charts.append(line_chart(title, lines, top=top, share=True))
+    return charts
+
+
+def _by_value(scale: Varied, arms: Mapping[str, ArmResult]) -> list[Chart]:
+    """Final success by the values of what was varied, in equal steps."""
+    found = {
+        title: {place: arms[name] for place, name in enumerate(names) if name in arms}
+        for title, names in scale.arms.items()
+    }
+    drawn = {title: points for title, points in found.items() if points}
+    if not drawn:
+        return []
+    top = _top(shown.mean for points in drawn.values() for arm in points.values() for shown in _both(arm))
     charts = []
     for title, bank in (("success with bank", True), ("success without bank", False)):
         lines = []
-        for color, (arm, with_bank, without) in enumerate(drawn):
-            shown = with_bank if bank and with_bank is not None else without
-            if shown is not None:
-                name = f"{arm.title} (no bank)" if bank and with_bank is None else arm.title
-                lines.append(Line(escaped(name), color, _points(shown.curve)))
-        charts.append(line_chart(title, lines, top=top, share=True))
+        for color, (name, points) in enumerate(drawn.items()):
+            marks = [
+                replace(_point(place, _shown(arm, bank).mean), at=scale.values[place]) for place, arm in points.items()
+            ]
+            lines.append(Line(_name(name, list(points.values()), bank), color, marks))
+        charts.append(line_chart(title, lines, top=top, share=True, axis=escaped(scale.title), named=True))
     return charts
+
+
+def _both(arm: ArmResult) -> list[Success]:
+    return [shown for shown in (arm.with_bank, arm.without_bank) if shown is not None]
+
+
+def _shown(arm: ArmResult, bank: bool) -> Success:
+    shown = arm.with_bank if bank and arm.with_bank is not None else arm.without_bank
+    assert shown is not None
+    return shown
+
+
+def _name(title: str, arms: Sequence[ArmResult], bank: bool) -> str:
+    return escaped(f"{title} (no bank)" if bank and not any(arm.with_bank for arm in arms) else title)
+
+
+def _top(values: Iterable[Interval]) -> float:
+    highest = max(each.mean if each.high is None else min(each.high, 1.0) for each in values)
+    return min(1.0, 1.05 * highest) or 1.0
 
 
 def _points(curve: dict[int, Interval]) -> list[Point]:

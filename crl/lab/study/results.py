@@ -94,6 +94,17 @@ class ArmResult(BaseModel):
     """In what way a run had collapsed at its end, by seed; the others are left out."""
 
 
+class Varied(BaseModel):
+    """Something that was varied, and the arms at each of its values."""
+
+    model_config = ConfigDict(frozen=True)
+
+    title: str
+    values: list[str]
+    arms: dict[str, list[str]]
+    """By the title of an arm: its name at each value."""
+
+
 class StudyResult(BaseModel):
     """What `study.json` holds."""
 
@@ -107,6 +118,7 @@ class StudyResult(BaseModel):
     reported_on: list[int]
     arms: list[ArmResult]
     differences: list[Difference]
+    scales: list[Varied] = []
     budgets: list[Budget] = []
     """Success at equal budgets, where runs used different amounts."""
     unequal_starts: list[str] = []
@@ -151,9 +163,16 @@ def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
         reported_on=reported,
         arms=arms,
         differences=differences,
+        scales=[_varied(study, name) for name in study.scales],
         budgets=equal_budgets(study, figures),
         unequal_starts=_unequal_starts(figures),
     )
+
+
+def _varied(study: Study, name: str) -> Varied:
+    scale = study.scales[name]
+    arms = {study.title_of(arm): [study.point_of(name, arm, value) for value in scale.values] for arm in scale.arms}
+    return Varied(title=scale.title, values=[f"{value:.12g}" for value in scale.values], arms=arms)
 
 
 def _unequal_starts(figures: RunsByArm) -> list[str]:

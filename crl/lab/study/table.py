@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crl.lab.study.budgets import KINDS, Budget
-from crl.lab.study.results import ArmResult, Cost, StudyResult, Success
+from crl.lab.study.results import ArmResult, Cost, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval, Reached
 from crl.report.markdown import plain
 
@@ -40,8 +40,9 @@ def study_markdown(result: StudyResult) -> str:
 def tables(result: StudyResult) -> list[Table]:
     """Every table of a result, the most important first; one without rows is left out."""
     at_budgets = [_at_budget(result, budget) for budget in result.budgets]
-    found = [_success(result), _differences(result), *at_budgets, _learning(result), _costs(result), _seconds(result),
-             _health(result), _seeds(result)]  # fmt: skip
+    scales = [_scale(result, scale, bank=bank) for scale in result.scales for bank in (True, False)]
+    found = [_success(result), _differences(result), *scales, *at_budgets, _learning(result), _costs(result),
+             _seconds(result), _health(result), _seeds(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
@@ -66,6 +67,16 @@ def _differences(result: StudyResult) -> Table:
             ]
         )
     return Table("Paired differences", ("arm", "less", "with bank", "without bank", "pairs"), rows, named=2)
+
+
+def _scale(result: StudyResult, scale: Varied, *, bank: bool) -> Table:
+    by_name = {arm.arm: arm for arm in result.arms}
+    rows = []
+    for title, names in scale.arms.items():
+        found = [by_name[name].with_bank if bank else by_name[name].without_bank for name in names]
+        if any(found):
+            rows.append([title, *map(_mean, found)])
+    return Table(f"{'With' if bank else 'Without'} bank, by {scale.title}", ["arm", *scale.values], rows)
 
 
 def _at_budget(result: StudyResult, budget: Budget) -> Table:

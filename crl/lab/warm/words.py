@@ -34,7 +34,7 @@ def words_of(environment: RealmsConfig, prompts: dict[str, PromptConfig]) -> lis
         for chosen in combinations(range(1, _CHUNK + 1), size)
     ]
     return [
-        *vocabulary(environment.side, environment.symbols),
+        *vocabulary(environment),
         *_prompt_words(prompts),
         KEY,
         *_FORMS.split(),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from crl.envs.levels import is_held_out
-from crl.envs.realms import PRACTICE_REALMS, RealmsConfig, RealmsEnvironment, hidden_rule, layouts, note
+from crl.envs.realms import PRACTICE_REALMS, RealmsConfig, RealmsEnvironment, hidden_rule, layouts, note, vocabulary
 from crl.errors import BadInput
 from crl.protocols import StopReason
 
@@ -116,6 +117,17 @@ def test_practice_never_shows_the_rule_of_a_world() -> None:
     pairs = [(key, goal) for _, key, goal in shown]
     assert len(set(pairs)) == 8 * 7, "every pair is practised in some realm"
     assert {realm for realm, _, _ in shown} == set(range(PRACTICE_REALMS))
+
+
+def test_practice_in_more_realms_draws_from_all_of_them() -> None:
+    practice = RealmsConfig(practice=True, realms=32)
+    assert {layout.realm for layout in map(layouts(practice).of, range(600))} == set(range(32))
+    assert {f"r{realm}" for realm in range(32)} <= set(vocabulary(practice))
+    with pytest.raises(ValidationError, match="realm 16 is none of the 16 there are: r0 to r15"):
+        RealmsConfig(realm=16)
+    assert "realms" not in RealmsConfig().model_dump(), (
+        "experiments begun before there was such a key keep their digest"
+    )
 
 
 def test_truth_counts_key_and_goal() -> None:

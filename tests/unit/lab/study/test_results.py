@@ -12,7 +12,7 @@ from crl.lab.study.figures import Rate, RunFigures, collapse_alarms
 from crl.lab.study.page import chart_groups
 from crl.lab.study.results import StudyResult, summarize_study
 from crl.lab.study.statistics import interval
-from crl.lab.study.table import interval_text, study_markdown
+from crl.lab.study.table import interval_text, study_markdown, tables
 from crl.learn.collapse import health_metrics
 from crl.records import Metric
 
@@ -131,6 +131,37 @@ def test_switches_have_charts_of_their_own_beside_what_they_are_compared_with() 
     names = [[chart.columns[1:] for chart in charts] for _, charts in groups]
     assert names[0] == [["ours", "base (no bank)"], ["ours", "base"]]
     assert names[1] == [["ours", "static"], ["ours", "static"]]
+
+
+def test_what_is_varied_has_tables_and_charts_by_its_values() -> None:
+    # As if `static` were `ours` with another capacity.
+    arms: dict[str, dict[str, object]] = {"ours": {}, "base": {}, "ours_room_8": {"switch": "room"}}
+    room = {"title": "room", "values": {8: {"method.x": 1}, 32: {}}, "arms": ["ours", "base"]}
+    study = Study.model_validate({
+        "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": SEEDS, "arms": arms, "scales": {"room": room},
+        "last": 1,
+    })  # fmt: skip
+    figures = {
+        name: {seed: run(arm, place) for place, seed in enumerate(SEEDS)}
+        for name, arm in {"ours": "ours", "base": "base", "ours_room_8": "static"}.items()
+    }
+    study.arms["base_room_8"] = study.arms["ours_room_8"].model_copy(update={"title": "never run"})
+    result = summarize_study(study, figures)
+    found = {table.title: [list(table.columns), *map(list, table.rows)] for table in tables(result)}
+
+    def cell(values: list[int]) -> str:
+        return interval_text(interval([value / 100 for value in values]))
+
+    assert found["With bank, by room"] == [["arm", "8", "32"], ["ours", cell(WITH["static"]), cell(WITH["ours"])]]
+    assert found["Without bank, by room"] == [
+        ["arm", "8", "32"],
+        ["ours", cell(WITHOUT["static"]), cell(WITHOUT["ours"])],
+        ["base", "–", cell(WITHOUT["base"])],
+    ]  # fmt: skip
+    (_, curves), (title, (bank, free)) = chart_groups(result)
+    assert curves[0].columns == ["round", "ours", "base (no bank)"], "points of a scale have no curve"
+    assert title == "room" and bank.columns == ["room", "ours", "base (no bank)"]
+    assert free.rows == [["8", cell(WITHOUT["static"]), "–"], ["32", cell(WITHOUT["ours"]), cell(WITHOUT["base"])]]
 
 
 def test_numbers_in_words() -> None:

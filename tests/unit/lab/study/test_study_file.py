@@ -17,6 +17,12 @@ from tests.study.studies import ARMS, write
 
 ROOT = Path(__file__).parents[4]
 
+SIZE: dict[str, Any] = {
+    "title": "group size",
+    "values": {2: {"method.rollout.group_size": 2}, 4: {}, 0.5: {"method.rollout.group_size": 5}},
+    "arms": ["complementary", "baseline"],
+}
+
 
 def refused(tmp_path: Path, **changes: Any) -> str:
     with pytest.raises(BadInput) as raised:
@@ -66,6 +72,9 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
          "round 7, the last of arm one, is not evaluated"),
         ({"arms": {**ARMS, "other": {"set": {"method.families.0.evaluation_seeds.count": 3}}}},
          "arm other is evaluated on other tasks than baseline"),
+        ({"scales": {"size": {**SIZE, "arms": ["nobody"]}}}, "scales.size: 'nobody' is no arm; arms: complementary"),
+        ({"scales": {"size": {**SIZE, "values": {4: {}}}}}, "scales.size.values: Dictionary should have at least 2"),
+        ({"scales": {"size": {**SIZE, "values": {4: {}, 5: {"name": 1}}}}}, "set: 'name' is no key of an experiment"),
         ({"base": "nowhere.yaml"}, "there is no file"),
     ],
 )  # fmt: skip
@@ -113,6 +122,22 @@ def test_arms_with_other_tasks_may_be_compared_among_themselves(tmp_path: Path) 
     study = load_study(write(tmp_path, arms=arms))
     assert len(plan_runs(study, tmp_path)) == 8
     assert [study.references_of(name) for name in arms] == [["baseline"], [], ["few_baseline"], []]
+
+
+def test_what_is_varied_is_arms_at_each_value_compared_at_the_same_value(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, scales={"size": {**SIZE, "seeds": [12]}}))
+    assert list(study.arms)[2:] == [
+        "complementary_size_2", "complementary_size_0_5", "baseline_size_2", "baseline_size_0_5",
+    ]  # fmt: skip
+    point = study.arms["complementary_size_0_5"]
+    assert (point.title, point.seeds) == ("Complementary <b>RL</b>, group size 0.5", [12])
+    assert point.set == {**ARMS["complementary"]["set"], "method.rollout.group_size": 5}
+    assert study.references_of("complementary_size_2") == ["baseline_size_2"] and not study.references_of(
+        "baseline_size_2"
+    )
+    assert study.point_of("size", "baseline", 4) == "baseline", "what has the value already is not run again"
+    sizes = {run.arm: run.experiment.method.rollout.group_size for run in plan_runs(study, tmp_path) if run.seed == 12}
+    assert (sizes["baseline_size_2"], sizes["baseline_size_0_5"], len(sizes)) == (2, 5, 6)
 
 
 def test_some_arms_and_seeds_only(tmp_path: Path) -> None:
