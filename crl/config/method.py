@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -79,6 +79,17 @@ class RecipeConfig(Model):
     over: a fork that keeps recorded rollouts may change them."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
+
+    @classmethod
+    def of(cls, method: Method) -> Self:
+        """The recipe's config of a method, as one of this class. Raises BadInput for another recipe."""
+        if not isinstance(method.recipe, cls):
+            raise BadInput(
+                f"recipe {method.recipe.kind} has other mechanisms",
+                expected=f"a recipe of {cls.__module__.rpartition('.')[0]}",
+                where="method.recipe.kind",
+            )
+        return method.recipe
 
     def roles(self) -> Mapping[str, RoleUse]:
         """Roles that the recipe works with, by name; each must be configured in `method.roles`."""

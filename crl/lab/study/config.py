@@ -44,7 +44,7 @@ class Scale(Model):
     """One thing that is made smaller and larger: arms of the study, again, at each of its values."""
 
     title: str = Field(min_length=1, max_length=40, description="What is varied, as an axis is labelled.")
-    values: dict[Annotated[float, Field(ge=0, allow_inf_nan=False)], dict[str, Any]] = Field(
+    values: dict[Annotated[float, Field(ge=0, le=1e9)], dict[str, Any]] = Field(
         min_length=2, description="What each value sets, by dotted keys; nothing: the arms as they are have it."
     )
     arms: list[str] = Field(min_length=1, description="The arms that are run at each value.")

@@ -193,15 +193,7 @@ class OfflineBankConfig(BankRecipeConfig):
     BANK_CHANGES_AFTER_WARM_UP: ClassVar[bool] = False
 
 
-def config_of(method: Method) -> BankRecipeConfig:
-    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
-    if not isinstance(method.recipe, BankRecipeConfig):
-        raise BadInput(
-            f"recipe {method.recipe.kind} has other mechanisms",
-            expected="complementary, or one of its ablations",
-            where="method.recipe.kind",
-        )
-    return method.recipe
+config_of = BankRecipeConfig.of
 
 
 def declares_rewards(method: Method) -> bool:

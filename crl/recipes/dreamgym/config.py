@@ -11,6 +11,7 @@ from pydantic import Field
 from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
+from crl.recipes.impossible import mixed_waves, refused, unread_settings, whole_reference
 
 ACTOR, EXPERIENCE, TEACHER = "actor", "experience", "teacher"
 PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
@@ -180,47 +181,21 @@ class DreamGymConfig(RecipeConfig):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
-        rollout = method.rollout
-        if rollout.search_and_ask is not None:
-            yield _refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
-        if rollout.mixed_waves:
-            yield _refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
-        if rollout.environment_lag:
-            yield _refused("method.rollout.environment_lag", "the environment is a model that samples beside", "0")
+        yield from unread_settings(method, reward="the model predicts what the task pays")
+        yield from mixed_waves(method)
+        if method.rollout.environment_lag:
+            yield refused("method.rollout.environment_lag", "the environment is a model that samples beside", "0")
         for index, family in enumerate(method.families):
-            if family.reward is not None:
-                yield _refused(f"method.families.{index}.reward", "the model predicts what the task pays", "none")
             if family.train_seeds.count < 2:
-                yield _refused(f"method.families.{index}.train_seeds.count", "one seed leaves none to hold out", "2")
+                yield refused(f"method.families.{index}.train_seeds.count", "one seed leaves none to hold out", "2")
         if method.owner(EXPERIENCE) != EXPERIENCE or method.owner(ACTOR) == EXPERIENCE:
-            yield _refused("method.roles.experience.weights", "the experience model has weights of its own", "none")
+            yield refused("method.roles.experience.weights", "the experience model has weights of its own", "none")
         for role in self.roles():
             if role != ACTOR and method.role(role).sampling.constrain == "actions":
-                yield _refused(
+                yield refused(
                     f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
                 )
-        for owner in method.trained():
-            if self.objective.kl and method.role(owner).deepspeed.zero_stage == 3 and owner == method.owner(ACTOR):
-                yield _refused(
-                    f"method.roles.{owner}.deepspeed.zero_stage",
-                    "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
-                    "0, 1 or 2, or objective.kl: 0",
-                )
+        yield from whole_reference(method, self.objective, {method.owner(ACTOR)} & set(method.trained()))
 
 
-def config_of(method: Method) -> DreamGymConfig:
-    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
-    if not isinstance(method.recipe, DreamGymConfig):
-        raise BadInput(
-            f"recipe {method.recipe.kind} has other mechanisms", expected="dreamgym", where="method.recipe.kind"
-        )
-    return method.recipe
-
-
-def _refused(where: str, found: str, expected: str) -> BadInput:
-    return BadInput(
-        f"{where.removeprefix('method.')} is set, and {found}",
-        expected=expected,
-        where=where,
-        next_step="change it, or leave it out",
-    )
+config_of = DreamGymConfig.of

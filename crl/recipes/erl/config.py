@@ -19,6 +19,7 @@ from crl.config import (
     RoundOutputs,
 )
 from crl.errors import BadInput
+from crl.recipes.impossible import mixed_waves, refused, unread_settings, whole_reference
 
 ACTOR, REFLECTOR = "actor", "reflector"
 REFLECT = "reflect"
@@ -150,36 +151,20 @@ class ErlConfig(RecipeConfig):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
-        rollout = method.rollout
-        if rollout.search_and_ask is not None:
-            yield _refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
-        if rollout.mixed_waves:
-            yield _refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
-        for index, family in enumerate(method.families):
-            if family.reward is not None:
-                yield _refused(f"method.families.{index}.reward", "attempts are compared by what the task pays", "none")
+        yield from unread_settings(method, reward="attempts are compared by what the task pays")
+        yield from mixed_waves(method)
         if self.reflect is None and self.memory is not None:
-            yield _refused("method.recipe.memory", "nothing is reflected on, so the memory stays empty", "none")
+            yield refused("method.recipe.memory", "nothing is reflected on, so the memory stays empty", "none")
         if self.approve_bank and not self.has_memory:
-            yield _refused("method.recipe.approve_bank", "there is no memory whose changes a person could see", "false")
+            yield refused("method.recipe.approve_bank", "there is no memory whose changes a person could see", "false")
         if self.bank.duplicates == "near":
-            yield _refused("method.recipe.bank.duplicates", "texts are not compared with each other", "reject or keep")
+            yield refused("method.recipe.bank.duplicates", "texts are not compared with each other", "reject or keep")
         if self.reflect is not None and method.role(REFLECTOR).sampling.constrain == "actions":
-            yield _refused("method.roles.reflector.sampling.constrain", "a reflection is text, not an action", "none")
-        for owner in method.trained():
-            if self.objective.kl and method.role(owner).deepspeed.zero_stage == 3:
-                yield _refused(
-                    f"method.roles.{owner}.deepspeed.zero_stage",
-                    "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
-                    "0, 1 or 2, or objective.kl: 0",
-                )
+            yield refused("method.roles.reflector.sampling.constrain", "a reflection is text, not an action", "none")
+        yield from whole_reference(method, self.objective, method.trained())
 
 
-def config_of(method: Method) -> ErlConfig:
-    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
-    if not isinstance(method.recipe, ErlConfig):
-        raise BadInput(f"recipe {method.recipe.kind} has other mechanisms", expected="erl", where="method.recipe.kind")
-    return method.recipe
+config_of = ErlConfig.of
 
 
 def reflect_of(method: Method) -> ReflectConfig:
@@ -188,12 +173,3 @@ def reflect_of(method: Method) -> ReflectConfig:
     if config is None:
         raise BadInput("this experiment writes no reflections", where="method.recipe.reflect")
     return config
-
-
-def _refused(where: str, found: str, expected: str) -> BadInput:
-    return BadInput(
-        f"{where.removeprefix('method.')} is set, and {found}",
-        expected=expected,
-        where=where,
-        next_step="change it, or leave it out",
-    )

@@ -20,6 +20,7 @@ from crl.config import (
 )
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
+from crl.recipes.impossible import refused, unread_settings, whole_reference
 
 ACTOR = "actor"
 NEUTRAL = 0.5
@@ -135,48 +136,24 @@ class ImportanceReplayConfig(RecipeConfig):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
-        if method.rollout.search_and_ask is not None:
-            yield _refused("method.rollout.search_and_ask", "it is set, and nobody answers questions here", "none")
+        yield from unread_settings(method, reward="samples are compared by what the task pays")
+        yield from whole_reference(method, self.objective, [method.owner(ACTOR)])
         for index, family in enumerate(method.families):
-            if family.reward is not None:
-                yield _refused(
-                    f"method.families.{index}.reward",
-                    "it is set, and samples are compared by what the task pays",
-                    "none",
-                )
             if self.probe.pool >= family.train_seeds.count:
-                yield _refused(
+                yield refused(
                     f"method.families.{index}.train_seeds.count",
                     f"family {family.name} has {family.train_seeds.count} train seeds, and probes take "
                     f"{self.probe.pool}",
                     "more than recipe.probe.pool",
                 )
         if self.learns and self.probe.tasks > self.probe.pool:
-            yield _refused(
+            yield refused(
                 "method.recipe.probe.tasks",
                 f"a round probes {self.probe.tasks} tasks, each once, out of a pool of {self.probe.pool}",
                 "at most recipe.probe.pool",
             )
         if self.learns and not self.extractor.extractor_coefficient and not self.extractor.coupling_coefficient:
-            yield _refused("method.recipe.extractor", "both coefficients are 0, so nothing is learned", "one above 0")
-        if self.objective.kl and method.role(method.owner(ACTOR)).deepspeed.zero_stage == 3:
-            yield _refused(
-                f"method.roles.{method.owner(ACTOR)}.deepspeed.zero_stage",
-                "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
-                "0, 1 or 2, or objective.kl: 0",
-            )
+            yield refused("method.recipe.extractor", "its coefficients are 0, so nothing is learned", "one above 0")
 
 
-def config_of(method: Method) -> ImportanceReplayConfig:
-    """The recipe's config of a method that keeps to this room. Raises BadInput for another recipe."""
-    if not isinstance(method.recipe, ImportanceReplayConfig):
-        raise BadInput(
-            f"recipe {method.recipe.kind} has other mechanisms",
-            expected="importance_replay",
-            where="method.recipe.kind",
-        )
-    return method.recipe
-
-
-def _refused(where: str, found: str, expected: str) -> BadInput:
-    return BadInput(found, expected=expected, where=where, next_step="change it, or leave it out")
+config_of = ImportanceReplayConfig.of

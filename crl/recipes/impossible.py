@@ -1,0 +1,44 @@
+"""Settings that recipes besides Complementary RL refuse before any work, and the words for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from crl.config import ClippedObjective, Method
+from crl.errors import BadInput
+
+
+def refused(where: str, why: str, expected: str) -> BadInput:
+    """The error of a setting, given by its dotted key, that would do nothing of what was asked for."""
+    return BadInput(
+        f"{where.removeprefix('method.')} is set, and {why}",
+        expected=expected,
+        where=where,
+        next_step="change it, or leave it out",
+    )
+
+
+def unread_settings(method: Method, *, reward: str) -> Iterator[BadInput]:
+    """Settings of a method that nothing reads; `reward` says why a family has none of its own."""
+    if method.rollout.search_and_ask is not None:
+        yield refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
+    for index, family in enumerate(method.families):
+        if family.reward is not None:
+            yield refused(f"method.families.{index}.reward", reward, "none")
+
+
+def mixed_waves(method: Method) -> Iterator[BadInput]:
+    """Waves of several families, in a recipe whose waves are of one."""
+    if method.rollout.mixed_waves:
+        yield refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
+
+
+def whole_reference(method: Method, objective: ClippedObjective, owners: Iterable[str]) -> Iterator[BadInput]:
+    """A penalty for leaving the base model beside ZeRO-3, for the weights that the objective trains."""
+    for owner in owners:
+        if objective.kl and method.role(owner).deepspeed.zero_stage == 3:
+            yield refused(
+                f"method.roles.{owner}.deepspeed.zero_stage",
+                "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
+                "0, 1 or 2, or objective.kl: 0",
+            )
