@@ -28,25 +28,40 @@ def grpo_samples(
     """One GRPO sample per sequence, in their order; `weight_of` is the weight of a sequence of a role."""
     advantages = stream_advantages([each.reward for each in sequences], [each.group for each in sequences], objective)
     return [
-        Sample(
-            sample_id=f"r{round:04d}-{each.role}-{each.generation.generation_id}",
-            round=round,
-            role=each.role,
-            objective="grpo",
-            source=f"{each.generation.round:04d}/{each.generation.stage}",
-            generation_id=each.generation.generation_id,
-            reward=each.reward,
-            advantage=float(advantage),
-            # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
-            weight=weight_of(each.role) if any(each.generation.loss_mask) else 0.0,
-            temperature=each.generation.temperature,
-            token_ids=each.generation.token_ids,
-            loss_mask=each.generation.loss_mask,
-            logprobs=each.generation.logprobs,
-            choices=each.generation.choices,
-        )
+        grpo_sample(each.generation, each.role, each.reward, float(advantage), weight_of(each.role), round=round)
         for each, advantage in zip(sequences, advantages, strict=True)
     ]
+
+
+def grpo_sample(
+    record: Generation,
+    role: str,
+    reward: float,
+    advantage: float,
+    weight: float,
+    *,
+    round: int,
+    step: int | None = None,
+) -> Sample:
+    """The sample that an update learns from a token record; `step` is its optimizer step, where a round has several."""
+    return Sample(
+        sample_id=f"r{round:04d}-{role}-{'' if step is None else f's{step}-'}{record.generation_id}",
+        round=round,
+        role=role,
+        objective="grpo",
+        source=f"{record.round:04d}/{record.stage}",
+        generation_id=record.generation_id,
+        reward=reward,
+        advantage=advantage,
+        # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
+        weight=weight if any(record.loss_mask) else 0.0,
+        step=step or 0,
+        temperature=record.temperature,
+        token_ids=record.token_ids,
+        loss_mask=record.loss_mask,
+        logprobs=record.logprobs,
+        choices=record.choices,
+    )
 
 
 def record_of(records: Mapping[str, Generation], generation_id: str) -> Generation:

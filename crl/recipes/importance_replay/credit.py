@@ -32,7 +32,7 @@ from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceRepla
 from crl.recipes.importance_replay.features import features_of, text_of
 from crl.recipes.importance_replay.network import matrix, network_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
-from crl.recipes.sequences import record_of
+from crl.recipes.sequences import grpo_sample, record_of
 from crl.recipes.stage import BEFORE
 from crl.records import Episode, Generation, Metric, Sample, Turn
 
@@ -255,24 +255,8 @@ def _records(ctx: StageContext, items: Iterable[ReplayItem]) -> dict[str, Genera
 
 
 def _sample(chosen: Chosen, round: int) -> Sample:
-    record = chosen.generation
-    return Sample(
-        sample_id=f"r{round:04d}-{ACTOR}-s{chosen.step}-{record.generation_id}",
-        round=round,
-        role=ACTOR,
-        objective="grpo",
-        source=f"{record.round:04d}/{record.stage}",
-        generation_id=record.generation_id,
-        reward=chosen.reward,
-        advantage=chosen.advantage,
-        # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
-        weight=chosen.weight if any(record.loss_mask) else 0.0,
-        step=chosen.step,
-        temperature=record.temperature,
-        token_ids=record.token_ids,
-        loss_mask=record.loss_mask,
-        logprobs=record.logprobs,
-        choices=record.choices,
+    return grpo_sample(
+        chosen.generation, ACTOR, chosen.reward, chosen.advantage, chosen.weight, round=round, step=chosen.step
     )
 
 
