@@ -7,7 +7,7 @@ import gc
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.recipe_runs import tiny_name, train_tiny
 from tests.tiny_run import NAME, ROUNDS, crl, train
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -113,6 +114,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             making.rename(shared)
             crl(shared, "catalog", NAME)
     return shared / NAME
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Run directories of other recipes (`tests.recipe_runs.OTHERS`), made by the command line. To be read only."""
+    made: dict[str, Path] = {}
+
+    def run(recipe: str) -> Path:
+        if recipe not in made:
+            runs = tmp_path_factory.mktemp(recipe)
+            crl(runs, *train_tiny(recipe))
+            made[recipe] = runs / tiny_name(recipe)
+        return made[recipe]
+
+    return run
 
 
 @pytest.fixture

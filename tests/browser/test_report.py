@@ -16,9 +16,16 @@ from playwright.sync_api import Page
 from crl.report.rates import wilson
 from crl.report.views import query
 from tests.browser.opened import Opened
+from tests.recipe_runs import OTHERS
 
 LARGEST_PICTURE = 300_000
 PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(params=["complementary", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def any_run(request: pytest.FixtureRequest, finished: Path) -> Path:
+    """A finished run of each recipe."""
+    return finished if request.param == "complementary" else request.getfixturevalue("run_of")(request.param)  # type: ignore[no-any-return]
 
 
 def rows(run: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -149,6 +156,23 @@ def test_a_game_replays_as_the_record_has_it(show: Callable[..., Opened], finish
             assert ("rejected" in told) == (became == "rejected")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_games_of_other_recipes_replay(show: Callable[..., Opened], run_of: Callable[[str], Path], recipe: str) -> None:
+    run = run_of(recipe)
+    page = show(run)
+    listed = page.page.locator("#list li").count()
+    assert page.text("#found") == f"{listed} of {listed} episodes" and listed > 0
+    name = str(page.page.locator("#list button").first.get_attribute("data-episode"))
+    page.open(name)
+    [(turns, observation)] = rows(
+        run,
+        "SELECT count(*), min_by(observation, turn) FROM turns WHERE stage NOT LIKE 'evaluate%' "
+        f"AND episode_id = '{name}'",
+    )
+    assert page.text("#turn") == f"Turn 1 of {turns}" and page.text("#observation") == observation
+
+
 def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
 
@@ -231,8 +255,8 @@ def test_play_runs_to_the_end_and_stops(show: Callable[..., Opened], finished: P
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
-def test_a_phone_and_a_desk_show_all_of_it(show: Callable[..., Opened], finished: Path, width: int) -> None:
-    page = show(finished, viewport=PHONE | {"width": width}, has_touch=True)
+def test_a_phone_and_a_desk_show_all_of_it(show: Callable[..., Opened], any_run: Path, width: int) -> None:
+    page = show(any_run, viewport=PHONE | {"width": width}, has_touch=True)
     page.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
     small = page.page.evaluate(
@@ -242,8 +266,8 @@ def test_a_phone_and_a_desk_show_all_of_it(show: Callable[..., Opened], finished
     assert small == 0 or width > PHONE["width"], "fingers find every button"
 
 
-def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened], finished: Path) -> None:
-    page = show(finished, color_scheme="dark")
+def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened], any_run: Path) -> None:
+    page = show(any_run, color_scheme="dark")
     page.page.emulate_media(media="print")
     assert page.page.locator("button:visible, input:visible, select:visible, nav:visible").count() == 0
     assert page.page.locator("svg:visible").count() == page.page.locator("svg").count()
@@ -251,8 +275,8 @@ def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened],
     assert page.page.pdf().startswith(b"%PDF")
 
 
-def test_without_a_script_everything_but_the_replay_is_there(show: Callable[..., Opened], finished: Path) -> None:
-    page = show(finished, java_script_enabled=False)
+def test_without_a_script_everything_but_the_replay_is_there(show: Callable[..., Opened], any_run: Path) -> None:
+    page = show(any_run, java_script_enabled=False)
     assert page.page.locator("#browser").is_hidden() and page.page.locator("svg").first.is_visible()
     assert "needs JavaScript" in page.page.locator("noscript").inner_text()
 

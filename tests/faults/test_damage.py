@@ -20,12 +20,20 @@ from crl.run.manifest import Manifest
 from crl.run.verify import Problem, Severity, require_intact, verify
 from crl.trackers.subscriber import LEDGER
 from crl.trackers.tensorboard import FOLDER
+from tests.recipe_runs import OTHERS
 from tests.tiny_run import ROUNDS, crl, crl_here, digests, experiment, leftovers, train
 
 Damage = Callable[[Path], None]
 HOUSEKEEPING = {"lease.json", "lease.lock"}
 BESIDE = {"journal.jsonl", "pruned.jsonl"}
 """In no digest; each of them alone names what was pruned."""
+FROM_ROWS = {
+    "complementary": {"initialise", "plan", "consolidate", "credit", "health"},
+    "erl": {"initialise", "plan", "distill", "consolidate", "credit", "health"},
+    "dreamgym": {"initialise", "gather", "credit", "health"},
+    "importance_replay": {"initialise", "plan", "measure", "credit", "health"},
+}
+"""Stages of a recipe that no model has a part in: what follows from rows is made again."""
 
 
 def _corrupt(path: Path) -> None:
@@ -60,14 +68,29 @@ each_damage = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def victim(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy for this module; every test leaves it as it was."""
-    path = tmp_path_factory.mktemp("damage") / "tiny"
-    shutil.copytree(finished, path)
-    return path
+def copy_of(
+    finished: Path, run_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Copies of runs by recipe for this module; every test leaves them as they were."""
+    made: dict[str, Path] = {}
+
+    def copy(recipe: str) -> Path:
+        if recipe not in made:
+            source = finished if recipe == "complementary" else run_of(recipe)
+            made[recipe] = tmp_path_factory.mktemp("damage") / source.name
+            shutil.copytree(source, made[recipe])
+        return made[recipe]
+
+    return copy
 
 
-def test_there_is_one_of_everything(victim: Path) -> None:
+each_recipe = pytest.mark.parametrize(
+    "recipe", ["complementary", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+
+
+def test_there_is_one_of_everything(copy_of: Callable[[str], Path]) -> None:
+    victim = copy_of("complementary")
     files = _all_files(victim)
     for suffix in (
         "experiment.yaml", "catalog.duckdb", "journal.jsonl", "lease.json", "lease.lock", "pruned.jsonl",
@@ -83,8 +106,12 @@ def test_there_is_one_of_everything(victim: Path) -> None:
     assert verify(victim) == []
 
 
+@each_recipe
 @each_damage
-def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path, damage: Damage) -> None:
+def test_any_one_file_is_named_with_digests_and_the_mending_command(
+    copy_of: Callable[[str], Path], damage: Damage, recipe: str
+) -> None:
+    victim = copy_of(recipe)
     run = RunDirectory.open(victim)
     from_rows = partial(recipe_of(run.method).from_rows, run.method)
     for number, name in enumerate(_all_files(victim)):
@@ -99,7 +126,7 @@ def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path
             assert [problem.file for problem in problems] == ([] if name in BESIDE else [name])
             if not problems:
                 continue
-            _check(run, problems[0], before, after)
+            _check(run, recipe, problems[0], before, after)
             if problems[0].severity is Severity.damaged and number % 7 == 0:
                 with pytest.raises(RecordDamaged) as raised:
                     require_intact(victim, from_rows=from_rows)
@@ -109,7 +136,7 @@ def test_any_one_file_is_named_with_digests_and_the_mending_command(victim: Path
     assert verify(victim) == []
 
 
-def _check(run: RunDirectory, problem: Problem, before: bytes, after: bytes | None) -> None:
+def _check(run: RunDirectory, recipe: str, problem: Problem, before: bytes, after: bytes | None) -> None:
     """Severity, expected, found and mending command are those of the kind of file."""
     place, *inside = problem.file.split("/")
     digest = hashlib.sha256(before).hexdigest()
@@ -119,7 +146,7 @@ def _check(run: RunDirectory, problem: Problem, before: bytes, after: bytes | No
     if place == "rounds":
         number, stage, *name = inside
         # What follows from rows is made again; what a model wrote is taken back.
-        derivable = stage in ("initialise", "plan", "consolidate", "credit", "health")
+        derivable = stage in FROM_ROWS[recipe]
         redo = ["redo", str(run.path), "--from", f"{number}/{stage}"]
         assert words[1:] == (["mend", str(run.path)] if derivable else redo)
         assert shlex.split(problem.redo)[1:] == redo
@@ -147,15 +174,17 @@ def _check(run: RunDirectory, problem: Problem, before: bytes, after: bytes | No
 
 
 @pytest.mark.slow
-def test_any_stage_that_is_gone_is_named_and_no_other_one(copied: Path) -> None:
-    run = RunDirectory.open(copied)
-    keys = list(digests(copied))
-    assert len(keys) >= 24
+@pytest.mark.parametrize("recipe", ["complementary", *OTHERS])
+def test_any_stage_that_is_gone_is_named_and_no_other_one(copy_of: Callable[[str], Path], recipe: str) -> None:
+    victim = copy_of(recipe)
+    run = RunDirectory.open(victim)
+    keys = list(digests(victim))
+    assert len(keys) >= 2 * len(FROM_ROWS[recipe])
     for key in keys:
-        shutil.move(copied / "rounds" / key, copied.parent / "gone")
+        shutil.move(victim / "rounds" / key, victim.parent / "gone")
         assert [problem.file for problem in problems_of(run, recipe_of(run.method))] == [f"rounds/{key}"]
-        shutil.move(copied.parent / "gone", copied / "rounds" / key)
-    assert verify(copied) == []
+        shutil.move(victim.parent / "gone", victim / "rounds" / key)
+    assert verify(victim) == []
 
 
 @pytest.mark.parametrize("prefect", ["--no-prefect", pytest.param("--prefect", marks=pytest.mark.slow)])

@@ -15,6 +15,7 @@ import pytest
 
 from crl.report.views import query
 from tests.processes import wait_until
+from tests.recipe_runs import tiny_name, train_tiny
 from tests.tiny_run import ROOT, command, crl, digests, environment, leftovers
 
 AFTER = {
@@ -23,58 +24,30 @@ AFTER = {
     "importance_replay": ("credit", "update_actor", "probe_after"),
 }
 """Stages after which a run of a recipe is killed, in round 1."""
-ROUNDS = "2"
-
 pytestmark = pytest.mark.slow
-
-
-def arguments(recipe: str) -> tuple[str, ...]:
-    """What `crl train` is given."""
-    more = ("--no-prefect", "--set", "method.families.0.evaluation_seeds.count=2")
-    return (f"conf/{recipe}_tiny.yaml", *more, "--rounds", ROUNDS)
-
-
-def name_of(recipe: str) -> str:
-    """What its experiment is called."""
-    return f"{recipe.replace('_', '-')}-tiny"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Runs that nobody disturbed, by recipe."""
-    made: dict[str, Path] = {}
-
-    def run_of(recipe: str) -> Path:
-        if recipe not in made:
-            runs = tmp_path_factory.mktemp(recipe)
-            crl(runs, "train", *arguments(recipe))
-            made[recipe] = runs / name_of(recipe)
-        return made[recipe]
-
-    return run_of
 
 
 @pytest.mark.parametrize(("recipe", "after"), [(recipe, after) for recipe, stages in AFTER.items() for after in stages])
 def test_killed_after_a_stage_it_resumes_to_the_same_digests(
-    whole: Callable[[str], Path], tmp_path: Path, recipe: str, after: str
+    run_of: Callable[[str], Path], tmp_path: Path, recipe: str, after: str
 ) -> None:
     begun = subprocess.Popen(
-        command("train", *arguments(recipe)), cwd=ROOT, env=environment(tmp_path),
+        command(*train_tiny(recipe)), cwd=ROOT, env=environment(tmp_path),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    name = name_of(recipe)
+    name = tiny_name(recipe)
     run = tmp_path / name
     wait_until(lambda: (run / f"rounds/0001/{after}").is_dir() or begun.poll() is not None, f"{after} is complete")
     os.kill(begun.pid, signal.SIGKILL)
     begun.wait()
-    assert not (run / f"rounds/{int(ROUNDS):04d}/evaluate").exists(), "there is something left to do"
+    assert not (run / "rounds/0002/evaluate").exists(), "there is something left to do"
     crl(tmp_path, "resume", name)
-    assert digests(run) == digests(whole(recipe)) and leftovers(run) == []
+    assert digests(run) == digests(run_of(recipe)) and leftovers(run) == []
     assert "intact" in crl(tmp_path, "verify", name).stdout
 
 
-def test_erl_trains_every_stream_and_shows_it(whole: Callable[[str], Path]) -> None:
-    run = whole("erl")
+def test_erl_trains_every_stream_and_shows_it(run_of: Callable[[str], Path]) -> None:
+    run = run_of("erl")
     names, [row] = query(
         run,
         "SELECT max(updates) AS updates, (SELECT count(*) FROM reflections) AS reflections,"
@@ -91,8 +64,8 @@ def test_erl_trains_every_stream_and_shows_it(whole: Callable[[str], Path]) -> N
     assert "reward gained by trying again" in page and "reflections and memory" in page
 
 
-def test_dreamgym_fits_plays_in_its_model_and_shows_it(whole: Callable[[str], Path]) -> None:
-    run = whole("dreamgym")
+def test_dreamgym_fits_plays_in_its_model_and_shows_it(run_of: Callable[[str], Path]) -> None:
+    run = run_of("dreamgym")
     names, [row] = query(
         run,
         "SELECT max(updates) FILTER (role = 'experience') AS fitted,"
@@ -112,8 +85,8 @@ def test_dreamgym_fits_plays_in_its_model_and_shows_it(whole: Callable[[str], Pa
     assert "real environment steps" in (run / "report.html").read_text()
 
 
-def test_replay_draws_old_samples_measures_its_updates_and_shows_it(whole: Callable[[str], Path]) -> None:
-    run = whole("importance_replay")
+def test_replay_draws_old_samples_measures_its_updates_and_shows_it(run_of: Callable[[str], Path]) -> None:
+    run = run_of("importance_replay")
     names, [row] = query(
         run,
         "SELECT (SELECT count(*) FROM replay_draws WHERE age > 0) AS old,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from crl.run.head import heads
 from tasks.artifacts import KINDS, PAGES, artifact_key, publish_breach, publish_failure, publish_round
 from tasks.progress import shown_progress
 from tests.processes import wait_until
+from tests.recipe_runs import OTHERS, tiny_name
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +74,24 @@ def test_a_round_publishes_every_kind_with_the_contents_of_the_record(prefect_se
     assert f"Data checks of round {last}: passed" in checks and "| collect | episodes |" in checks
     assert f"](http://127.0.0.1:4201/{name}/report.html)" in report
     assert "<html" in (copied / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_rounds_of_other_recipes_are_published_too(prefect_server, run_of, tmp_path, recipe, caplog):
+    copy = tmp_path / tiny_name(recipe)
+    shutil.copytree(run_of(recipe), copy)
+    flow_run = published(lambda: publish_round(copy, 2))
+    found = {kind: artifacts(artifact_key(copy.name, kind)) for kind in KINDS}
+    keeps_a_bank = recipe == "erl"
+    assert {kind for kind, versions in found.items() if versions} == set(KINDS) - (
+        set() if keeps_a_bank else {"bank-diff"}
+    )
+    for versions in found.values():
+        assert all(str(version.flow_run_id) == flow_run and version.type == "markdown" for version in versions)
+    rounds, checks = found["rounds"][-1].data, found["data-checks"][-1].data
+    assert re.search(r"^\| 2 \|", rounds, re.MULTILINE) and "Data checks of round 2: passed" in checks
+    assert "<html" in (copy / "report.html").read_text(encoding="utf-8")
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "artifact" in record.message]
 
 
 def test_a_failure_and_a_breach_are_shown(prefect_server, copied):

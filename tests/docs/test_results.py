@@ -1,0 +1,180 @@
+"""Every figure of a study's tables in the documentation, computed again from its raw results in `docs/results/`.
+
+The arithmetic here shares nothing with `crl.lab`: DuckDB reads the rows, scipy has the intervals.
+"""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+PAGES = {"recipes": "recipes.md"}
+"""The page that a study's tables are in, by the name of its raw results."""
+ROUNDING = 0.005 + 1e-9
+BUDGETS = {
+    "episodes": "training_episodes",
+    "generated tokens": "training_tokens",
+    "real environment steps": "training_real_steps",
+}
+
+
+class Raw:
+    """The rows of a study, as curves by (arm, bank) and seed."""
+
+    def __init__(self, name: str):
+        study = yaml.safe_load((ROOT / "conf" / "study" / f"{name}.yaml").read_text())
+        self.arm_of = {arm.get("title", key): key for key, arm in study["arms"].items()}
+        self.scales: dict[str, dict[str, list[tuple[str, str]]]] = {}
+        titles = {key: title for title, key in self.arm_of.items()}
+        for name, scale in study.get("scales", {}).items():
+            points = self.scales[scale["title"]] = {}
+            for arm in scale["arms"]:
+                for value, changes in scale["values"].items():
+                    key = f"{arm}_{name}_{value}".replace(".", "_") if changes else arm
+                    points.setdefault(titles[arm], []).append((str(value), key))
+                    if changes:
+                        self.arm_of[f"{titles[arm]}, {scale['title']} {value}"] = key
+        self.seeds = study["seeds"]
+        self.last = study.get("last", 1)
+        columns = ["arm", "seed", "bank", "round", "success", *BUDGETS.values()]
+        rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM '{RESULTS / name}.parquet' ORDER BY round").fetchall()
+        self.curves: dict[tuple[str, bool], dict[int, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows:
+            point = dict(zip(columns, row, strict=True))
+            self.curves[point["arm"], point["bank"]][point["seed"]].append(point)
+
+    def final(self, arm: str, bank: bool) -> dict[int, float]:
+        return {
+            seed: float(np.mean([point["success"] for point in points[-self.last :]]))
+            for seed, points in self.curves.get((arm, bank), {}).items()
+        }
+
+    def at(self, column: str, amount: float, arm: str, bank: bool) -> dict[int, float]:
+        """Success where a run had used so much of a budget, on the straight line between two evaluations."""
+        return {
+            seed: float(np.interp(amount, [p[column] for p in points], [p["success"] for p in points]))
+            for seed, points in self.curves.get((arm, bank), {}).items()
+        }
+
+    def used(self, column: str) -> list[int]:
+        """What each run used of a budget in all."""
+        return [int(points[-1][column]) for runs in self.curves.values() for points in runs.values()]
+
+
+def interval_of(values: dict[int, float]) -> list[float]:
+    sample = np.array(list(values.values()))
+    mean = sample.mean()
+    if len(sample) == 1:
+        return [mean]
+    low, high = stats.t.interval(0.95, len(sample) - 1, loc=mean, scale=stats.sem(sample))
+    return [mean, low, high]
+
+
+def difference_of(values: dict[int, float], reference: dict[int, float]) -> list[float]:
+    return interval_of({seed: value - reference[seed] for seed, value in values.items()})
+
+
+def numbers_in(cell: str) -> list[float]:
+    return [float(text.replace("−", "-")) for text in re.findall(r"[+−]?\d+\.\d+", cell)]
+
+
+def agree(cell: str, expected: list[float] | None) -> None:
+    if expected is None:
+        assert cell == "–"
+        return
+    found = numbers_in(cell)
+    assert len(found) == len(expected), cell
+    assert np.allclose(found, expected, rtol=0, atol=ROUNDING), (cell, expected)
+
+
+def table_under(page: str, title: str) -> list[list[str]]:
+    """The rows of the first table after a heading; the first of them has the names of the columns."""
+    after = page.split(f"## {title}\n", 1)
+    assert len(after) == 2, f"{title}: no such heading"
+    lines = after[1].split("\n|", 1)[1].split("\n\n", 1)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if set("".join(row)) != {"-"}]
+
+
+@pytest.fixture(scope="module", params=sorted(PAGES))
+def study(request):
+    return Raw(request.param), (ROOT / "docs" / PAGES[request.param]).read_text()
+
+
+def test_every_run_of_the_study_is_in_its_raw_results(study):
+    raw, _ = study
+    assert {arm for arm, _ in raw.curves} == set(raw.arm_of.values())
+    assert {tuple(sorted(runs)) for runs in raw.curves.values()} == {tuple(raw.seeds)}
+
+
+def test_held_out_success(study):
+    raw, page = study
+    header, *rows = table_under(page, "Held-out success")
+    assert header == ["arm", "seeds", "with bank", "without bank"]
+    assert [row[0] for row in rows] == list(raw.arm_of)
+    for title, seeds, with_bank, without in rows:
+        arm = raw.arm_of[title]
+        assert int(seeds) == len(raw.final(arm, False))
+        agree(with_bank, interval_of(found) if (found := raw.final(arm, True)) else None)
+        agree(without, interval_of(raw.final(arm, False)))
+
+
+def test_paired_differences(study):
+    raw, page = study
+    _, *rows = table_under(page, "Paired differences")
+    assert len(rows) >= len(raw.arm_of) - 1
+    for title, less, with_bank, without, pairs in rows:
+        arm, reference = raw.arm_of[title], raw.arm_of[less]
+        against = raw.final(reference, True) or raw.final(reference, False)
+        agree(with_bank, difference_of(found, against) if (found := raw.final(arm, True)) else None)
+        agree(without, difference_of(raw.final(arm, False), raw.final(reference, False)))
+        assert int(pairs.split(",")[0]) == len(raw.seeds)
+
+
+def test_what_was_varied(study):
+    raw, page = study
+    for title, arms in raw.scales.items():
+        for bank, words in ((True, "With bank"), (False, "Without bank")):
+            header, *rows = table_under(page, f"{words}, by {title}")
+            for name, *cells in rows:
+                assert header[1:] == [value for value, _ in arms[name]]
+                for cell, (_, arm) in zip(cells, arms[name], strict=True):
+                    agree(cell, interval_of(found) if (found := raw.final(arm, bank)) else None)
+
+
+@pytest.mark.parametrize("kind", list(BUDGETS))
+def test_success_at_equal_budgets(study, kind):
+    raw, page = study
+    column = BUDGETS[kind]
+    amount = min(raw.used(column))
+    if f"At equal {kind}" not in page:
+        assert amount == max(raw.used(column)), "every run used the same amount, so there is no such table"
+        return
+    header, *rows = table_under(page, f"At equal {kind}: {amount:,}")
+    (reference,) = {raw.arm_of[name.split(" less ")[1]] for name in header[3:]}
+    assert [row[0] for row in rows] == list(raw.arm_of)
+    for title, with_bank, without, with_less, without_less in rows:
+        arm = raw.arm_of[title]
+        bank, free = raw.at(column, amount, arm, True), raw.at(column, amount, arm, False)
+        against = raw.at(column, amount, reference, False)
+        agree(with_bank, interval_of(bank) if bank else None)
+        agree(without, interval_of(free))
+        agree(with_less, difference_of(bank, against) if bank else None)
+        agree(without_less, difference_of(free, against))
+
+
+def test_every_seed(study):
+    raw, page = study
+    header, *rows = table_under(page, "Every seed: with bank / without")
+    for title, *cells in rows:
+        for seed, cell in zip(header[1:], cells, strict=True):
+            for part, bank in zip(cell.split(" / "), (True, False), strict=True):
+                found = raw.final(raw.arm_of[title], bank).get(int(seed))
+                agree(part, None if found is None else [found])

@@ -1,0 +1,16 @@
+"""Small real runs of the recipes besides Complementary RL: conf/<recipe>_tiny.yaml, two rounds."""
+
+from __future__ import annotations
+
+OTHERS = ("erl", "dreamgym", "importance_replay")
+
+
+def train_tiny(recipe: str, prefect: str = "--no-prefect") -> list[str]:
+    """Arguments of `crl` that train one."""
+    fewer = ("--set", "method.families.0.evaluation_seeds.count=2")
+    return ["train", f"conf/{recipe}_tiny.yaml", "--rounds", "2", prefect, *fewer]
+
+
+def tiny_name(recipe: str) -> str:
+    """What its experiment is called."""
+    return f"{recipe.replace('_', '-')}-tiny"
