@@ -132,6 +132,10 @@ class DreamGymConfig(RecipeConfig):
         """How many of a family's groups are played in the experience model: as many as the share allows."""
         return math.floor(self.share(round_number) * groups + 1e-9)
 
+    def varied_groups(self, synthetic: int) -> int:
+        """How many of a family's synthetic groups are new tasks at most: the share λ."""
+        return 0 if self.curriculum is None else math.floor(self.curriculum.share * synthetic + 1e-9)
+
     def fits(self, round_number: int) -> bool:
         """Whether the experience model is fitted in a round: in the first, at intervals, while anyone plays in it."""
         if round_number < 1 or not self.share(round_number):
@@ -188,6 +192,8 @@ class DreamGymConfig(RecipeConfig):
         for index, family in enumerate(method.families):
             if family.train_seeds.count < 2:
                 yield refused(f"method.families.{index}.train_seeds.count", "one seed leaves none to hold out", "2")
+        if self.share(1):
+            yield from self._rounded_away(max(self.synthetic_groups(family.groups, 1) for family in method.families))
         if method.owner(EXPERIENCE) != EXPERIENCE or method.owner(ACTOR) == EXPERIENCE:
             yield refused("method.roles.experience.weights", "the experience model has weights of its own", "none")
         for role in self.roles():
@@ -196,6 +202,19 @@ class DreamGymConfig(RecipeConfig):
                     f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
                 )
         yield from whole_reference(method, self.objective, {method.owner(ACTOR)} & set(method.trained()))
+
+    def _rounded_away(self, synthetic: int) -> Iterator[BadInput]:
+        """Shares that leave no group; `synthetic` is the most that a task family has in the model."""
+        if not synthetic:
+            yield refused(
+                "method.recipe.mix", f"{self.mix:g} of any task family's groups is none", "a larger share"
+            )
+        elif self.curriculum is not None and self.curriculum.share and not self.varied_groups(synthetic):
+            yield refused(
+                "method.recipe.curriculum.share",
+                f"{self.curriculum.share:g} of the {synthetic} synthetic groups of a task family is none",
+                f"at least {1 / synthetic:.3g}, more groups, or curriculum: null",
+            )
 
 
 config_of = DreamGymConfig.of

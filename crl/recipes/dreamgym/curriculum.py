@@ -82,11 +82,6 @@ def capability(values: Sequence[TaskValue], family: str, target: float) -> float
     return reached
 
 
-def varied_groups(config: CurriculumConfig | None, synthetic: int) -> int:
-    """How many of a family's synthetic groups are new tasks at most: the share λ."""
-    return 0 if config is None else math.floor(config.share * synthetic + 1e-9)
-
-
 def nearest(difficulties: Sequence[float], aimed: float) -> int:
     """The place of the difficulty nearest to what is aimed at; the first of equally near ones."""
     return min(range(len(difficulties)), key=lambda place: abs(difficulties[place] - aimed))

@@ -20,7 +20,7 @@ from crl.protocols import Start
 from crl.recipes.complementary.plan import drawn_tasks
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import VARY, CurriculumConfig, config_of
-from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, nearest, varied_groups
+from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, nearest
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
@@ -120,8 +120,8 @@ def _made(
     records: list[Generation],
 ) -> dict[int, Made]:
     """New tasks by the group that they replace: the last of the synthetic ones."""
-    config = config_of(ctx.method).curriculum
-    count = varied_groups(config, len(groups))
+    recipe = config_of(ctx.method)
+    config, count = recipe.curriculum, recipe.varied_groups(len(groups))
     # Before the first round nothing was measured: capability is that of nobody, and no group varied.
     if config is None or not count or not values:
         return {}

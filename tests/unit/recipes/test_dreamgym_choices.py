@@ -172,6 +172,8 @@ def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> N
     [
         ("method__rollout__environment_lag", 1, "environment_lag"),
         ("method__rollout__mixed_waves", True, "mixed_waves"),
+        ("method__recipe__mix", 0.2, "0.2 of any task family's groups is none"),
+        ("method__recipe__curriculum__share", 0.2, r"0.2 of the \d synthetic groups of a task family is none"),
         ("method__roles__experience", {"weights": "actor"}, "experience.weights"),
         ("method__families__0__train_seeds__count", 1, "train_seeds"),
     ],
