@@ -206,9 +206,7 @@ class DreamGymConfig(RecipeConfig):
     def _rounded_away(self, synthetic: int) -> Iterator[BadInput]:
         """Shares that leave no group; `synthetic` is the most that a task family has in the model."""
         if not synthetic:
-            yield refused(
-                "method.recipe.mix", f"{self.mix:g} of any task family's groups is none", "a larger share"
-            )
+            yield refused("method.recipe.mix", f"{self.mix:g} of any task family's groups is none", "a larger share")
         elif self.curriculum is not None and self.curriculum.share and not self.varied_groups(synthetic):
             yield refused(
                 "method.recipe.curriculum.share",
