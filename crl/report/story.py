@@ -37,7 +37,7 @@ class SourceEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What the extractor was shown and what it wrote."""
+    """What a model was shown and what it wrote."""
 
     operation_id: str
     distillation_id: str
@@ -46,12 +46,14 @@ class Writing:
     """None where the token record is not in this run."""
     output: str | None
     checkpoint: str | None
-    """Run-relative directory of the extractor's weights, or the base model's name."""
+    """Run-relative directory of its weights, or the base model's name."""
     pruned: bool
     """Whether retention has deleted that directory since."""
     updates: int | None
     """Updates those weights had gone through."""
     weights_digest: str | None
+    role: str | None
+    """The model's role; None as `prompt`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,9 @@ def _writing(branch: Tree, writing: Writing | None, full: bool) -> None:
     facts = [] if writing.updates is None else [f"{writing.updates} update{_s(writing.updates)}"]
     facts += ["pruned since"] if writing.pruned else []
     told = (f" ({', '.join(facts)})" if facts else "") + f"{weights}, output {writing.generation_id}"
-    writer = branch.add(_text(f"written by extractor {writing.checkpoint or 'of unknown weights'}{told}"))
+    writer = branch.add(
+        _text(f"written by {writing.role or 'a model'} {writing.checkpoint or 'of unknown weights'}{told}")
+    )
     for name, text in (("prompt", writing.prompt), ("output", writing.output)):
         if text is not None:
             joined = " ".join(text.split())

@@ -175,6 +175,7 @@ class _Facts:
             pruned=writer.get("checkpoint") in self._pruned,
             updates=writer.get("updates"),
             weights_digest=generation.get("weights_digest"),
+            role=generation.get("role"),
         )
 
     def _events_of(self, tables: Tables, family: set[str], merges: Rows) -> dict[str, Rows]:
@@ -249,31 +250,39 @@ class _Facts:
         self._texts = load_texts(tables.run_path, pa.Table.from_pylist(rows)) if rows else {}
 
     def _read_uses(self, tables: Tables, family: set[str]) -> None:
-        """Games and held-out games by the entry that guided them, in order."""
+        """Games and held-out games by the entry that guided them, or that was read for them (ERL), in order."""
         columns = ["episode_id", "round", "success", "entry_ids", "content_digests"]
         of_rounds = f"guided AND stream <> '{TRIAL}'"  # what a trial played is told as one
         played = tables.select(Episode, columns, among={"entry_ids": family}, where=of_rounds)
-        rounds = {row["round"] for row in played}
-        episodes = {"episode_id": [row["episode_id"] for row in played]}
+        shown = {
+            (row["episode_id"], entry_id): (digest, row)
+            for row in played
+            for entry_id, digest in zip(row["entry_ids"], row["content_digests"], strict=True)
+        }
+        columns = ["episode_id", "entry_id", "content_digest", "outcome", "free_mean", "guided_minus_free"]
+        credits = _by_use(tables.select(Credit, columns, among={"entry_id": family}))
+        read = {"episode_id": [episode_id for episode_id, entry_id in credits.keys() - shown.keys()]}
+        games = {
+            row["episode_id"]: row for row in tables.select(Episode, ["episode_id", "round", "success"], among=read)
+        }
+        shown |= {place: (credits[place]["content_digest"], games[place[0]]) for place in credits.keys() - shown.keys()}
+        among = {"episode_id": [episode_id for episode_id, _ in shown]}
         columns = ["episode_id", "entry_id", "bank_round", "similarity"]
-        chosen = _by_use(tables.select(Retrieval, columns, among=episodes, where="chosen", rounds=rounds))
-        columns = ["episode_id", "entry_id", "outcome", "free_mean", "guided_minus_free"]
-        credits = _by_use(tables.select(Credit, columns, among=episodes, rounds=rounds))
+        rounds = {row["round"] for _, row in shown.values()}
+        chosen = _by_use(tables.select(Retrieval, columns, among=among, where="chosen", rounds=rounds))
         self._uses: dict[str, list[tuple[int, str, Use]]] = defaultdict(list)
-        for row in sorted(played, key=lambda row: (row["round"], row["episode_id"])):
-            for entry_id, digest in zip(row["entry_ids"], row["content_digests"], strict=True):
-                place = (row["episode_id"], entry_id)
-                retrieval, credit = chosen.get(place, {}), credits.get(place, {})
-                use = Use(
-                    episode_id=row["episode_id"],
-                    round=row["round"],
-                    success=row["success"],
-                    similarity=retrieval.get("similarity"),
-                    outcome=credit.get("outcome"),
-                    free_mean=credit.get("free_mean"),
-                    guided_minus_free=credit.get("guided_minus_free"),
-                )
-                self._uses[entry_id].append((retrieval.get("bank_round", row["round"] - 1), digest, use))
+        for place, (digest, row) in sorted(shown.items(), key=lambda each: (each[1][1]["round"], each[0])):
+            retrieval, credit = chosen.get(place, {}), credits.get(place, {})
+            use = Use(
+                episode_id=row["episode_id"],
+                round=row["round"],
+                success=row["success"],
+                similarity=retrieval.get("similarity"),
+                outcome=credit.get("outcome"),
+                free_mean=credit.get("free_mean"),
+                guided_minus_free=credit.get("guided_minus_free"),
+            )
+            self._uses[place[1]].append((retrieval.get("bank_round", row["round"] - 1), digest, use))
         self._evaluations: dict[str, list[EvaluationUse]] = defaultdict(list)
         columns = ["evaluation_id", "entry_ids", "round", "success"]
         evaluated = tables.select(Evaluation, columns, among={"entry_ids": family}, where="guided")

@@ -166,6 +166,9 @@ def test_what_a_memory_did_is_credited_to_it(run: Played) -> None:
         assert [(row.episode_id, row.entry_id) for row in credits] == [(row.episode_id, row.entry_id) for row in shown]
         assert all(row.outcome == (1 if won[row.episode_id] else -1) for row in credits)
         credited += len(credits)
+        for row in credits:
+            [use] = [use for use in why(run.run.path, row.entry_id).uses if use.episode_id == row.episode_id]
+            assert (use.success, use.outcome) == (won[row.episode_id], row.outcome) and use.similarity is not None
     assert credited > 0
 
 
