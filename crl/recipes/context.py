@@ -135,8 +135,12 @@ class StageContext:
 
     def rows_at(self, row_type: type[R], round_number: int, stage: str) -> list[R]:
         """Rows of a stage of an exact earlier round, named by a row already read (a waiting extractor output)."""
+        return rows_of(row_type, self.table_at(row_type, round_number, stage))
+
+    def table_at(self, row_type: type[Row], round_number: int, stage: str) -> pa.Table:
+        """As :meth:`rows_at`, as an Arrow table: for a few of many rows."""
         self.inputs.add((round_number, stage))
-        return rows_of(row_type, self._reader.read(round_number, stage, row_type))
+        return self._reader.read(round_number, stage, row_type)
 
     def round_of(self, name: str) -> int:
         """The round that a declared read is of; 0 where it is before the first."""

@@ -13,7 +13,7 @@ from crl.recipes.dreamgym.form import OK, one_line, predicted_part
 from crl.recipes.dreamgym.predicting import said
 from crl.recipes.dreamgym.prompts import step_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem
-from crl.recipes.dreamgym.store import POOL, transitions_of
+from crl.recipes.dreamgym.store import POOL, items_of, transitions_of
 from crl.recipes.weights import weights_of
 from crl.records import Generation
 from crl.run.seeds import number_of
@@ -34,7 +34,7 @@ def fit_of(config: DreamGymConfig, entered: int) -> int:
 def annotate(ctx: StageContext) -> None:
     """One output per transition that is new to the fit."""
     config, role = config_of(ctx.method), ctx.method.role(TEACHER)
-    items = [item for item in ctx.rows(PoolItem, POOL) if item.pool == REAL][-config.fit.most :]
+    items = items_of(ctx.table(PoolItem, POOL), [REAL])[-config.fit.most :]
     rows = transitions_of(ctx, [item for item in items if fit_of(config, item.entered) == ctx.round])
     weights = weights_of(ctx, TEACHER)
     policy = ctx.services.policy(TEACHER, weights)

@@ -13,7 +13,7 @@ from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
 from crl.recipes.dreamgym.explore import transitions_of
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, PoolItem, Prediction, Transition
-from crl.recipes.dreamgym.store import POOL, Store
+from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.recipes.dreamgym.watching import Watched
 from crl.recipes.waves import play, sampling_of
@@ -82,8 +82,7 @@ def rules_of(ctx: StageContext, family: str) -> Rules:
     """What real episodes of a family say: how long they last, and what they may be worth (0 is always possible)."""
     config = ctx.method.family(family)
     limit = None if config is None else config.turn_limit
-    items = [item for item in ctx.rows(PoolItem, POOL) if item.family == family and item.pool == REAL]
-    rows = rows_of_items(ctx, items)
+    rows = rows_of_items(ctx, items_of(ctx.table(PoolItem, POOL), [REAL], [family]))
     rewards = [0.0, *(row.reward for row in rows)]
     longest = max((row.turn + 1 for row in rows), default=1)
     return Rules(limit if limit is not None else longest, (min(rewards), max(rewards)))

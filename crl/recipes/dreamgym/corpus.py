@@ -18,7 +18,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
 from crl.recipes.dreamgym.prompts import answer_of, predict_messages, situation_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
-from crl.recipes.dreamgym.store import POOL, Store, transitions_of
+from crl.recipes.dreamgym.store import POOL, Store, items_of, transitions_of
 from crl.recipes.weights import weights_of
 from crl.records import Generation, Metric, Sample
 from crl.run.seeds import number_of
@@ -35,7 +35,7 @@ def due(method: Method, round_number: int) -> bool:
 def corpus(ctx: StageContext) -> None:
     """The newest transitions of the real pool, over and over, in batches."""
     config, role = config_of(ctx.method).fit, ctx.method.role(EXPERIENCE)
-    items = [item for item in ctx.rows(PoolItem, POOL) if item.pool == REAL][-config.most :]
+    items = items_of(ctx.table(PoolItem, POOL), [REAL])[-config.most :]
     rows = transitions_of(ctx, items)
     neighbors = _neighbors(ctx, rows)
     weights = weights_of(ctx, EXPERIENCE)

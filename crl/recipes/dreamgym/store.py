@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from crl.bank.index.exact import ExactIndex
@@ -14,6 +15,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import StoreConfig, config_of
 from crl.recipes.dreamgym.prompts import Situation
 from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, SYNTHETIC, PoolItem, Transition, TransitionVector
+from crl.records import rows_of, rows_with
 
 GATHER = "gather"
 POOL = "pool"
@@ -34,10 +36,22 @@ def gathered(before: Sequence[PoolItem], arrived: Iterable[PoolItem], config: St
     return [item for pool, most in capacity.items() for item in held[pool][max(0, len(held[pool]) - most) :]]
 
 
+def items_of(table: pa.Table, pools: Iterable[str], families: Iterable[str] | None = None) -> list[PoolItem]:
+    """Items of some pools, and of some families only, out of a table of all. A row is decoded if it is wanted:
+    pools hold tens of thousands, and each wave asks for its own family."""
+    table = rows_with(table, "pool", pools)
+    return rows_of(PoolItem, table if families is None else rows_with(table, "family", families))
+
+
 def transitions_of(ctx: StageContext, items: Sequence[PoolItem]) -> list[Transition]:
     """The rows of items of the pools, in their order."""
-    places = dict.fromkeys((item.round, item.stage) for item in items)
-    rows = {row.transition_id: row for place in places for row in ctx.rows_at(Transition, *place)}
+    wanted: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for item in items:
+        wanted[item.round, item.stage].append(item.transition_id)
+    rows = {}
+    for place, ids in wanted.items():
+        found = rows_with(ctx.table_at(Transition, *place), "transition_id", ids)
+        rows.update({row.transition_id: row for row in rows_of(Transition, found)})
     return [rows[item.transition_id] for item in items]
 
 
@@ -47,11 +61,7 @@ class Store:
     def __init__(self, ctx: StageContext, config: StoreConfig) -> None:
         """The pools that the stage reads, without those held out."""
         self._ctx, self._config = ctx, config
-        searched = (REAL,) if config.search == "real" else (REAL, SYNTHETIC)
-        self._items: dict[str, list[PoolItem]] = defaultdict(list)
-        for item in ctx.rows(PoolItem, POOL) if config.top_k else []:
-            if item.pool in searched:
-                self._items[item.family].append(item)
+        self._table = ctx.table(PoolItem, POOL) if config.top_k else None
         self._rows: dict[str, list[Transition]] = {}
         self._index: dict[str, ExactIndex] = {}
 
@@ -60,12 +70,17 @@ class Store:
     ) -> list[list[Transition]]:
         """The transitions most similar in state and action to each situation, the nearest first, oldest first where
         equally near; without those whose ids are in `without` of the situation."""
-        items, count = self._items[family], self._config.top_k
-        if not items or not count or not situations:
+        if self._table is None or not situations:
             return [[] for _ in situations]
-        if family not in self._index:
+        if family not in self._rows:
+            searched = (REAL,) if self._config.search == "real" else (REAL, SYNTHETIC)
+            items = items_of(self._table, searched, [family])
             self._rows[family] = transitions_of(self._ctx, items)
-            self._index[family] = ExactIndex(vectors_of(self._ctx, items))
+            if items:
+                self._index[family] = ExactIndex(vectors_of(self._ctx, items))
+        if not self._rows[family]:
+            return [[] for _ in situations]
+        count = self._config.top_k
         queries_QD = self._ctx.services.embedder().embed([each.query for each in situations])
         skipped = without or [()] * len(situations)
         most = count + max(map(len, skipped))
@@ -79,11 +94,15 @@ class Store:
 
 def vectors_of(ctx: StageContext, items: Sequence[PoolItem]) -> NDArray[np.float32]:
     """Unit vectors [N, D] of items of the pools."""
-    vectors: Mapping[str, list[float]] = {}
-    for entered in dict.fromkeys(item.entered for item in items):
-        table = ctx.rows_at(TransitionVector, entered, GATHER)
-        vectors = {**vectors, **{row.transition_id: row.vector for row in table}}
-    return np.array([vectors[item.transition_id] for item in items], dtype=np.float32)
+    wanted: dict[int, list[str]] = defaultdict(list)
+    for item in items:
+        wanted[item.entered].append(item.transition_id)
+    vectors: dict[str, NDArray[np.float32]] = {}
+    for entered, ids in wanted.items():
+        table = rows_with(ctx.table_at(TransitionVector, entered, GATHER), "transition_id", ids)
+        names, values = table["transition_id"].to_pylist(), table["vector"].combine_chunks().flatten()
+        vectors.update(zip(names, values.to_numpy(zero_copy_only=False).reshape(len(names), -1), strict=True))
+    return np.stack([vectors[item.transition_id] for item in items]).astype(np.float32)
 
 
 def gather(ctx: StageContext) -> None:

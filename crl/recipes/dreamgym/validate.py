@@ -17,7 +17,7 @@ from crl.recipes.dreamgym.explore import EXPLORE
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
-from crl.recipes.dreamgym.store import POOL, Store, transitions_of
+from crl.recipes.dreamgym.store import POOL, Store, items_of, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.records import Generation, Metric
 
@@ -36,7 +36,7 @@ def drift_due(method: Method, round_number: int) -> bool:
 
 def held_out_rows(ctx: StageContext) -> list[Transition]:
     """The newest real transitions that no fit sees."""
-    items = [item for item in ctx.rows(PoolItem, POOL) if item.pool == HELD_OUT]
+    items = items_of(ctx.table(PoolItem, POOL), [HELD_OUT])
     return transitions_of(ctx, items[-config_of(ctx.method).truth.most :])
 
 
