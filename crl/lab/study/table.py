@@ -86,10 +86,15 @@ def _at_budget(result: StudyResult, budget: Budget) -> Table:
     rows = []
     for each in budget.arms:
         compared = [value for name in references for value in each.differences.get(name, (None, None))]
-        told = [interval_text(each.with_bank), interval_text(each.without_bank)]
-        rows.append([titles[each.arm], *told, *(interval_text(value, signed=True) for value in compared)])
-    title = f"At equal {KINDS[budget.kind]}: {budget.amount:,}"
-    return Table(title, ["arm", "with bank", "without bank", *map(plain, less)], rows)
+        reached = [interval_text(each.with_bank), interval_text(each.without_bank)]
+        rows.append([titles[each.arm], *reached, *(interval_text(value, signed=True) for value in compared)])
+    columns = ["arm", "with bank", "without bank", *map(plain, less)]
+    told = [place for place in range(len(columns)) if place < 3 or any(row[place] != NONE for row in rows)]
+    return Table(
+        f"At equal {KINDS[budget.kind]}: {budget.amount:,}",
+        [columns[place] for place in told],
+        [[row[place] for place in told] for row in rows],
+    )
 
 
 def _learning(result: StudyResult) -> Table:
