@@ -71,6 +71,7 @@ ENVIRONMENTS = Registry(
         "alfworld": "crl.envs.alfworld:AlfworldConfig",
         "minihack": "crl.envs.minihack:MiniHackConfig",
         "frozenlake": "crl.envs.frozenlake:FrozenLakeConfig",
+        "masked_lake": "crl.envs.masked_lake:MaskedLakeConfig",
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",

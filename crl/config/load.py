@@ -47,7 +47,7 @@ def parse_experiment(
     data: dict[str, Any], overrides: Mapping[str, Any] | None = None, *, base: Path, where: str
 ) -> Experiment:
     """As :func:`load_experiment`, from plain data; prompt names are looked up from `base`, `where` is for errors."""
-    overrides, data = dict(overrides or {}), deepcopy(data)
+    overrides, data = deepcopy(dict(overrides or {})), deepcopy(data)
     for dotted in sorted(filter(_WHOLE.fullmatch, overrides)):  # before their parts, which may be overridden as well
         _set(data, dotted, _value(dotted, overrides.pop(dotted)))
     data = _with_prompts(data, base, where)

@@ -237,6 +237,14 @@ class FrozenLakeEnvironment:
         """The map of a slot in plain symbols."""
         return self._slots[slot].lake.content
 
+    def lake(self, slot: int) -> Lake:
+        """The map of a slot."""
+        return self._slots[slot].lake
+
+    def cell(self, slot: int) -> Cell:
+        """Where the agent of a slot stands."""
+        return self._slots[slot].cell
+
     def close(self) -> None:
         """Nothing is held."""
         self._slots = []

@@ -41,7 +41,8 @@ PRACTICE_REALMS = 16
 WALL, EMPTY, KEY, GOAL, EARLY, DEADLY = "wall", "empty", "key", "goal", "early", "deadly"
 """What a move may meet, in the words of an explanation; early: the goal before the key."""
 
-_FEEDBACK = "invalid"
+FEEDBACK = "invalid"
+"""The answer to what names no move."""
 _FAR = 10_000
 _DRAWS = 20_000
 _CLAIM = re.compile(r"\btake ([A-Z])(?: then ([A-Z]))?\b")
@@ -168,6 +169,12 @@ def note(key: str, goal: str) -> str:
     return f"take {key} then {goal}"
 
 
+def claimed(text: str) -> tuple[str, str | None] | None:
+    """The symbols that a text says to take, in its order; None where it says nothing of the kind."""
+    claim = _CLAIM.search(text)
+    return None if claim is None else (claim.group(1), claim.group(2))
+
+
 def placed(symbol: str, cell: int) -> str:
     """A symbol with its cell, as observations and plans write it. One word: a word-level miniature that has to look up
     a cell two words apart stays on a plateau (success 0.09 with the whole hint after 1,500 steps)."""
@@ -211,7 +218,7 @@ def symbol_names(symbols: int) -> list[str]:
 def vocabulary(config: RealmsConfig) -> list[str]:
     """Every word that goals, observations, actions and experiences of such grids are made of."""
     letters, names = symbol_names(config.symbols), [f"r{realm}" for realm in range(config.realms)]
-    return [*ACTIONS, *letters, *observed(config.side, config.symbols), *names, "at", "take", "then", _FEEDBACK]
+    return [*ACTIONS, *letters, *observed(config.side, config.symbols), *names, "at", "take", "then", FEEDBACK]
 
 
 def observed(side: int, symbols: int) -> list[str]:
@@ -301,11 +308,11 @@ class RealmsEnvironment:
 
         A metric for people. Nothing that is trained may see it.
         """
-        claim = _CLAIM.search(text)
+        claim = claimed(text)
         if claim is None or self.config.practice:
             return None
         key, goal = hidden_rule(self.config)
-        return ((claim.group(1) == key) + (claim.group(2) == goal)) / 2
+        return ((claim[0] == key) + (claim[1] == goal)) / 2
 
     def why(self, slot: int) -> str | None:
         """What the last move met, by the hidden rule: for models of the environment, never for players."""
@@ -330,7 +337,7 @@ class RealmsEnvironment:
         success = reason is StopReason.success
         observation = f"{'k' if slot.has_key else 'p'}{slot.cell}"
         actions = () if slot.done else tuple(ACTIONS)
-        feedback = "" if legal else _FEEDBACK
+        feedback = "" if legal else FEEDBACK
         return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
 
     def _move(self, slot: _Slot, action: str) -> StopReason | None:

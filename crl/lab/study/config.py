@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from crl.config.base import Model
 from crl.config.load import listed_errors, read_yaml, readable
@@ -18,6 +18,16 @@ _LONGEST_NAME = 63
 _OVERRIDES = ("method.", "runtime.")
 
 
+def _of_an_experiment(overrides: dict[str, Any]) -> dict[str, Any]:
+    for key in overrides:
+        if not key.startswith(_OVERRIDES):
+            raise ValueError(f"{key!r} is no key of an experiment; expected one that starts with 'method.'")
+    return overrides
+
+
+Overrides = Annotated[dict[str, Any], AfterValidator(_of_an_experiment)]
+
+
 class Arm(Model):
     """One arm: what it changes of the base experiment."""
 
@@ -25,19 +35,12 @@ class Arm(Model):
     switch: str | None = Field(
         None, min_length=1, max_length=80, description="The mechanism it switches, where the study measures mechanisms."
     )
-    set: dict[str, Any] = Field({}, description="Dotted keys of the base experiment and their values here.")
+    set: Overrides = Field({}, description="Dotted keys of the base experiment and their values here.")
     seeds: list[Seed] | None = Field(None, min_length=1, description="Its own seeds; default those of the study.")
     rounds: int | None = Field(None, ge=1, le=100_000, description="Its own rounds; default those of the study.")
     compare_with: str | list[str] | None = Field(
         None, description="The arms its differences are against; default those of the study, an empty list: none."
     )
-
-    @model_validator(mode="after")
-    def _sets_what_an_experiment_has(self) -> Arm:
-        for key in self.set:
-            if not key.startswith(_OVERRIDES):
-                raise ValueError(f"set: {key!r} is no key of an experiment; expected one that starts with 'method.'")
-        return self
 
 
 class Scale(Model):
@@ -57,6 +60,12 @@ class Study(Model):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$", description="Its directory has this name, too.")
     question: str = Field("", max_length=2000, description="What it asks, in a sentence.")
     base: Path = Field(description="The experiment file that every arm changes, relative to the study file.")
+    set: Overrides = Field({}, description="Dotted keys of the base experiment and their values in every arm.")
+    arms_from: Path | None = Field(
+        None,
+        description="Another study file, relative to this one, whose arms are run here too; arms of its own are "
+        "added to these, or take the place of those of their names.",
+    )
     warm_starts: list[Path] = Field([], description="Warm-start files, relative to the study file; made first.")
     rounds: int = Field(ge=1, le=100_000, description="Rounds of every run.")
     seeds: list[Seed] = Field(min_length=1, description="Seeds that are reported.")
@@ -128,7 +137,7 @@ def load_study(path: str | Path) -> Study:
     """
     path = Path(path)
     try:
-        study = _with_points(Study.model_validate(read_yaml(path)))
+        study = _with_points(Study.model_validate(_with_arms(path, read_yaml(path))))
     except ValidationError as error:
         raise BadInput(
             f"{path} is not a valid study:\n" + "\n".join(listed_errors(error, _told)),
@@ -136,6 +145,14 @@ def load_study(path: str | Path) -> Study:
         ) from None
     warm_starts = [path.parent / each for each in study.warm_starts]
     return study.model_copy(update={"base": path.parent / study.base, "warm_starts": warm_starts})
+
+
+def _with_arms(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """What a study file says, with the arms of the file that it names."""
+    other, own = data.get("arms_from"), data.get("arms", {})
+    if not isinstance(other, str) or not isinstance(own, dict):
+        return data
+    return {**data, "arms": {**read_yaml(path.parent / other).get("arms", {}), **own}}
 
 
 def _with_points(study: Study) -> Study:

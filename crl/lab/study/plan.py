@@ -102,7 +102,7 @@ class _Arm:
 
     def __init__(self, study: Study, name: str) -> None:
         self._study, self._name = study, name
-        self._plain = self._parse(read_yaml(study.base), study.arms[name].set).model_dump(mode="json")
+        self._plain = self._parse(read_yaml(study.base), {**study.set, **study.arms[name].set}).model_dump(mode="json")
         # Looked up in the whole experiment, where every default and every repeated family is written out.
         self._keys = self._seed_keys()
 

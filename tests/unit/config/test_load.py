@@ -136,6 +136,14 @@ def test_a_repeated_family_without_its_number_is_refused():
         parsed(realms(name="r"))
 
 
+def test_overrides_stay_as_they_were_given():
+    families = [{"name": "lake", "environment": {"kind": "frozenlake"}, "groups": 2}]
+    overrides = {"method.families": families, "method.families.0.groups": 1, "method.prompts": "tiny"}
+    for _ in range(2):
+        assert load_experiment(CONF / "tiny.yaml", overrides).method.families[0].groups == 1
+        assert families[0]["groups"] == 2
+
+
 def test_overrides_act_before_a_repeated_family_is_written_out():
     changes = {
         "method.families.0.repeat": "2", "method.families.0.groups": "8", "method.families.0.environment.world": "7",

@@ -57,6 +57,8 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"arms": {**ARMS, "other": {"set": {"name": "x"}}}}, "set: 'name' is no key of an experiment"),
         ({"arms": {**ARMS, "other": {"set": {"method.sede": 1}}}}, "method.sede: unknown key; did you mean 'seed'?"),
         ({"arms": {**ARMS, "other": {"set": {"method.families.7.groups": 1}}}}, "arm other"),
+        ({"set": {"rounds": 1}}, "set: 'rounds' is no key of an experiment"),
+        ({"arms_from": "nowhere.yaml"}, "there is no file"),
         ({"seeds": []}, "seeds: List should have at least 1 item"),
         ({"seeds": [11, 11]}, "a seed appears twice"),
         ({"tuned_on": [3, 11]}, "settings were chosen on seeds [11]"),
@@ -80,6 +82,26 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_refused_names_the_place(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, **changes)
+
+
+def test_arms_of_another_study_are_run_with_what_every_arm_sets(tmp_path: Path) -> None:
+    first = load_study(ROOT / "conf/study/recipes.yaml")
+    lakes = load_study(ROOT / "conf/study/recipes_lakes.yaml")
+    assert lakes.arms == first.arms and lakes.references_of("erl_no_gate") == ["erl"]
+    pairs = zip(plan_runs(first, tmp_path), plan_runs(lakes, tmp_path), strict=True)
+    for one, other in pairs:
+        assert (one.arm, one.seed) == (other.arm, other.seed)
+        theirs, mine = one.experiment.method, other.experiment.method
+        assert {family.environment.kind for family in mine.families} == {"masked_lake"}
+        assert [family.environment.world for family in mine.families] == [other.seed] * 8
+        # An arm changes what the study sets for its own runs alone: ERL's first family has half as many groups.
+        assert [family.groups for family in mine.families] == [family.groups for family in theirs.families]
+        assert mine.model_copy(update={"families": theirs.families}).digest() == theirs.digest()
+
+    own = {"arms_from": str(ROOT / "conf/study/tiny.yaml"), "arms": {"baseline": {"title": "Mine"}, "more": {}}}
+    study = load_study(write(tmp_path, **own, compare_with="baseline"))
+    assert set(study.arms) == {*load_study(ROOT / "conf/study/tiny.yaml").arms, "more"}
+    assert study.title_of("baseline") == "Mine"
 
 
 def test_every_run_has_its_arms_settings_and_every_seed_key_the_seed(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""Masked FrozenLake in the words of realms: what the laboratory's miniature can read, with its rules not given.
+
+The maps are FrozenLake's own (`crl/envs/frozenlake.py`): a start, a goal and holes. A player sees symbols with their
+cells and is not told what they mean. One symbol marks the goal and another one every hole; which ones, the world's
+seed decides for each lake, so what an episode finds out about a symbol holds for all later ones of that lake.
+
+The same maps are on every lake, and the same ones are held out: what differs is the meaning of the symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.envs.frozenlake import ACTIONS, Cell, FrozenLakeConfig, FrozenLakeEnvironment
+from crl.envs.levels import FewestMoves, check_winnable
+from crl.envs.realms import DEADLY, EMPTY, FEEDBACK, GOAL, WALL, claimed, placed, symbol_names
+from crl.protocols import Start, Step
+
+
+class MaskedLakeConfig(EnvironmentConfig):
+    """Masked FrozenLake in the words of realms: each lake hides which symbol is the goal and which one a hole."""
+
+    model_config = ConfigDict(title="Masked lake")
+
+    kind: Literal["masked_lake"] = "masked_lake"
+    realm: int = Field(0, ge=0, le=63, description="Number of the lake; its name r<number> appears in the goal.")
+    world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules: what the symbols of each lake mean.")
+    side: int = Field(4, ge=3, le=8, description="Side of the map.")
+    symbols: int = Field(8, ge=2, le=26, description="Symbols there are: A, B, C, …; a lake has two of them.")
+    frozen_probability: float = Field(0.7, ge=0.05, le=1.0, description="Probability that a cell is safe.")
+    max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    held_out_from: HeldOutFrom = 1_000_000
+    held_out_moves: FewestMoves = 3
+
+    @model_validator(mode="after")
+    def _winnable(self) -> MaskedLakeConfig:
+        check_winnable(self.held_out_from, self.held_out_moves, self.max_turns)
+        return self
+
+    @property
+    def hidden_rule(self) -> bool:
+        """What the symbols mean."""
+        return True
+
+    @property
+    def meaning(self) -> tuple[str, str]:
+        """The symbol of the goal and that of the holes."""
+        letters = symbol_names(self.symbols)
+        drawn = np.random.default_rng(np.random.SeedSequence([self.world, self.realm])).permutation(len(letters))
+        return letters[int(drawn[0])], letters[int(drawn[1])]
+
+    def make(self) -> MaskedLakeEnvironment:
+        """A wave of episodes of the lake."""
+        return MaskedLakeEnvironment(self)
+
+
+class MaskedLakeEnvironment:
+    """A wave of episodes of one lake (protocols `Environment`, `Judge`, `Leveled`, `Explains`, `Graded`).
+
+    Reward is 1 on the goal, else 0. A hole ends the episode as a failure, `max_turns` at the turn limit. A move into
+    the border is legal and moves nothing.
+    """
+
+    def __init__(self, config: MaskedLakeConfig) -> None:
+        self.config = config
+        self._goal, self._hole = config.meaning
+        self._lakes = FrozenLakeEnvironment(
+            FrozenLakeConfig(
+                size_min=config.side, size_max=config.side, frozen_probability=config.frozen_probability, masked=True,
+                max_turns=config.max_turns, held_out_from=config.held_out_from, held_out_moves=config.held_out_moves,
+            )
+        )  # fmt: skip
+        self._why: dict[int, str | None] = {}
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i."""
+        self._lakes.reset_many(seeds)
+        self._why = {}
+        return [Start(f"r{self.config.realm}", self._map(slot), tuple(ACTIONS)) for slot in range(len(seeds))]
+
+    def _map(self, slot: int) -> str:
+        """Every symbol with its cell, in the order of cells, and where the agent stands: as realms write it."""
+        lake = self._lakes.lake(slot)
+        symbols = {self._number(cell): self._hole for cell in lake.holes} | {self._number(lake.goal): self._goal}
+        listed = [placed(symbol, cell) for cell, symbol in sorted(symbols.items())]
+        return " ".join([*listed, f"at {self._place(slot)}"])
+
+    def _number(self, cell: Cell) -> int:
+        return cell[0] * self.config.side + cell[1]
+
+    def _place(self, slot: int) -> str:
+        return f"p{self._number(self._lakes.cell(slot))}"
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        before = {slot: self._lakes.cell(slot) for slot in actions}
+        found = {}
+        for slot, step in self._lakes.step_many(actions).items():
+            self._why[slot] = self._met(slot, before[slot]) if step.legal else None
+            found[slot] = Step(
+                self._place(slot), step.actions, step.legal, "" if step.legal else FEEDBACK, step.done, step.success,
+                step.reward, step.stop_reason,
+            )  # fmt: skip
+        return found
+
+    def _met(self, slot: int, before: Cell) -> str:
+        lake, cell = self._lakes.lake(slot), self._lakes.cell(slot)
+        if cell == before:
+            return WALL
+        if cell == lake.goal:
+            return f"{self._goal} {GOAL}"
+        return f"{self._hole} {DEADLY}" if cell in lake.holes else EMPTY
+
+    def oracle(self, slot: int) -> str | None:
+        """First action of a shortest safe path; None when the episode is done."""
+        return self._lakes.oracle(slot)
+
+    def content(self, slot: int) -> str:
+        """The map of a slot in plain symbols."""
+        return self._lakes.content(slot)
+
+    def truth(self, text: str) -> float | None:
+        """How much of a text's claim about this lake is right: 1 where it sends to the goal first, 0.5 where it does
+        so after a symbol that is not there, 0 else; None: no claim.
+
+        A metric for people. Nothing that is trained may see it.
+        """
+        claim = claimed(text)
+        if claim is None:
+            return None
+        if claim[0] == self._goal:
+            return 1.0
+        return 0.5 if claim[1] == self._goal and claim[0] != self._hole else 0.0
+
+    def why(self, slot: int) -> str | None:
+        """What the last move met, by the hidden rule: for models of the environment, never for players."""
+        return self._why.get(slot)
+
+    def difficulty(self, slot: int) -> float:
+        """Moves of the shortest safe way from the start, as a share of the turn limit."""
+        return self._lakes.difficulty(slot)
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._lakes.close()
