@@ -7,6 +7,7 @@ from pathlib import Path
 
 from crl.config.load import load_experiment
 from crl.recipes import recipe_of
+from crl.recipes.stage import Recipe
 from crl.records import ROW_TYPES, BankEntry, Row
 from crl.report.play_sql import SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS
 from crl.report.view_sql import STAGE_COLUMNS, columns_of
@@ -20,7 +21,8 @@ has 17 questions with their SQL.
 
 Rows of most views are in the Parquet file of that name of the stage that wrote them (named at each view, for the
 recipe `complementary` with every mechanism switched on), in
-`rounds/<round>/<stage>/<view>.parquet`. Put together from these are
+`rounds/<round>/<stage>/<view>.parquet`. Tables of other recipes are on their pages: [erl.md](erl.md),
+[dreamgym.md](dreamgym.md), [importance_replay.md](importance_replay.md). Put together from these are
 
 | view | rows |
 |---|---|
@@ -60,19 +62,28 @@ _EVERY_MECHANISM = {
     "method.prompts.critic": {"system": "Judge it.", "first": "{goal} {observation} {experience}"},
     "method.recipe.self_distillation": {},
     "method.families.0.reward": {"success": 1, "failure": -1},
-    "method.recipe.extractor_objective.credit": "guided_minus_free",
+    "method.recipe.extractor_objective.credit": "trend",
+    "method.recipe.trial": {"reward": "uses"},  # what a trial pays is not paid beside a trend
+    "method.recipe.suppress": {},
     "method.recipe.bank.duplicates": "near",
 }
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""
+_OVERLAPPED = {"method.overlap": True}
+"""Added to the quickstart: then the actor's samples have a stage of their own."""
+
+
+def recipes() -> list[Recipe]:
+    """The recipe `complementary` as it is with a warm start and overlap, and with every other mechanism."""
+    paper = Path(__file__).parents[2] / "conf" / "paper" / "minihack_room.yaml"
+    quickstart = paper.parents[1] / "quickstart.yaml"  # which has a warm start
+    methods = load_experiment(quickstart, _OVERLAPPED).method, load_experiment(paper, _EVERY_MECHANISM).method
+    return [recipe_of(method) for method in methods]
 
 
 def _written_by() -> dict[str, str]:
     """The stages of the recipe `complementary` that write a view, in the order of a round, by its name."""
-    paper = Path(__file__).parents[2] / "conf" / "paper" / "minihack_room.yaml"
-    quickstart = paper.parents[1] / "quickstart.yaml"  # which has a warm start
     written = defaultdict[str, dict[str, None]](dict)
-    for method in (load_experiment(quickstart).method, load_experiment(paper, _EVERY_MECHANISM).method):
-        recipe = recipe_of(method)
+    for recipe in recipes():
         for stage in (*recipe.preparation, *recipe.stages):
             for row_type in stage.writes:
                 written[row_type.table][stage.name] = None
