@@ -5,7 +5,7 @@
 A shrine opens when the right two of three things are offered in the right order: its hidden rule. Two models of two
 layers play there and write about it, on a CPU, in a minute. Every computation of the method is the function that the
 pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the
-bank, repeated texts in the buffer, and the figures of health. Such small models learn the rule from reward, and hardly
+bank, repeated texts in the buffer, outputs whose prompt was too long, and the figures of health. Such small models learn the rule from reward, and hardly
 from what they read: whether the bank helps is the subject of docs/study.md.
 """
 
@@ -62,7 +62,7 @@ SETTINGS = {
     "method.families.0.groups": 8,
     "method.recipe.warm_start": None,  # the extractor has one of its own here: see `teach_form`
     "method.families.0.evaluation_seeds.count": 48,
-    # Untrained, the actor offers any of the things; the tokens of its choice are sampled and trained as they are.
+    # Untrained, the actor offers any of the things: it samples among legal actions, and what it sampled is trained.
     "method.roles.actor.sampling": {"constrain": "actions", "max_new_tokens": 8},
     "method.roles.extractor.sampling.max_new_tokens": 64,
     "method.roles.extractor.optimizer.learning_rate": 2.0e-4,
@@ -119,7 +119,7 @@ class CoEvolution:
     # -- the round -------------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> dict[str, float]:
-        """Plan, collect, distill, consolidate, credit, update both; returns figures."""
+        """Plan, collect, distill, consolidate, credit, update both, evaluate; returns figures."""
         recipe, objective = self.recipe, self.recipe.extractor_objective
 
         # Plan: K rollouts of each task, half guided, half free, retrieval by eq. 6.
@@ -152,8 +152,8 @@ class CoEvolution:
         generations = {each.generation.generation_id: each.generation for each in played}
         actor_samples = grpo_samples(episodes, generations, recipe.actor_objective, round=number)
 
-        # The extractor's samples: outputs wait in a buffer until they are scored, the oldest first; the advantage is
-        # the mean score less that of the batch's outputs in form (eq. 3), weighted by how often it was trained (eq. 7).
+        # The extractor's samples: outputs wait in a buffer until they are scored, the oldest first; the advantage is an
+        # output's mean score less the mean of those of the batch that are not malformed (eq. 3), times eq. 7's weight.
         origins = {name: (generation.round, "distill") for name, generation in self.written.items()}
         self.buffer = fill_buffer(
             self.buffer, uses, [each.distillation for each in distilled], round=number, config=objective,
@@ -200,7 +200,7 @@ class CoEvolution:
         ]  # fmt: skip
 
     def retriever(self, number: int, *, diversify: bool) -> BankRetriever:
-        """Searches the bank of the round before. Exploration (eq. 6) belongs to training only."""
+        """Searches the bank as it is: in planning that of the round before. Only training explores (eq. 6)."""
         texts = [self.texts[digest] for digest in self.bank.table["content_digest"].to_pylist()]
         config = self.recipe.retrieval.model_copy(update={"diversify": diversify})
         vectors_ND = self.embedder.embed(texts)

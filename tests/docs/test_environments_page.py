@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,16 @@ def test_the_table_of_environments_names_only_what_there_is() -> None:
     table = PAGE.partition("## One of your own")[0]
     named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert {"frozenlake", "minihack", "realms", "shrines"} <= set(named) <= set(ENVIRONMENTS.names())
+
+
+def test_the_experiment_that_trains_on_it_has_nothing_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "conf").unlink()
+    shutil.copytree(ROOT / "conf" / "prompts", folder / "conf" / "prompts")
+    (folder / "conf" / "lights.yaml").write_text(BLOCKS["conf/lights.yaml"], encoding="utf-8")
+    monkeypatch.setenv("CRL_MODELS", str(folder / "models"))
+    assert run("crl doctor conf/lights.yaml") == 0, capsys.readouterr()
 
 
 def test_the_family_is_one(folder: Path) -> None:
