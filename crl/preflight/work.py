@@ -57,7 +57,7 @@ def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, outputs: Roun
         tokens=round(outputs.sampled * lengths.tokens),
         sampling_flops=round(outputs.sampled * (lengths.tokens * body + head)),
         weight_bytes=round(-(-outputs.sampled // rows) * lengths.sampled * shape.matrix_parameters * size),
-        update_flops=round(times * outputs.trained * (lengths.computed * body + head)),
+        update_flops=round(times * role.optimizer.passes * outputs.trained * (lengths.computed * body + head)),
         half_sampling=role.dtype == "bfloat16",
         half_update=role.deepspeed.autocast == "bfloat16",
         ranks=role.deepspeed.ranks,

@@ -14,6 +14,8 @@ from crl.records import Metric, Sample, Weights
 
 _SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
 """Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
+_OF_SAMPLES = frozenset({"samples", "samples_without_gradient", "tokens", "logprob_mismatch", "mismatch_kl"})
+"""Figures of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
 
 
 def update_stage(owner: str, credit: str = "credit") -> Stage:
@@ -50,11 +52,14 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     if samples:
         ctx.progress(0, len(samples))
         trainer = ctx.services.trainer(owner, before)
+        in_order = sorted(samples, key=lambda sample: sample.step)
+        batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
+        passes = ctx.method.role(owner).optimizer.passes
         steps: list[dict[str, float]] = []
-        for _, batch in groupby(sorted(samples, key=lambda sample: sample.step), key=lambda sample: sample.step):
-            steps.append(trainer.update(list(batch), ctx.recipe.objectives))
-            ctx.progress(int(sum(step["samples"] for step in steps)), len(samples))
-        figures = over_steps(steps)
+        for batch in batches * passes:
+            steps.append(trainer.update(batch, ctx.recipe.objectives))
+            ctx.progress(int(sum(step["samples"] for step in steps)) // passes, len(samples))
+        figures = over_passes(steps, len(batches))
         if figures["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)
     if ctx.services.rank > 0:
@@ -77,6 +82,14 @@ def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         counts = name in _SUMMED or name.endswith("_tokens")
         found[name] = combined if counts or name == "ratio_max" else combined / len(values)
     return found
+
+
+def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str, float]:
+    """Figures of several passes over as many batches. What the samples are (their number, their tokens, how trainer and
+    sampler agree about them) is said by the first pass, before it moved anything; the rest is over all steps."""
+    once = over_steps(steps[:batches])
+    of_samples = {name: value for name, value in once.items() if name in _OF_SAMPLES or name.endswith("_tokens")}
+    return {**over_steps(steps), **of_samples}
 
 
 def _metric(ctx: StageContext, name: str, value: float) -> Metric:

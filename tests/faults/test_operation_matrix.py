@@ -1,7 +1,7 @@
 """Faults in the stages of rounds 0 to 2, continued both ways, under a real server and worker.
 
-Every fault strikes every fourth stage, and every stage is struck by two faults in each way; `CRL_MATRIX=*` is every
-fault in every stage both ways (about 90 minutes). What passed is kept in
+Every fault strikes every eighth stage, and every stage is struck by one fault in each way; `CRL_MATRIX=*` is every
+fault in every stage both ways (hours). What passed is kept in
 `.pytest_cache/operation-matrix-<digest of sources>.jsonl`: typed again after an interruption, or after a mended test,
 `make test-slow` runs only the cells that have not passed with these sources. A selection:
 
@@ -29,7 +29,7 @@ from tests.operate import Operation, operation
 from tests.tiny_run import ROOT, digests
 
 SOURCES = ("crl", "flows", "tasks")
-EVERY = 4
+EVERY = 8
 """Of the stages, which one a fault strikes where nothing is selected."""
 SIDE_BY_SIDE = {Fault.worker: 6, Fault.everything: 6}
 """Experiments that are broken together, where most of a step is waiting for a heartbeat. Else 3."""

@@ -141,6 +141,8 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     assert work.weight_bytes == 2 * 20 * (3 * LAYER + TABLE) * 2, "two waves of twenty tokens"
     adapted = role.model_copy(update={"lora": LoraConfig()})
     assert work_of(SHAPE, adapted, longest(adapted, 20), RoundOutputs(6, 6), rows=4).update_flops == 2 * forward
+    again = role.model_copy(update={"optimizer": OptimizerConfig(passes=4)})
+    assert work_of(SHAPE, again, longest(again, 20), RoundOutputs(6, 6), rows=4).update_flops == 4 * 3 * forward
     rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e6)
     by_hand = forward / (4e9 * SHARE) + work.weight_bytes / 1e6 + 3 * forward / (1e9 * SHARE)
     assert work.seconds(rates) == pytest.approx(by_hand)

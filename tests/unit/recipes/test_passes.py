@@ -1,0 +1,65 @@
+"""Several passes over a round's samples: optimizer steps on the same batches in the same order, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.config import OptimizerConfig, RoleConfig
+from crl.recipes.update import over_passes
+from crl.records import Weights
+from tests.unit.recipes.played import Played, Services, Trainer, experiment
+
+FEW = {"method__families__0__evaluation_seeds__count": 2, "method__families__0__groups": 2}
+
+
+class SteppingTrainer(Trainer):
+    """Every step is taken; what it says of a step is the step's number."""
+
+    def update(self, samples: Any, objective: Any) -> dict[str, float]:
+        super().update(samples, objective)
+        number = float(len(self.batches))
+        return {
+            "samples": float(len(samples)), "tokens": 10.0, "nll_tokens": 3.0, "stepped": 1.0, "loss": number,
+            "ratio_mean": number, "ratio_max": number, "logprob_mismatch": number, "mismatch_kl": number,
+        }  # fmt: skip
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "model").write_text("moved")
+
+
+def played(root: Path, passes: int) -> tuple[Played, Services]:
+    made = experiment(**{"method__roles__actor__optimizer__passes": passes, **FEW})
+    services = Services(made)
+    services.trainers = {"actor": SteppingTrainer(), "extractor": SteppingTrainer()}
+    return Played(root, made, 1, services), services
+
+
+def test_each_pass_is_a_step_on_the_same_samples_and_the_weights_have_had_as_many_updates(tmp_path: Path) -> None:
+    once, single = played(tmp_path / "one", 1)
+    thrice, several = played(tmp_path / "three", 3)
+    batches = single.trainers["actor"].batches
+    assert len(batches) == 1 and batches[0]
+    assert several.trainers["actor"].batches == batches * 3
+    assert several.trainers["extractor"].batches == single.trainers["extractor"].batches, "another role's own affair"
+    [one], [three] = (each.rows(Weights, "update_actor", 1) for each in (once, thrice))
+    assert (one.updates, three.updates) == (1, 3)
+
+
+def test_samples_are_told_once_and_steps_together() -> None:
+    trainer = SteppingTrainer()
+    steps = [trainer.update([None] * 4, None) for _ in range(6)]
+    assert over_passes(steps, 2) == {
+        "samples": 8.0, "tokens": 20.0, "nll_tokens": 6.0, "logprob_mismatch": 1.5, "mismatch_kl": 1.5,
+        "stepped": 6.0, "loss": 3.5, "ratio_mean": 3.5, "ratio_max": 6.0,
+    }  # fmt: skip
+
+
+def test_one_pass_is_not_written_down_and_none_is_refused() -> None:
+    assert "passes" not in RoleConfig().model_dump()["optimizer"]
+    assert RoleConfig(optimizer=OptimizerConfig(passes=4)).model_dump()["optimizer"]["passes"] == 4
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        OptimizerConfig(passes=0)
