@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,25 +27,29 @@ AFTER = {
 pytestmark = pytest.mark.slow
 
 
+def killed_after(stage: Path, runs: Path, arguments: Sequence[str]) -> None:
+    """Run `crl …` until a stage is complete, then kill it."""
+    begun = subprocess.Popen(
+        command(*arguments), cwd=ROOT, env=environment(runs),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: stage.is_dir() or begun.poll() is not None, f"{stage.name} is complete")
+    assert begun.poll() is None, f"it ended before {stage.name} was complete"
+    os.kill(begun.pid, signal.SIGKILL)
+    begun.wait()
+
+
 @pytest.mark.parametrize("recipe", AFTER)
 def test_killed_after_several_stages_it_resumes_to_the_same_digests(
     run_of: Callable[[str], Path], tmp_path: Path, recipe: str
 ) -> None:
     name = tiny_name(recipe)
     run = tmp_path / name
-    begin: tuple[str, ...] = tuple(train_tiny(recipe))
+    begin = train_tiny(recipe)
     for after in AFTER[recipe]:
-        begun = subprocess.Popen(
-            command(*begin), cwd=ROOT, env=environment(tmp_path),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        done = run / f"rounds/0001/{after}"
-        wait_until(lambda: done.is_dir() or begun.poll() is not None, f"{after} is complete")
-        assert begun.poll() is None, f"it ended before {after} was complete"
-        os.kill(begun.pid, signal.SIGKILL)
-        begun.wait()
+        killed_after(run / f"rounds/0001/{after}", tmp_path, begin)
         assert not (run / "rounds/0002/evaluate").exists(), "there is something left to do"
-        begin = ("resume", name)
+        begin = ["resume", name]
     crl(tmp_path, *begin)
     assert digests(run) == digests(run_of(recipe)) and leftovers(run) == []
     assert "intact" in crl(tmp_path, "verify", name).stdout

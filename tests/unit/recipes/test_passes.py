@@ -1,4 +1,4 @@
-"""Several passes over a round's samples: optimizer steps on the same batches in the same order, and what is said of them."""
+"""Several passes over a round's samples: optimizer steps on the same batches in the same order, and their figures."""
 
 from __future__ import annotations
 
