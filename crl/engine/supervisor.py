@@ -162,9 +162,10 @@ class Engine:
     def _converse(self, job: Job, on_message: OnMessage, deadline: float | None) -> dict[str, Any]:
         """Send the job to rank 0; once it began to write, to the others; commit when all are done."""
         self._send(0, {"type": "job", "job": job.to_json()}, job)
-        others_busy = 0
+        others_busy, wants_to_commit = 0, False
         while True:
             self._check_waiting(job, deadline)
+            # One place reads: a connection that `wait` found ready has a message only until somebody took it.
             for ready in wait(self._connections, timeout=_TICK_SECONDS):
                 rank = next(index for index, connection in enumerate(self._connections) if connection is ready)
                 try:
@@ -187,24 +188,11 @@ class Engine:
                     others_busy -= 1
                 elif kind == "progress":
                     on_message(message)
-                if kind == "ready":
-                    self._wait_for_others(job, others_busy, deadline)
-                    others_busy = 0
-                    self._send(0, {"type": "commit"}, job)
-
-    def _wait_for_others(self, job: Job, busy: int, deadline: float | None) -> None:
-        """Until the ranks above 0 are done; rank 0 waits for the permission to commit and says nothing meanwhile."""
-        while busy:
-            self._check_waiting(job, deadline)
-            for ready in wait(self._connections, timeout=_TICK_SECONDS):
-                assert isinstance(ready, Connection)
-                try:
-                    message = decode(ready.recv_bytes())
-                except (EOFError, OSError):
-                    raise self._died(job) from None
-                if message["type"] == "error":
-                    raise self._rebuilt(message)
-                busy -= message["type"] == "result"
+                elif kind == "ready":
+                    wants_to_commit = True
+            if wants_to_commit and not others_busy:
+                wants_to_commit = False
+                self._send(0, {"type": "commit"}, job)
 
     def _send(self, rank: int, message: dict[str, Any], job: Job) -> None:
         try:

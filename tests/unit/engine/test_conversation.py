@@ -1,0 +1,104 @@
+"""What a supervisor and its ranks say to each other, where two of them speak at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from crl.engine.jobs import Job, JobKind, decode, encode
+from crl.engine.supervisor import Engine
+from crl.errors import StageTimedOut
+
+JOB = Job(JobKind.stage, run_path="", round=2, stage="update_actor", token=1)
+PATIENCE_SECONDS = 60.0
+
+
+class Ranks:
+    """The far ends of an engine's connections, and the thread that speaks for its ranks."""
+
+    def __init__(self, count: int) -> None:
+        ends = [Pipe() for _ in range(count)]
+        self.far = [far for _, far in ends]
+        self.said = threading.Event()
+        output = SimpleNamespace(wait_for=lambda jobs, seconds: None)
+        self.engine = Engine(world_size=count)
+        self.engine._connections = [near for near, _ in ends]
+        self.engine._process = SimpleNamespace(running=True, output=output, kill=lambda: None)  # type: ignore[assignment]
+
+    def run(self, speak: Callable[[], None], time_limit: float = PATIENCE_SECONDS) -> dict[str, Any]:
+        """Have the job done by ranks that say what `speak` says. The engine does not read while a progress is told."""
+        thread = threading.Thread(target=speak, daemon=True)
+        thread.start()
+        found = self.engine.run(JOB, on_message=lambda message: self.wait_said(), time_limit=time_limit)
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+        return found
+
+    def wait_said(self) -> None:
+        assert self.said.wait(PATIENCE_SECONDS)
+
+    def heard(self, rank: int) -> str:
+        return str(self.hears(self.far[rank])["type"])
+
+    @staticmethod
+    def hears(far: Connection) -> dict[str, Any]:
+        assert far.poll(PATIENCE_SECONDS), "nothing was sent"
+        return decode(far.recv_bytes())
+
+    def says(self, rank: int, kind: str, **more: Any) -> None:
+        self.far[rank].send_bytes(encode({"type": kind, **more}))
+
+
+@pytest.mark.parametrize("last", [0, 1], ids=["ready first", "result first"])
+def test_a_rank_that_is_done_as_rank_0_asks_to_commit_is_heard_once(last: int) -> None:
+    """The messages of both ranks are there before the supervisor looks: it waited for a second one for ever."""
+    ranks = Ranks(2)
+
+    def speak() -> None:
+        assert ranks.heard(0) == "job"
+        ranks.says(0, "begun", directory="there")
+        ranks.says(0, "progress", figures={})
+        assert ranks.heard(1) == "job"
+        asks, done = (lambda: ranks.says(0, "ready")), (lambda: ranks.says(1, "result", result={}))
+        for say in (asks, done) if last else (done, asks):
+            say()
+        ranks.said.set()
+        assert ranks.heard(0) == "commit"
+        ranks.says(0, "result", result={"digest": "d"}, jobs=1)
+
+    assert ranks.run(speak, time_limit=PATIENCE_SECONDS) == {"digest": "d"}
+
+
+def test_no_commit_is_allowed_before_every_rank_is_done() -> None:
+    ranks = Ranks(3)
+
+    def speak() -> None:
+        assert ranks.heard(0) == "job"
+        ranks.says(0, "begun", directory="there")
+        assert [ranks.heard(rank) for rank in (1, 2)] == ["job", "job"]
+        ranks.says(0, "ready")
+        ranks.says(2, "result", result={})
+        assert not ranks.far[0].poll(1.0), "rank 1 is at work"
+        ranks.says(1, "result", result={})
+        assert ranks.heard(0) == "commit"
+        ranks.says(0, "result", result={}, jobs=1)
+
+    assert ranks.run(speak) == {}
+
+
+def test_a_rank_that_never_comes_to_its_end_is_given_up_at_the_time_limit() -> None:
+    ranks = Ranks(2)
+
+    def speak() -> None:
+        assert ranks.heard(0) == "job"
+        ranks.says(0, "begun", directory="there")
+        ranks.says(0, "ready")
+
+    with pytest.raises(StageTimedOut):
+        ranks.run(speak, time_limit=1.0)
