@@ -353,14 +353,24 @@ class Operation:
 
 
 def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """One request to a Prefect server, asked again while its database is busy (503)."""
+    """One request to a Prefect server, asked again while its database is busy (503), and where it only reads also when
+    the server closed a connection that it had kept."""
     answers: list[httpx.Response] = []
+    reads = method == "GET" or path.endswith("/filter")
 
     def answered() -> bool:
-        answers[:] = [http.request(method, path, json=body)]
+        try:
+            answers[:] = [http.request(method, path, json=body)]
+        except (httpx.ReadError, httpx.RemoteProtocolError):
+            if not reads:
+                raise
+            return False
         return answers[0].status_code != 503
 
-    wait_until(answered, lambda: f"{method} {path} is answered: {answers[0].text[:1000]}", every=0.5)
+    def expected() -> str:
+        return f"{method} {path} is answered: {answers[0].text[:1000] if answers else 'the connection was closed'}"
+
+    wait_until(answered, expected, every=0.5)
     return answers[0]
 
 

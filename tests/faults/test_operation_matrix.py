@@ -26,6 +26,7 @@ import pytest
 
 from tests.faults.segments import INSIDE, Fault, Segment, Way, break_from_outside, nothing_runs_for_ever
 from tests.operate import Operation, operation
+from tests.processes import wait_until
 from tests.tiny_run import ROOT, digests
 
 SOURCES = ("crl", "flows", "tasks")
@@ -147,7 +148,7 @@ class _Row:
                 nothing_runs_for_ever(self.operated)
                 taken = [each.name for each in self.segments if self.operated.limit(each.name)["active_slots"]]
                 assert not taken, f"the slots of {taken} are taken although nothing runs"
-                assert self.operated.flow_processes() == []
+                wait_until(lambda: not self.operated.flow_processes(), "no process of a flow lives")
             except AssertionError as error:
                 self._fail([cell for segment in self.segments for cell in self._cells(segment)], str(error))
         return self.failed

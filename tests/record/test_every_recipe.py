@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
+from crl.records import BankEntry
 from crl.report.views import query
 from crl.run.directory import RunDirectory, manifests
 from tests.recipe_runs import OTHERS
@@ -29,7 +31,8 @@ def test_each_view_answers_and_counts_what_the_manifests_count(run: Path) -> Non
     for manifest in manifests(RunDirectory.open(run).path).values():
         for table, rows in manifest.rows().items():
             counted[table] = counted.get(table, 0) + rows
-    assert counted.keys() & set(names) and all(rows > 0 for rows in counted.values())
+    assert counted.keys() & set(names)
+    counted.pop(BankEntry.table, None)  # the view of that name is put together from what every round changed
     for name in names:
         columns, rows = query(run, f"SELECT * FROM {name}")
         assert columns, name
@@ -50,7 +53,7 @@ def test_the_record_is_sound_and_the_commands_of_reading_show_it(run: Path) -> N
     assert problems_of(opened, recipe_of(opened.method)) == []
     assert "intact" in crl_here(run.parent, "verify", run.name).stdout
     said = crl_here(run.parent, "status", run.name).stdout
-    assert all(f"│ {number} " in said or f" {number} " in said for number in (1, 2))
+    assert {"1", "2"} <= set(re.findall(r"^(\d+) ", said, re.MULTILINE)), "a line for every round"
 
 
 def test_native_expectations_pass_on_every_table(run: Path, tmp_path: Path) -> None:
