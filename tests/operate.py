@@ -28,6 +28,7 @@ from flows.ui import server_command
 from tests.processes import PATIENCE_SECONDS, command_line, environ, free_port, kill, reap, wait_until
 from tests.tiny_run import ROOT, cut_back, environment
 
+CLOSED = (httpx.ReadError, httpx.RemoteProtocolError)
 MARK = "CRL_TEST_MARK"
 ROLE = "CRL_TEST_ROLE"
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
@@ -353,24 +354,16 @@ class Operation:
 
 
 def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """One request to a Prefect server, asked again while its database is busy (503), and where it only reads also when
-    the server closed a connection that it had kept."""
+    """One request to a Prefect server, asked again while it is busy (503) or, where it only reads, closes a connection."""
     answers: list[httpx.Response] = []
-    reads = method == "GET" or path.endswith("/filter")
 
     def answered() -> bool:
-        try:
+        answers.clear()
+        with contextlib.suppress(*CLOSED if method == "GET" or path.endswith("/filter") else ()):
             answers[:] = [http.request(method, path, json=body)]
-        except (httpx.ReadError, httpx.RemoteProtocolError):
-            if not reads:
-                raise
-            return False
-        return answers[0].status_code != 503
+        return bool(answers) and answers[0].status_code != 503
 
-    def expected() -> str:
-        return f"{method} {path} is answered: {answers[0].text[:1000] if answers else 'the connection was closed'}"
-
-    wait_until(answered, expected, every=0.5)
+    wait_until(answered, lambda: f"{method} {path} is answered: {[each.text[:1000] for each in answers]}", every=0.5)
     return answers[0]
 
 
