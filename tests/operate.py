@@ -354,7 +354,7 @@ class Operation:
 
 
 def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """One request to a Prefect server, asked again while it is busy (503) or, where it only reads, closes a connection."""
+    """One request to a Prefect server, asked again while it is busy (503) or, if it only reads, closes a connection."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:
