@@ -63,7 +63,7 @@ class RunDirectoryUnusable(BadInput):
 
 
 class OtherFormat(BadInput):
-    """A run directory or an exported bank whose rows have another form than those of this version."""
+    """A run directory or an exported bank whose rows have a different format from this version's."""
 
 
 class NotEnoughDisk(BadInput):
@@ -75,7 +75,7 @@ class PromptTooLong(BadInput):
 
 
 class NoServer(BadInput):
-    """A Prefect server is needed and none answers."""
+    """A Prefect server is needed, but none answers."""
 
 
 class ServerLost(CrlError):
@@ -83,11 +83,11 @@ class ServerLost(CrlError):
 
 
 class PortBusy(BadInput):
-    """Another program listens on a port that is to be served on."""
+    """Another program is listening on the port to be served."""
 
 
 class SetupFailed(CrlError):
-    """What must exist on a Prefect server could not be made there, or the server ended."""
+    """A Prefect server could not be set up, or it ended."""
 
 
 class LeaseHeld(CrlError):
@@ -97,19 +97,19 @@ class LeaseHeld(CrlError):
 
 
 class ConcurrencyLimitMissing(CrlError):
-    """The scheduler has no concurrency limit for an experiment: nothing would keep two runs of it apart there."""
+    """The scheduler has no concurrency limit for an experiment: nothing would keep two of its runs apart there."""
 
     exit_code = 3
 
 
 class ApprovalPending(CrlError):
-    """A person has to approve the bank of a round before the run goes on. Nothing is lost; nothing failed."""
+    """A person must approve a round's bank before the run continues. Nothing is lost; nothing failed."""
 
     exit_code = 6
 
 
 class DecisionMade(BadInput):
-    """A person decided about a round already, and differently; the first decision holds."""
+    """A person already decided about a round, and differently; the first decision holds."""
 
 
 class StaleAttempt(CrlError):
@@ -119,7 +119,7 @@ class StaleAttempt(CrlError):
 
 
 class StageAlreadyComplete(CrlError):
-    """A stage that is complete was about to be written again."""
+    """A complete stage was about to be written again."""
 
 
 class RecordDamaged(CrlError):
@@ -142,13 +142,13 @@ class StageFailed(CrlError):
 
 
 class EngineDied(CrlError):
-    """The engine process ended (killed, out of memory); the stage can be tried again in a new one."""
+    """The engine process ended (killed, out of memory); the stage can be retried in a new one."""
 
     transient = True
 
 
 class WrongWeights(CrlError):
-    """A rollout server has other weights than it was given: it scores a fixed probe differently."""
+    """A rollout server has weights other than those it was given: it scores a fixed probe differently."""
 
 
 class StageTimedOut(CrlError):
@@ -158,7 +158,7 @@ class StageTimedOut(CrlError):
 
 
 class DiskFull(CrlError):
-    """No space was left while something was written. What was written before is intact."""
+    """The disk filled up during a write. What was written before is intact."""
 
     transient = True
 

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 def approve(
     run: RunArgument,
-    round: Annotated[int | None, typer.Option(min=0, help="Round to decide about; default the one that waits.")] = None,
+    round: Annotated[int | None, typer.Option(min=0, help="Round to decide about; default the waiting one.")] = None,
     reject: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Refuse this operation, approve the rest; repeatable.")
     ] = None,
-    reject_all: Annotated[bool, typer.Option("--reject-all", help="Refuse everything the round asks for.")] = False,
+    reject_all: Annotated[bool, typer.Option("--reject-all", help="Refuse all of the round's operations.")] = False,
     person: Annotated[str | None, typer.Option(help="Who decides; default your login name.")] = None,
     reason: Annotated[str | None, typer.Option(help="Why; it is kept in the record.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only show what would change; decide nothing.")] = False,
 ) -> None:
-    """Show what a round asks of the bank, and decide about it. In whole, in part, or not at all.
+    """Show a round's changes to the bank and decide about them. Approve all, some, or none.
 
     The first decision holds.
     """
@@ -52,12 +52,12 @@ def approve(
         reasons = refusals_of(asked.refused(asked.decision), asked.decision.person, asked.decision.reason)
     show_diff(proposed_diff(path, asked.round, reasons))
     if show:
-        said = f"decided: {asked.decision.told()}" if asked.decision else "nothing was decided; to approve it:"
+        said = f"decided: {asked.decision.told()}" if asked.decision else "nothing decided yet; to approve it:"
         out.print(said, soft_wrap=True)
         out.print(f"  {_next(path, asked.decision)}", soft_wrap=True)
         return
     decision = decide(asked, approve=not reject_all, reject=refused if reject else [], person=who, reason=reason)
-    first = "" if asked.decision is None else "decided already: "
+    first = "" if asked.decision is None else "already decided: "
     out.print(f"round {asked.round}: {first}{decision.told()}", soft_wrap=True)
     out.print(_next(path, decision), soft_wrap=True)
 
@@ -70,7 +70,7 @@ def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> Pe
     stages = (*recipe.preparation, *recipe.stages)
     if not any(stage.waits_for is not None and stage.due(run.method, 1) for stage in stages):
         raise BadInput(
-            f"{run.path} asks nobody: its bank is published without approval",
+            f"{run.path} needs no approval: its bank is published without one",
             expected="an experiment with method.recipe.approve_bank: true",
         )
     found = questions(run, recipe, round_number)
@@ -89,7 +89,7 @@ def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> Pe
     raise BadInput(
         nothing,
         expected="a round whose operations are complete and whose bank is not published",
-        next_step=f"`crl status {shown(run.path)}` says what is awaited, "
+        next_step=f"`crl status {shown(run.path)}` says what it waits for, "
         f'`crl sql {shown(run.path)} "FROM approvals"` what was decided',
     )
 
@@ -102,5 +102,5 @@ def _next(path: Path, decision: Decision | None) -> str:
         return f"crl approve {shown(path)}"
     owner = lease_state(path)
     if owner is not None and owner.live:
-        return f"the run goes on by itself: process {owner.owner.pid} on {owner.owner.host} waits for this"
+        return f"the run continues by itself: process {owner.owner.pid} on {owner.owner.host} waits for this"
     return f"next: crl resume {shown(path)}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from crl.report.bank import ShownEntry
 
 app = typer.Typer(
-    help="The experience bank after any round. Its entries, why each is there, what changed; to export and import.",
+    help="The experience bank after any round. Its entries, why each is there, what changed; export and import.",
     no_args_is_help=True,
 )
 app.command("export")(export_bank)
@@ -53,7 +53,7 @@ def show(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=0, help=f"So many entries, 0 for all. Default all; of more than {_ALL} in a table, {_PAGE} by uses."
+            min=0, help=f"Entries to show, 0 for all. Default all; a table of over {_ALL} shows the {_PAGE} most used."
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
@@ -92,7 +92,7 @@ def diff(
     ] = None,
     format: PlainOption = Plain.text,
 ) -> None:
-    """Say what a round did to the bank, or two rounds. With texts and reasons; of two, what became of it in between."""
+    """Show what changed in a round, or between two. With texts and reasons; between two, the net change."""
     import dataclasses
 
     from crl.report.diff import bank_diff, net_diff
@@ -114,10 +114,10 @@ def why(
     run: RunArgument,
     entry: EntryArgument,
     round: UntilOption = None,
-    full: Annotated[bool, typer.Option("--full", help="Prompts and outputs whole, not their ends only.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show whole prompts and outputs, not only their ends.")] = False,
     format: PlainOption = Plain.text,
 ) -> None:
-    """Say where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
+    """Show where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
     from crl.report.story_view import story_tree
     from crl.report.why import why as story_of
 
@@ -132,7 +132,7 @@ def why(
 def history(
     run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
 ) -> None:
-    """List what happened to an experience, one line per event. Who asked, what its text was and became, how it did."""
+    """List what happened to an experience, one line per event. Who asked, how its text changed, how it did."""
     from crl.report.story_view import history_listing
     from crl.report.why import why as story_of
 
@@ -152,10 +152,10 @@ def search(
     round: RoundOption = None,
     family: FamilyOption = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=10_000, help="Entries to show.")] = 10,
-    lexical: Annotated[bool, typer.Option("--lexical", help="Look for the words; needs no model.")] = False,
+    lexical: Annotated[bool, typer.Option("--lexical", help="Match words; needs no model.")] = False,
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
-    """Find the entries nearest to a text. By the embedder the run retrieves with, or by words."""
+    """Find the entries nearest to a text. With the run's own embedder, or by words."""
     from crl.report.bank import BankAfter
     from crl.report.search import search as find
     from crl.report.search import search_words
@@ -207,7 +207,7 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
     rows = []
     for row, entry in enumerate(entries):
         credit = "–" if entry.mean_outcome is None else f"{entry.mean_outcome:+.2f}"
-        cut = "  (longer than the embedder reads: found by its beginning alone)" if entry.embedder_cut else ""
+        cut = "  (longer than the embedder reads: found only by its beginning)" if entry.embedder_cut else ""
         cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text + cut)
         first = [Text(f"{score[1][row]:.3f}")] if score else []
         rows.append([*first, *(Text(str(cell)) for cell in cells)])

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 def export_bank(
     run: RunArgument,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to; must not exist yet.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to write; must not exist yet.")],
     round: Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")] = None,
     format: Annotated[
         Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
     ] = Format.parquet,
-    embeddings: Annotated[bool | None, typer.Option(help="With the vectors; default yes, but not for jsonl.")] = None,
+    embeddings: Annotated[bool | None, typer.Option(help="Include the vectors; default yes, except for jsonl.")] = None,
 ) -> None:
     """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
     from crl.transfer.folder import write_folder
@@ -38,7 +38,7 @@ def export_bank(
 
     vectors = format is not Format.jsonl if embeddings is None else embeddings
     if possible_path(to, "--to").exists():
-        raise BadInput(f"{to} is there already", expected="a folder that does not exist yet")
+        raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
     provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
     out = console()
     out.print(
@@ -56,14 +56,12 @@ def export_bank(
 
 
 def import_bank(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A YAML file, or an experiment whose round 0 is not made yet.")
-    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A YAML file, or an experiment without a round 0.")],
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A folder that `crl bank export` wrote, or another run.")
     ],
     round: Annotated[
-        int | None, typer.Option(min=0, help="Of a run: the bank after this round; default the newest.")
+        int | None, typer.Option(min=0, help="For a run: the bank after this round; default the newest.")
     ] = None,
     family: Annotated[
         list[str] | None, typer.Option(metavar="FROM=TO", help="A task family there and its name here; repeatable.")
@@ -72,7 +70,7 @@ def import_bank(
         Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
     ] = None,
     set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As you will type it at `crl train`.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As you will pass it to `crl train`.")
     ] = None,
 ) -> None:
     """Begin an experiment with the bank of another one. Every entry keeps its provenance; counters start at zero."""
@@ -94,7 +92,7 @@ def import_bank(
         soft_wrap=True,
     )
     if taken.repeated:
-        out.print("it was imported before: nothing changed")
+        out.print("it was already imported: nothing changed")
     for reason, count in sorted(taken.left_out.items()):
         out.print(f"left out: {count} ({_REASONS[reason]})")
     out.print("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
@@ -105,7 +103,7 @@ _REASONS = {
     "capacity_fifo": "the family is full: the newest were kept",
     "capacity_least_useful": "the family is full: the most useful were kept",
     "text_too_long": "longer than method.recipe.distill.max_characters",
-    "duplicate": "the family has the text already",
+    "duplicate": "the family already has the text",
 }
 
 
@@ -167,7 +165,7 @@ def _target(name: str, runs: Path | None, pairs: list[str]) -> tuple[Method, Cal
 
     if not _is_config(name):
         if runs is not None or pairs:
-            raise BadInput(f"--runs and --set with the run {name}", expected="them with a YAML file only")
+            raise BadInput(f"--runs and --set do not apply to the run {name}", expected="them only with a YAML file")
         directory = RunDirectory.open(find_run(name))
         return directory.method, lambda: directory
     overrides: dict[str, Any] = parse_overrides(pairs)

@@ -12,13 +12,13 @@ from crl.cli.shared import Plain, RunArgument, shown
 from crl.run.find import find_run
 
 app = typer.Typer(
-    help="What rows are checked for before a commit. Great Expectations' suites, and a run's Data Docs.",
+    help="Data checks that run before a commit. Great Expectations suites, and a run's Data Docs.",
     no_args_is_help=True,
 )
 
 
 ExperimentOption = Annotated[
-    Path | None, typer.Option(metavar="EXPERIMENT", help="With the suites that are beside this experiment file.")
+    Path | None, typer.Option(metavar="EXPERIMENT", help="Include the suites beside this experiment file.")
 ]
 
 
@@ -40,7 +40,7 @@ def show(
     experiment: ExperimentOption = None,
     format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = Plain.text,
 ) -> None:
-    """Print one suite. As JSON it is what Great Expectations reads, and a pattern for your own."""
+    """Print one suite. As JSON it is what Great Expectations reads, and a template for your own."""
     from crl.checks import suite_names
     from crl.checks.suites import sentences, suite_with_own
     from crl.errors import BadInput

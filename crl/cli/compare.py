@@ -33,13 +33,11 @@ def compare(
     jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at a time; default: cores.")] = None,
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="These arms only.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="1,2", help="These seeds only.")] = None,
-    table_only: Annotated[
-        bool, typer.Option("--table-only", help="Make the table of what is finished; run nothing.")
-    ] = False,
+    table_only: Annotated[bool, typer.Option("--table-only", help="Only make the table of finished runs.")] = False,
 ) -> None:
     """Run every arm of a study with every seed, and compare. The table has means, intervals and paired differences.
 
-    Interrupted, the same command goes on: finished runs are skipped, the others resumed.
+    If interrupted, type it again: finished runs are skipped, the others resumed.
     """
     from crl.config.load import runs_root
     from crl.lab.study.config import load_study
@@ -104,7 +102,7 @@ class StudyProgress(MovingLines):
 
     def _on_started(self, run: PlannedRun, event: dict[str, Any]) -> None:
         done = run.rounds_done()
-        self._say(f"{run.name}: {'begins' if done < 0 else f'goes on after round {done}'}")
+        self._say(f"{run.name}: {'begins' if done < 0 else f'continues after round {done}'}")
         done = max(done, 0)
         self._standing[run.name] = f"round {done} of {run.rounds}"
         if self._bar is not None:
@@ -156,4 +154,4 @@ def _numbers(listed: str | None) -> list[int] | None:
     try:
         return None if words is None else [int(word) for word in words]
     except ValueError:
-        raise BadInput(f"--seeds {short(listed)} are no numbers", expected="numbers, such as --seeds 101,102") from None
+        raise BadInput(f"--seeds {short(listed)} are not numbers", expected="such as --seeds 101,102") from None

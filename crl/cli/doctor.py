@@ -57,7 +57,8 @@ def doctor(
 ) -> None:
     """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing.
 
-    What is too big for this machine by the estimate is said and is no error: it may be meant for another one."""
+    Anything too big for this machine by the estimate is reported but is not an error: the experiment may be meant for
+    another machine."""
     from crl.config.load import load_experiment
 
     loaded = None if experiment is None else load_experiment(experiment)
@@ -78,7 +79,7 @@ def doctor(
     if missing:
         raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")
     if large := [finding.name for finding in findings if not finding.fits]:
-        out.print(f"ready, and too big for this machine by the estimate of: {', '.join(large)}")
+        out.print(f"ready, but by the estimate too big for this machine: {', '.join(large)}")
         return
     out.print("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
 
@@ -186,7 +187,7 @@ def _models() -> Iterator[Finding]:
     prepared = sorted(path.parent.name for path in models_directory().glob("*/config.json"))
     for name in BUILT_IN:
         ready = any(directory.startswith(f"{name}-v") for directory in prepared)
-        found = "prepared" if ready else "will be prepared at first use"
+        found = "prepared" if ready else "will be prepared on first use"
         yield _checked(f"model {name}", partial(check_model, name), found)
     for name in EMBEDDERS:
         yield _checked(f"embedder {name}", partial(check_embedder, name))
@@ -199,7 +200,7 @@ def _minihack() -> Finding:
             "minihack", "not installed", False, "pip install -c constraints.txt -e '.[envs]'", required=False
         )
     if importlib.util.find_spec("pkg_resources") is None:
-        found = f"{version}, but pkg_resources is gone"
+        found = f"{version}, but pkg_resources is missing"
         return Finding("minihack", found, False, "pip install 'setuptools<81'", required=False)
     return Finding("minihack", version)
 

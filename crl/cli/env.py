@@ -53,13 +53,13 @@ def check_environment(
     family: FamilyOption = None,
     set: SetOption = None,
     episodes: Annotated[int, typer.Option(min=2, max=100_000, help="Episodes that are played twice.")] = 100,
-    longest: Annotated[int, typer.Option(min=1, max=100_000, help="Turns of an episode that are played.")] = 200,
+    longest: Annotated[int, typer.Option(min=1, max=100_000, help="Most turns of an episode to play.")] = 200,
     time_limit: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds that one check may take.")] = 300,
     json: JsonOption = False,
 ) -> None:
     """Check what an environment promises. Exit code 2 if a check fails.
 
-    It is played by random policies in processes of its own: one that hangs or dies is a finding."""
+    Random policies play it in separate processes: a hang or a crash is a finding."""
     from crl.envs.check.run import Plan, check, require_passed
 
     chosen = family_of(name, family, set or [])
@@ -99,9 +99,9 @@ def play_environment(
         Path | None, typer.Option(metavar="FILE", help="Keep the games as demonstrations for a warm start.")
     ] = None,
 ) -> None:
-    """Play an environment yourself. One line is one answer; Ctrl-D ends it.
+    """Play an environment yourself. Each line is one answer; Ctrl-D quits.
 
-    Games that are kept with --record are demonstrations: `warm_start.recorded` of an experiment names the file."""
+    Games kept with --record are demonstrations: name the file in an experiment's `warm_start.recorded`."""
     from crl.cli.playing import play
 
     chosen = family_of(name, family, set or [])
@@ -149,7 +149,7 @@ def _environment(data: dict[str, Any]) -> EnvironmentConfig:
         made = found.model_validate(data)
     except ValidationError as error:
         raise BadInput(
-            f"{data['kind']} cannot be set up so:\n" + "\n".join(listed_errors(error, partial(readable, model=found))),
+            f"{data['kind']} has invalid settings:\n" + "\n".join(listed_errors(error, partial(readable, model=found))),
             expected="settings of the environment, with --set KEY=VALUE",
             next_step="docs/config.md describes the settings of every environment",
         ) from None

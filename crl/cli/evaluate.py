@@ -28,7 +28,7 @@ def evaluate(
     run: RunArgument,
     round: Annotated[int | None, typer.Option(min=0, help="Round to evaluate; default the latest.")] = None,
     tasks: Annotated[
-        list[str] | None, typer.Option(metavar="A,B", help="These tasks (families) only; may be given again.")
+        list[str] | None, typer.Option(metavar="A,B", help="Only these tasks (families); repeatable.")
     ] = None,
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Held-out seeds of each task, from the start of its split; default all.")
@@ -37,14 +37,14 @@ def evaluate(
         list[str] | None, typer.Option(metavar="with,without", help="With the bank, without it, or random (round 0).")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="START:COUNT", help="Other held-out seeds than those of the experiment.")
+        str | None, typer.Option(metavar="START:COUNT", help="Held-out seeds other than the experiment's.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Evaluate a round of a run, with and without its bank. The record is read and not changed.
+    """Evaluate a round of a run, with and without its bank. The record is read, not changed.
 
-    Success has Wilson intervals; score is the mean reward; actions and tokens are those of an episode. The rows are
+    Success has Wilson intervals; score is the mean reward; actions and tokens are per episode. The rows are
     kept beside the record, in evaluations/ of the run, where `crl table` finds them.
     """
     from crl.engine.evaluation import evaluate_round, keep
@@ -144,7 +144,7 @@ def _print(evaluated: Evaluated) -> None:
         )
         for result in with_averages(results(evaluated.rows))
     ]
-    title = f"round {evaluated.round}, held-out seeds; actions and tokens of an episode"
+    title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
     cells = [[Text(cell) for cell in row] for row in rows]
     print_listing(console(), Listing(_COLUMNS, cells, right=frozenset(_COLUMNS[2:]), title=title))
 

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 def fork(
     run: RunArgument,
-    round: Annotated[int, typer.Option(min=0, max=1_000_000, help="The finished round that it goes on from.")],
+    round: Annotated[int, typer.Option(min=0, max=1_000_000, help="The finished round to continue from.")],
     name: Annotated[str, typer.Option(metavar="NEW", help="Name of the new experiment.")],
     set: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key: --set method.recipe.merge.every=2"),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Another recipe; it keeps the mechanisms that both have.")
+        str | None, typer.Option(metavar="KIND", help="Another recipe; mechanisms that both have are kept.")
     ] = None,
     keep_rollouts: Annotated[
         bool,
-        typer.Option("--keep-rollouts", help="Take the parent's rollouts of the next round; run what follows them."),
+        typer.Option("--keep-rollouts", help="Reuse the parent's rollouts of the next round; run what follows."),
     ] = False,
 ) -> None:
-    """Go on from a round of a run, as a new one. It begins with that round's weights, optimizer state and bank."""
+    """Continue from a round of a run, as a new run. It begins with that round's weights, optimizer state and bank."""
     from crl.engine.targets import last_runtime, remember_target
     from crl.preflight import check_ready
     from crl.recipes.fork import check_fork
@@ -67,10 +67,10 @@ def changed_experiment(
     for key in overrides:
         if key != "method" and not key.startswith("method."):
             raise BadInput(
-                f"--set {short(key)} is no part of the method",
+                f"--set {short(key)} is not part of the method",
                 expected="keys of `method`: what changes no number may change at any time, without a fork",
                 where="--set",
-                next_step="give it to `crl train`; a fork goes on with the runtime that its parent had last",
+                next_step="give it to `crl train`; a fork keeps the last runtime of its parent",
             )
     method = parent.method.model_dump(mode="json")
     if recipe is not None:
@@ -93,7 +93,7 @@ def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
     from crl.report.branches import changes_between
 
     out, where = console(), shown(made.path)
-    out.print(f"{where} goes on from round {round_number} of {shown(parent.path)}", soft_wrap=True)
+    out.print(f"{where} continues from round {round_number} of {shown(parent.path)}", soft_wrap=True)
     changes = changes_between(*(each.method.model_dump(mode="json") for each in (parent, made)))
     for change in changes:
         out.print(f"  {change}", soft_wrap=True)
@@ -102,5 +102,5 @@ def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
     last = made.lineage.ancestors[-1]
     if last.kept:
         names = ", ".join(key.partition("/")[2] for key in last.kept)
-        out.print(f"  with the parent's {names} of round {round_number + 1}; what follows them is to be run")
+        out.print(f"  with the parent's {names} of round {round_number + 1}; what follows them is still to run")
     out.print(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}", soft_wrap=True)

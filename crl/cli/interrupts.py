@@ -31,7 +31,7 @@ def interruptible(again: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, _Terminated) as error:
-        console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; go on with: {again}")
+        console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; continue with: {again}")
         raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED) from None
     finally:
         signal.signal(signal.SIGTERM, previous)

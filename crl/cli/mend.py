@@ -10,9 +10,9 @@ from crl.run.find import find_run
 
 
 def mend(run: RunArgument) -> None:
-    """Make damaged files again from the rest of the record. The damaged ones are kept.
+    """Rebuild damaged files from the rest of the record. The damaged ones are kept.
 
-    The bank, its texts and vectors, plans, credit, and all that is derived. Exit code 4 if one needs `crl redo`.
+    Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one needs `crl redo`.
     """
     from crl.config import Runtime
     from crl.engine.services import EngineServices, prepare_environment
@@ -43,7 +43,7 @@ def mend(run: RunArgument) -> None:
     if derived:
         write_catalog(path)
         for problem in derived:
-            out.print(f"rebuilt, or left to be rebuilt when it is next used: {problem.file}", soft_wrap=True)
+            out.print(f"rebuilt, or to be rebuilt on next use: {problem.file}", soft_wrap=True)
     for problem, error in done.left:
         out.print(
             f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}",
@@ -55,4 +55,4 @@ def mend(run: RunArgument) -> None:
             next_step="run the command named `mend`, the first one first; then crl resume",
         )
     if not done.mended and not derived:
-        out.print(f"{shown(path)}: there was nothing to mend")
+        out.print(f"{shown(path)}: nothing to mend")

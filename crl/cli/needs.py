@@ -75,8 +75,8 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
     counted = f"{rounds} round{'' if rounds == 1 else 's'}"
     return Need(
         "disk",
-        f"about {gigabytes(needed.written_bytes + needed.round_bytes)} a round (checkpoints {written}, rows {rows}); "
-        f"{kept} for {counted} under {run_path}, where older checkpoints go",
+        f"about {gigabytes(needed.written_bytes + needed.round_bytes)} per round (checkpoints {written}, rows {rows}); "
+        f"{kept} for {counted} under {run_path}, after pruning older checkpoints",
     )
 
 
@@ -92,10 +92,10 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
         typical = {}  # what is missing has a line of its own
     longest = max(work.seconds(rates) for work in needed.work.values())
     limit = experiment.runtime.stage_time_limit_seconds
-    said = f"{_duration(seconds_of(needed.work.values(), rates))} a round of full contexts ({_work(needed.work)})"
+    said = f"{_duration(seconds_of(needed.work.values(), rates))} per round with full contexts ({_work(needed.work)})"
     if typical:
         seconds = _duration(seconds_of(typical.values(), rates))
-        said = f"{seconds} a round, measured by games of random actions ({_work(typical)}); at most {said}"
+        said = f"{seconds} per round, measured by games of random actions ({_work(typical)}); at most {said}"
     reached = f"{rates.float32 / 1e9:,.0f} GFLOP/s in float32, {rates.bfloat16 / 1e9:,.0f} in bfloat16"
     return Need(
         "time",

@@ -82,7 +82,7 @@ class Recording:
         seeds = family.train_seeds
         if not seeds.start <= first_seed < seeds.start + seeds.count:
             raise BadInput(
-                f"seed {first_seed} is none that training draws, and games are recorded to be learned from",
+                f"training does not draw seed {first_seed}, and games are recorded to be learned from",
                 expected=f"a seed from {seeds.start} to {seeds.start + seeds.count - 1}",
                 where="--seed",
             )
@@ -147,8 +147,8 @@ def _stop(
     if kept is not None:
         if turns:
             kept.keep(seed, start, turns, None)
-        count = "1 game that ended is" if kept.games == 1 else f"{kept.games} games that ended are"
-        say(f"\n{count} in {kept.path}" + (", and one that was broken off" if turns else ""))
+        count = "1 finished game is" if kept.games == 1 else f"{kept.games} finished games are"
+        say(f"\n{count} in {kept.path}" + (", and one unfinished" if turns else ""))
     if isinstance(end, KeyboardInterrupt):
         raise typer.Exit(INTERRUPTED)
 

@@ -20,8 +20,8 @@ def report(
     ] = None,
     episodes: Annotated[int, typer.Option(min=0, metavar="N", help="How many episodes can be replayed.")] = 200,
 ) -> None:
-    """Write report.html: the run as one page to look at. Curves, rounds, play, bank, health, games to replay; it loads
-    nothing."""
+    """Write report.html: the run as one page. Curves, rounds, play, bank, health, games to replay; it needs no
+    network."""
     from crl.report.page import write_report
 
     directory = find_run(run)

@@ -133,12 +133,12 @@ def say_pending(error: ApprovalPending, path: Path) -> None:
     """What a run that waits for a person ends with: nothing failed, and what to type."""
     out = console()
     out.print(f"\n{error.found}", soft_wrap=True)
-    out.print("nothing failed: every complete stage is kept, and nothing runs any more. next:")
+    out.print("nothing failed: every complete stage is kept, and nothing is running now. next:")
     where = shown(path)
     for command, purpose in (
         (f"crl approve {where} --show", "what would change"),
         (f"crl approve {where}", "approve it, or --reject ID, or --reject-all"),
-        (f"crl resume {where}", "go on after that"),
+        (f"crl resume {where}", "continue after that"),
     ):
         out.print(f"  {command:<{len(where) + 20}}   {purpose}", soft_wrap=True)
 

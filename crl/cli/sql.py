@@ -43,7 +43,7 @@ def sql(
 
 
 def catalog(run: RunArgument) -> None:
-    """Rewrite catalog.duckdb, for any DuckDB client. Views over the run; needed after it was moved or copied."""
+    """Rewrite catalog.duckdb, for any DuckDB client. Views over the run; needed after moving or copying it."""
     from crl.report.views import write_catalog
 
     path = write_catalog(find_run(run))

@@ -55,7 +55,7 @@ def verify(
     run: RunArgument,
     head: Annotated[
         str | None,
-        typer.Option(metavar="DIGEST", help="The head that `crl status` printed once, now or after an earlier round."),
+        typer.Option(metavar="DIGEST", help="A head that `crl status` printed, now or after an earlier round."),
     ] = None,
 ) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
@@ -73,16 +73,16 @@ def verify(
         out.print(told, soft_wrap=True)
     if not problems:
         if wanted is not None:
-            out.print(f"the head that was given is that after round {hold_against(path, record.stages, wanted)}")
+            out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
         out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
         return
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
         out.print(str(problem), soft_wrap=True)
     if wanted is not None:
         try:
-            out.print(f"the head that was given is that after round {hold_against(path, record.stages, wanted)}")
+            out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
         except RecordDamaged as error:  # the problems come first, they may be why
-            out.print(f"the head that was given does not fit: {error.found}", soft_wrap=True)
+            out.print(f"the given head does not fit: {error.found}", soft_wrap=True)
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
         f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}, {damaged} in the record itself",
@@ -124,7 +124,7 @@ def redo(
         str, typer.Option("--from", metavar="ROUND/STAGE", help="The first stage to take back, such as 0007/collect.")
     ],
 ) -> None:
-    """Set aside a stage and all built on it, to be made again. `crl resume` makes them; nothing is deleted."""
+    """Set aside a stage and everything built on it. `crl resume` makes them again; nothing is deleted."""
     from crl.config import Runtime
     from crl.recipes import recipe_in
     from crl.run.decisions import withdraw_decision
@@ -203,8 +203,8 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
         lines.append(f"unfinished: {missing}")
         lines.append(f"next: crl resume {shown(path)}")
     else:
-        lines.append("complete as far as it was asked for")
-        lines.append(f"next, further rounds: crl resume {shown(path)} --rounds 3, or `crl train` with its experiment")
+        lines.append("complete: every requested round is done")
+        lines.append(f"next, for more rounds: crl resume {shown(path)} --rounds 3, or `crl train` with its experiment")
     return lines
 
 

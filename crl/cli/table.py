@@ -43,24 +43,24 @@ def table(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN", help="Run directories or names of experiments. NAME=RUN calls its row NAME; several may."
+            metavar="RUN", help="Run directories or names of experiments. NAME=RUN names its row; runs may share one."
         ),
     ],
     round: Annotated[
         str, typer.Option(metavar="last|best|N", help="The last evaluated round, the best one, or this one.")
     ] = "last",
     figure: Annotated[
-        FigureName, typer.Option(help="What rich, markdown and latex show; csv and json have all.")
+        FigureName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
     ] = FigureName.success,
     format: Annotated[
-        TableFormat, typer.Option(help="rich for a terminal; text for a page or a paper; data.")
+        TableFormat, typer.Option(help="rich for a terminal; markdown, latex for text; csv, json for data.")
     ] = TableFormat.rich,
 ) -> None:
     """Print the recorded evaluations of several runs as one table.
 
-    A row per method, with its bank and without; a column per task, then their average. Runs that differ in their seeds
-    only are one row, with intervals over seeds. A run that is damaged, or was never evaluated, is named below the table
-    and is not in it.
+    One row per method, with its bank and without; one column per task, then their average. Runs that differ only in
+    their seeds are one row, with intervals over seeds. Runs that are damaged, or were never evaluated, are not in the
+    table but named below it.
     """
     from crl.lab.table.build import Figure, build
     from crl.lab.table.group import grouped
@@ -92,7 +92,7 @@ def _read(words: Sequence[str], which: Which) -> tuple[list[tuple[str | None, Ru
         _named(word) for word in words
     ]:  # a name that is wrong is refused before anything is read
         if path is None:
-            problems.append(f"not in the table: {name} is no run")
+            problems.append(f"not in the table: {name} is not a run")
         elif path.absolute().resolve() in places:
             problems.append(f"{name} was named twice and is in the table once")
         else:

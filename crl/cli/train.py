@@ -30,7 +30,7 @@ def train(
     experiment: Annotated[
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
-    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Further rounds to run.")] = _ROUNDS,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="More rounds to run.")] = _ROUNDS,
     runs: Annotated[
         Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
     ] = None,
@@ -38,12 +38,12 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
     ] = None,
     prefect: Annotated[
-        bool, typer.Option(help="Run as a Prefect flow, seen in its UI; off runs the same stages.")
+        bool, typer.Option(help="Run as a Prefect flow, shown in its UI; off runs the same stages.")
     ] = True,
 ) -> None:
-    """Run rounds of an experiment; typed again, further ones.
+    """Run rounds of an experiment; run it again for more.
 
-    A run that was interrupted is resumed first: complete stages are never run twice.
+    An interrupted run is resumed first: complete stages are never run twice.
     """
     from crl.config.load import load_experiment, runs_root
     from crl.policies.sources import takes_preparing
@@ -73,7 +73,7 @@ def train(
 def resume(
     run: RunArgument,
     rounds: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Further rounds after what was left; 0 only finishes that.")
+        int, typer.Option(min=0, max=1_000_000, help="More rounds after what was left; 0 only finishes that.")
     ] = 0,
 ) -> None:
     """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
@@ -89,7 +89,7 @@ def resume(
         if rounds:
             driver.run_rounds(driver.set_target(rounds)[1])
     if not live.ran:
-        console().print(f"nothing to do: {shown(path)} is complete as far as it was asked for")
+        console().print(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
 
 

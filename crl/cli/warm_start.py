@@ -13,10 +13,10 @@ from crl.cli.shared import console
 def warm_start(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file, such as conf/warm/realms.yaml.")],
     again: Annotated[
-        bool, typer.Option("--again", help="Replace one that was made under the same name from other settings.")
+        bool, typer.Option("--again", help="Replace one of the same name made from other settings.")
     ] = False,
 ) -> None:
-    """Make a warm start from generated demonstrations. Typed again it finds what is there.
+    """Make a warm start from generated demonstrations. Typed again, it finds what is there.
 
     Experiments name its models warm:NAME/actor and warm:NAME/extractor. The miniatures of the laboratory take about ten
     minutes on two cores.

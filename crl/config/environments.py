@@ -210,12 +210,12 @@ class FamilyConfig(Model):
             for key in ("kind", "held_out_from"):
                 if key in change.environment:
                     raise ValueError(
-                        f"family {self.name}: the change in round {change.round} sets {key}, which stays what it is: "
-                        "the same seeds are held out all along"
+                        f"family {self.name}: the change in round {change.round} sets {key}, which cannot change: "
+                        "the same seeds are held out throughout"
                     )
             before, after = self.in_round(change.round - 1).environment, self.in_round(change.round).environment
             if before == after:
-                raise ValueError(f"family {self.name}: the change in round {change.round} leaves everything as it was")
+                raise ValueError(f"family {self.name}: the change in round {change.round} changes nothing")
         return self
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path.name} names no row type" + (f"; did you mean {close[0]}.json?" if close else ""),
             expected=f"one of {', '.join(ROW_TYPE_BY_TABLE)}",
             where=str(path),
-            next_step="rename the file; `crl checks list` tells what each row type is checked for",
+            next_step="rename the file; `crl checks list` names the row types",
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def _read(path: Path) -> dict[str, Any]:
     listed = data.get("expectations") if isinstance(data, dict) else None
     if not isinstance(listed, list) or not all(_is_expectation(each) for each in listed):
         raise BadInput(
-            f"{path.name} is no suite of expectations",
+            f"{path.name} is not a suite of expectations",
             expected=_EXPECTED,
             where=str(path),
             next_step=f"`crl checks show {path.stem} --format json` prints one to start from",

@@ -49,7 +49,7 @@ class FamilyReward(Model):
     @model_validator(mode="after")
     def _winning_pays(self) -> FamilyReward:
         if self.success is not None and self.failure is not None and self.success <= self.failure:
-            raise ValueError(f"success is worth {self.success:g} and failure {self.failure:g}: it must be worth more")
+            raise ValueError(f"success is worth {self.success:g}, failure {self.failure:g}: success must be worth more")
         return self
 
     def of(self, reward: float, *, success: bool) -> float:

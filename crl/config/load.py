@@ -177,7 +177,7 @@ def _value(dotted: str, value: Any) -> Any:
     except yaml.YAMLError as error:
         raise BadInput(
             f"--set {short(dotted)}: {short(value)} is not YAML: {getattr(error, 'problem', None) or error}",
-            expected="a YAML value; put text with braces into quotes",
+            expected="a YAML value; quote text with braces",
         ) from None
 
 

@@ -93,7 +93,7 @@ class RecipeConfig(Model):
 
     def roles(self) -> Mapping[str, RoleUse]:
         """Roles that the recipe works with, by name; each must be configured in `method.roles`."""
-        raise NotImplementedError(f"{type(self).__name__} has to name its roles")
+        raise NotImplementedError(f"{type(self).__name__} must name its roles")
 
     def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
         """How much each role does in a round, at most: here, an output per episode that is sampled and learned."""

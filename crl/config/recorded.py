@@ -69,7 +69,7 @@ def read_recorded(path: Path) -> dict[str, Any]:
     number, first = next(lines, (1, {}))
     if first.get("format") != FORMAT or not isinstance(first.get("environment"), dict):
         raise BadInput(
-            f"{path} is no file of recorded games",
+            f"{path} is not a file of recorded games",
             expected=f'a first line with "format": "{FORMAT}" and the environment',
             next_step="record one: crl env play NAME --record FILE",
         )
@@ -82,13 +82,13 @@ def read_recorded(path: Path) -> dict[str, Any]:
                 games.append({"seed": game["seed"], "start": start, "success": game["success"], "turns": turns})
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(
-                f"line {number} of {path} is no game: {type(error).__name__}: {error}",
+                f"line {number} of {path} is not a game: {type(error).__name__}: {error}",
                 expected="an object with seed, goal, observation, turns (said, action), finished and success",
-                next_step="take the line out, or record the game once more",
+                next_step="remove the line, or record the game again",
             ) from None
     if not games:
         raise BadInput(
-            f"{path} holds no game that ended", expected="at least one", next_step="play one to its end and record it"
+            f"{path} holds no finished game", expected="at least one", next_step="play one to its end and record it"
         )
     return {"environment": first["environment"], "games": games}
 
@@ -114,11 +114,11 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError):
             raise BadInput(
                 f"line {number} of {path} is not JSON",
-                expected="one JSON object a line",
-                next_step="take the line out: a session that was killed leaves the last one torn",
+                expected="one JSON object per line",
+                next_step="remove the line: a killed session leaves the last one incomplete",
             ) from None
         if not isinstance(value, dict):
-            raise BadInput(f"line {number} of {path} is no object", expected="one JSON object a line")
+            raise BadInput(f"line {number} of {path} is not an object", expected="one JSON object per line")
         yield number, value
 
 

@@ -56,7 +56,7 @@ class TrackerChoice(BaseModel):
                 f"there is no tracker {self.kind!r}: {error}",
                 expected=f"one of {', '.join(sorted(found))}, or module:Class",
                 where="runtime.trackers",
-                next_step="docs/trackers.md has those there are and how to add one",
+                next_step="docs/trackers.md lists them and shows how to add one",
             ) from None
 
     def check(self) -> None:

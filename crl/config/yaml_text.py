@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         assert node is not None
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._sizes:  # still being read
-                raise _refused(f"found the alias {event.anchor!r} inside of what it stands for", event)
+                raise _refused(f"found the alias {event.anchor!r} inside its own definition", event)
             self._nodes += self._sizes[id(node)]
         else:
             self._nodes += 1

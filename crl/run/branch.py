@@ -69,7 +69,7 @@ def check_name_is_free(root: Path, name: str) -> None:
     path = Path(root) / name
     if path.exists() or path.is_symlink():
         raise BadInput(
-            f"there is {path} already", expected="a name that no run has", where="--name", next_step="choose another"
+            f"{path} already exists", expected="a name that no run has", where="--name", next_step="choose another"
         )
 
 
@@ -180,7 +180,7 @@ def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
     if gone:
         raise RecordDamaged(
             f"{gone[0]} of the parent was taken back while the run was forked",
-            expected="a parent whose rounds stay as they are",
+            expected="a parent whose rounds do not change",
             where=str(parent.path),
             next_step="wait until `crl redo` and `crl resume` of the parent have ended, then fork it again",
         )

@@ -127,7 +127,7 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
         raise RunDirectoryUnusable(f"{path} was removed while it was written", where=str(run_path))
     if not holds.same_as(decision):
         raise DecisionMade(
-            f"round {holds.round} was decided already: {holds.told()}" + (f" ({holds.reason})" if holds.reason else ""),
+            f"round {holds.round} was already decided: {holds.told()}" + (f" ({holds.reason})" if holds.reason else ""),
             expected="one decision per round; the first holds",
             where=str(path),
             next_step=f"to take it back: crl redo {run_path} --from {holds.round:04d}/{holds.stage}",

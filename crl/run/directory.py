@@ -264,7 +264,7 @@ def _check_against_manifests(path: Path, experiment: Experiment) -> None:
                         f"method {method}, not with this one ({experiment.method.digest()})",
                         expected="the config this run was made with",
                         where=str(path),
-                        next_step="give the experiment another name, or bring back its config",
+                        next_step="give the experiment another name, or restore its config",
                     )
 
 

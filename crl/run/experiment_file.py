@@ -99,7 +99,7 @@ def check_same(run_path: Path, experiment: Experiment) -> None:
         f"the method differs from the one run {name!r} was made with:\n" + "\n".join(lines),
         expected="the frozen method: everything that can change a number stays as it was",
         where=str(run_path / EXPERIMENT),
-        next_step="give the experiment another name, or take the change back; `runtime` may change at any time",
+        next_step="give the experiment another name, or undo the change; `runtime` may change at any time",
     )
 
 

@@ -56,7 +56,7 @@ def checked_form(head: str) -> str:
     """A head as it was typed. Raises BadInput for what cannot be one."""
     if not _SHA256.match(head.strip().lower()):
         raise BadInput(
-            f"--head {head!r} is no digest", expected="64 hexadecimal digits, as `crl status` and `crl verify` print"
+            f"--head {head!r} is not a digest", expected="64 hexadecimal digits, as `crl status` and `crl verify` print"
         )
     return head.strip().lower()
 
@@ -69,7 +69,7 @@ def hold_against(run_path: Path, stages: Stages, head: str) -> int:
             return number
     last = [f"round {number}: {each}" for number, each in list(known.items())[-_SHOWN:]]
     raise RecordDamaged(
-        "the run has another head: " + ("; ".join(last) if last else "it has no complete stage"),
+        "the run has a different head: " + ("; ".join(last) if last else "it has no complete stage"),
         expected=f"{head}, kept elsewhere",
         where=str(run_path),
         next_step="compare the digests of the stages (`digest` in rounds/*/*/manifest.json, `stage_committed` in "

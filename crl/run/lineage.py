@@ -91,7 +91,7 @@ def load_lineage(run_path: Path) -> Lineage:
     try:
         parsed = _File.model_validate_json(content)
     except ValidationError as error:
-        raise _damaged(path, f"{LINEAGE} is no lineage (its SHA-256 is {sha256_bytes(content)})", None) from error
+        raise _damaged(path, f"{LINEAGE} is not a lineage (its SHA-256 is {sha256_bytes(content)})", None) from error
     lineage, found = Lineage(parsed.ancestors), _check(parsed.ancestors)
     if found != parsed.check or lineage.render() != content:
         raise _damaged(path, f"{LINEAGE} was changed: its content has check {found}", parsed.check)

@@ -65,7 +65,7 @@ class StageWriter:
     ) -> None:
         """`resolve` gives the digest of a stage; `shared_by_parts` and `parts` belong to a stage made of parts."""
         if not _STAGE_NAME.match(stage):
-            raise CrlError(f"{stage!r} is no name for a stage", expected="lower case letters, digits and _")
+            raise CrlError(f"{stage!r} is not a stage name", expected="lowercase letters, digits and _")
         self.run_path, self.round, self.stage, self.token = run_path, round_number, stage, token
         self._target, self._resolve = target, resolve
         self._shared_by_parts, self._parts = shared_by_parts, parts
@@ -107,7 +107,7 @@ class StageWriter:
         """
         place, digest = PurePosixPath(relative), sha256_bytes(content)
         if place.is_absolute() or ".." in place.parts or len(place.parts) < 2 or place.parts[0] == "rounds":
-            raise CrlError(f"{relative!r} is no place for a shared file", expected="a path such as bank/segments/…")
+            raise CrlError(f"{relative!r} is not a place for a shared file", expected="a path such as bank/segments/…")
         if digest not in place.name:
             raise CrlError(f"{relative!r} is not named after its content", expected=f"a name that holds {digest}")
         path = self.run_path / place
@@ -176,7 +176,7 @@ class StageWriter:
                 relative = path.relative_to(self._temporary).as_posix()
                 if path.is_symlink() or not path.is_file():
                     raise CrlError(
-                        f"the stage wrote {relative}, which is a link or no file",
+                        f"the stage wrote {relative}, which is a link or not a file",
                         expected="plain files",
                         where=self._where(),
                     )

@@ -164,5 +164,5 @@ def test_what_a_killed_process_of_a_study_started_ends_with_it(whom: str, tmp_pa
         study.code()
         study.wait_gone()
     again = crl(runs, "compare", file, extra=fake())
-    assert "1 runs, 1 of them finished" in again.stdout or "goes on after round 1" in again.stdout
+    assert "1 runs, 1 of them finished" in again.stdout or "continues after round 1" in again.stdout
     assert verify(runs / NAME / f"{NAME}-baseline-s11") == []

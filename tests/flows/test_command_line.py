@@ -30,7 +30,7 @@ def test_train_with_prefect_and_look_at_what_was_made(tmp_path: Path) -> None:
     assert "round 2: plan, collect, distill" in trained and "what to type" not in trained
     assert [line for line in trained.splitlines() if line.startswith("2 ")], "the table has a row for round 2"
     assert "intact" in crl("verify", "tiny")
-    assert "complete as far as it was asked for" in crl("status", "tiny")
+    assert "complete: every requested round is done" in crl("status", "tiny")
     counts = json.loads(
         crl("sql", "tiny", "SELECT count(*) AS episodes, count(DISTINCT round) AS rounds FROM episodes "
             "WHERE stage = 'collect'", "--format", "json")

@@ -182,7 +182,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     # The same command goes on; only what is missing runs.
     again = crl(runs, "compare", file, extra=fake())
     assert "4 runs, 2 of them finished" in again.stdout and "-s12: " not in again.stdout
-    assert f"{NAME}-baseline-s11: goes on after round 1" in again.stdout
+    assert f"{NAME}-baseline-s11: continues after round 1" in again.stdout
     assert [arm["finished"] for arm in result(runs / NAME)["arms"]] == [[11, 12], [11, 12]]
 
 
@@ -209,9 +209,9 @@ def test_an_interrupted_study_leaves_no_process_and_goes_on(
     finally:
         kill(children)
     if number == signal.SIGINT:
-        assert process.returncode == 130 and b"go on with: crl compare" in said
+        assert process.returncode == 130 and b"continue with: crl compare" in said
     done = crl(runs, "compare", file, extra=fake())
-    assert done.stdout.count("goes on after round 1") == 2
+    assert done.stdout.count("continues after round 1") == 2
     for arm in ARMS:
         name = f"{NAME}-{arm}-s11"
         assert digests(runs / NAME / name) == digests(finished_study.directory / name)

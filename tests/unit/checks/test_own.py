@@ -63,8 +63,8 @@ def test_suites_beside_the_experiment_are_part_of_its_runtime_and_not_of_its_met
     [
         ("episode.json", json.dumps(suite()), "did you mean episodes.json"),
         ("episodes.json", "{", "not readable JSON"),
-        ("episodes.json", "[]", "no suite of expectations"),
-        ("episodes.json", json.dumps({"expectations": [{"kwargs": {}}]}), "no suite of expectations"),
+        ("episodes.json", "[]", "not a suite of expectations"),
+        ("episodes.json", json.dumps({"expectations": [{"kwargs": {}}]}), "not a suite of expectations"),
     ],
 )
 def test_a_file_that_is_no_suite_is_refused_when_it_is_read(tmp_path: Path, name: str, content: str, told: str) -> None:

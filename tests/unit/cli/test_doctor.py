@@ -62,5 +62,5 @@ def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypa
     assert "weights 15.2 GB, cache 7.5 GB" in lines["sampling, actor"]
     assert "weights 30.5 GB" in lines["update, actor"]
     assert lines["memory"].startswith("too big") and "the machine has 24.0 GB" in lines["memory"]
-    assert lines["disk"].startswith("ok") and "a round" in lines["disk"] and "GFLOP/s" in lines["time"]
-    assert "too big for this machine by the estimate of: memory" in " ".join(outcome.out.split())
+    assert lines["disk"].startswith("ok") and "per round" in lines["disk"] and "GFLOP/s" in lines["time"]
+    assert "by the estimate too big for this machine: memory" in " ".join(outcome.out.split())

@@ -93,7 +93,7 @@ def test_a_person_plays_and_what_is_recorded_is_kept(crl: Crl, tmp_path: Path, m
     done = crl("env", "play", "frozenlake", "--seed", "3", "--record", file)
     assert done.code == 0 and f"solved in {len(moves) + 1} turns, reward 1" in done.out
     assert "That names no possible action." in done.out and "\x1b" not in done.out
-    assert "1 game that ended is in" in done.out and "one that was broken off" in done.out
+    assert "1 finished game is in" in done.out and "one unfinished" in done.out
     head, first, second = map(json.loads, file.read_text().splitlines())
     assert head["format"] == FORMAT and head["environment"]["kind"] == "frozenlake"
     assert (first["seed"], first["finished"], first["success"]) == (3, True, True)
@@ -124,7 +124,7 @@ def test_ctrl_c_keeps_what_was_played(crl: Crl, tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "games.jsonl"
     monkeypatch.setattr(sys, "stdin", Interrupted("up\n"))
     done = crl("env", "play", "frozenlake", "--seed", "5", "--record", file)
-    assert done.code == 130 and "0 games that ended" in done.out
+    assert done.code == 130 and "0 finished games" in done.out
     assert json.loads(file.read_text().splitlines()[1])["finished"] is False
 
 
@@ -134,7 +134,7 @@ def test_games_of_other_settings_or_held_out_seeds_are_not_mixed(crl: Crl, tmp_p
     other = crl("env", "play", "frozenlake", "--record", file)
     assert other.code == 2 and "games of another environment" in other.err
     held_out = crl("env", "play", "frozenlake", "--seed", "1000000", "--record", tmp_path / "new.jsonl")
-    assert held_out.code == 2 and "none that training draws" in held_out.err
+    assert held_out.code == 2 and "training does not draw seed" in held_out.err
 
 
 def test_a_line_means_what_an_actor_s_answer_would() -> None:

@@ -63,7 +63,7 @@ def test_a_run_without_forks_shows_no_tree(runs: Path) -> None:
         (["--round", "3", "--name", "child"], "has no round 3", "a finished round: 0 to 2"),
         (["--round", "1", "--name", "played"], "played already", "a name that no run has"),
         (["--round", "1", "--name", "Child!"], "not a valid experiment", "name: String should match"),
-        (["--round", "1", "--name", "child", "--set", "runtime.shards=2"], "no part of the method",
+        (["--round", "1", "--name", "child", "--set", "runtime.shards=2"], "not part of the method",
          "keys of `method`"),
         (["--round", "1", "--name", "child", "--set", "method.sed=2"], "method.sed: unknown key", "mean 'seed'"),
         (["--round", "1", "--name", "child", "--recipe", "elr"], "elr", "erl"),

@@ -43,7 +43,7 @@ def test_train_continue_damage_redo_and_resume(crl: Crl, fake: Path, runs: Path)
     idle = crl("resume", "tiny")
     assert idle.code == 0 and "nothing to do" in idle.out
     status = crl("status", "tiny")
-    assert "complete as far as it was asked for" in status.out
+    assert "complete: every requested round is done" in status.out
     assert crl("verify", "tiny").code == 0
 
     damaged = run / "rounds/0002/spread/metrics.parquet"
@@ -77,10 +77,10 @@ def test_a_run_is_held_against_a_head_that_was_kept_and_what_is_lost_is_made_aga
     told = re.search(r"^head: ([0-9a-f]{64}) \(after round 2\)$", crl("status", "tiny").out, re.MULTILINE)
     assert told is not None
     held = crl("verify", "tiny", "--head", told[1])
-    assert held.code == 0 and told[0] in held.out and "is that after round 2" in held.out
+    assert held.code == 0 and told[0] in held.out and "is the one after round 2" in held.out
     assert crl("verify", "tiny", "--head", told[1][1:]).code == 2
     other = crl("verify", "tiny", "--head", "0" * 64)
-    assert other.code == 4 and "another head" in other.err and told[1] in other.err and "compare" in other.err
+    assert other.code == 4 and "a different head" in other.err and told[1] in other.err and "compare" in other.err
 
     for gone, named in (("0002/total", "rounds/0002/total"), ("0002", "rounds/0002")):
         shutil.rmtree(run / "rounds" / gone)

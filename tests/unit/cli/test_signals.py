@@ -78,7 +78,7 @@ def test_it_ends_in_order_and_says_how_to_go_on(
     training.process.send_signal(number)
     ended, said = training.ended()
     assert ended == code, said
-    assert "go on with: crl resume" in said and "Traceback" not in said
+    assert "continue with: crl resume" in said and "Traceback" not in said
     assert not training.engine.is_running() or training.engine.status() == psutil.STATUS_ZOMBIE
     assert lease_state(training.path) is None, "the lease was given back"
     assert RunDirectory.open(training.path).complete_stages(0) == ["prepare"]

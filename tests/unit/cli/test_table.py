@@ -108,7 +108,7 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
     said = found(table_of(*places))
     for place in places[:2]:
         assert f"not in the table: {place}: " in said
-    assert f"not in the table: {tmp_path}/runs/study is no run" in said
+    assert f"not in the table: {tmp_path}/runs/study is not a run" in said
     assert [line.split()[:2] for line in said.splitlines()[2:3]] == [["plain", "without"]]
     refused = table_of(*places[:2])
     assert refused.code == 2 and refused.err.count("not in the table") == 2

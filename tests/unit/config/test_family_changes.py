@@ -52,7 +52,7 @@ def test_a_family_that_never_changes_is_dumped_as_it_was_before_there_were_chang
         ([{"round": 5, "environment": {"version": 1}}, {"round": 3, "environment": {"version": 2}}], "in order"),
         ([{"round": 3, "environment": {"kind": "frozenlake"}}], "sets kind"),
         ([{"round": 3, "environment": {"held_out_from": 5}}], "sets held_out_from"),
-        ([{"round": 3, "environment": {"version": 0}}], "leaves everything as it was"),
+        ([{"round": 3, "environment": {"version": 0}}], "changes nothing"),
         ([{"round": 3, "environment": {}}], "at least 1"),
         ([{"round": 0, "environment": {"version": 1}}], "greater than or equal to 1"),
         ([{"round": 3, "environment": {"verison": 1}}], "verison"),

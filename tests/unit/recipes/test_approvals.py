@@ -168,7 +168,7 @@ def test_the_command_line_from_waiting_to_published(waiting: Path, crl: Callable
     code, said, _ = crl("approve", waiting, "--reject-all", "--reason", "all of it", "--person", "Ada")
     assert code == 0 and "Ada rejected all" in said and f"next: crl resume {waiting}" in said
     code, said, complaint = crl("approve", waiting, "--person", "Bob")
-    assert code == 2 and "decided already: Ada rejected all" in complaint
+    assert code == 2 and "already decided: Ada rejected all" in complaint
     assert crl("approve", waiting, "--reject-all", "--person", "Bob")[0] == 0, "the same again is no contradiction"
 
     # Taken back before it was used, and decided anew.
@@ -190,4 +190,4 @@ def test_the_command_line_from_waiting_to_published(waiting: Path, crl: Callable
 def test_an_experiment_without_approval_asks_nobody(tmp_path: Path, crl: Callable[..., tuple[int, str, str]]) -> None:
     run = RunDirectory.create_or_open(approved_experiment("plain", approve=False), tmp_path)
     code, _, complaint = crl("approve", run.path)
-    assert code == 2 and "asks nobody" in complaint and "method.recipe.approve_bank: true" in complaint
+    assert code == 2 and "needs no approval" in complaint and "method.recipe.approve_bank: true" in complaint

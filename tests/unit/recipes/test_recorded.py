@@ -136,12 +136,12 @@ def test_games_that_cannot_be_learned_are_refused(file: Path, changes: dict[str,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no file of recorded games"),
+        ("", "not a file of recorded games"),
         ("{]", "line 1 of .* is not JSON"),
-        ('{"format": "other"}', "no file of recorded games"),
-        (json.dumps({"format": FORMAT, "environment": {}}), "no game that ended"),
+        ('{"format": "other"}', "not a file of recorded games"),
+        (json.dumps({"format": FORMAT, "environment": {}}), "no finished game"),
         (json.dumps({"format": FORMAT, "environment": {}}) + '\n{"seed": 1, "tur', "line 2 of .* is not JSON"),
-        (json.dumps({"format": FORMAT, "environment": {}}) + '\n{"seed": 1}', "line 2 of .* is no game"),
+        (json.dumps({"format": FORMAT, "environment": {}}) + '\n{"seed": 1}', "line 2 of .* is not a game"),
     ],
 )
 def test_a_damaged_file_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:

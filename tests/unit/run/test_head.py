@@ -44,7 +44,7 @@ def test_a_forged_and_resealed_last_stage_and_a_deleted_round_have_another_head(
     forged = Manifest.seal(manifest.digested.model_copy(update={"seed": 7}), manifest.provenance)
     (directory / MANIFEST).write_bytes(forged.render())
     assert verify(run.path) == [], "nothing inside the run tells"
-    with pytest.raises(RecordDamaged, match="another head") as raised:
+    with pytest.raises(RecordDamaged, match="a different head") as raised:
         hold_against(run.path, manifests(run.path), kept)
     assert raised.value.exit_code == 4 and kept in str(raised.value.expected)
     assert heads(manifests(run.path))[2] in raised.value.found and "manifest.json" in str(raised.value.next_step)
