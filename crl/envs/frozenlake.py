@@ -26,6 +26,9 @@ from crl.protocols import Start, Step, StopReason
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 """The four moves with their offset (row, column)."""
 
+BORDER, GOAL, HOLE, SAFE = "border", "goal", "hole", "safe"
+"""What a move may meet; at the border it moves nothing."""
+
 _PLAIN = {"agent": "@", "goal": "G", "hole": "H", "safe": "F"}
 _MASKED = {"agent": "A", "goal": "B", "hole": "C", "safe": "D"}
 _PLAIN_GOAL = (
@@ -159,7 +162,14 @@ class _Slot:
     cell: Cell
     turns: int = 0
     done: bool = False
+    met: str | None = None
     why: str | None = None
+
+
+def _met(slot: _Slot, before: Cell) -> str:
+    if slot.cell == before:
+        return BORDER
+    return GOAL if slot.cell == slot.lake.goal else HOLE if slot.cell in slot.lake.holes else SAFE
 
 
 class FrozenLakeEnvironment:
@@ -201,6 +211,7 @@ class FrozenLakeEnvironment:
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
         slot.done = reason is not None
+        slot.met = _met(slot, before) if legal else None
         slot.why = self._told(slot, before, action, reason) if action is not None and legal else None
         success = reason is StopReason.success
         feedback = "" if legal else "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
@@ -211,12 +222,11 @@ class FrozenLakeEnvironment:
     def _told(self, slot: _Slot, before: Cell, action: str, reason: StopReason | None) -> str:
         agent = self._symbols["agent"]
         came = f"{agent} is in row {before[0] + 1}, column {before[1] + 1} and goes {action}"
-        if slot.cell == before:
+        if slot.met not in self._symbols:  # the border
             return f"{came}. The border is there, so {agent} stays."
-        kind = "goal" if slot.cell == slot.lake.goal else "hole" if slot.cell in slot.lake.holes else "safe"
-        what = {"goal": "the goal", "hole": "a hole", "safe": "a safe cell"}[kind]
+        what = {GOAL: "the goal", HOLE: "a hole", SAFE: "a safe cell"}[slot.met]
         row, column = slot.cell
-        told = f"{came} to row {row + 1}, column {column + 1}, which is {self._symbols[kind]}, {what}."
+        told = f"{came} to row {row + 1}, column {column + 1}, which is {self._symbols[slot.met]}, {what}."
         return f"{told} No turn is left." if reason is StopReason.turn_limit else told
 
     def why(self, slot: int) -> str | None:
@@ -236,6 +246,10 @@ class FrozenLakeEnvironment:
     def content(self, slot: int) -> str:
         """The map of a slot in plain symbols."""
         return self._slots[slot].lake.content
+
+    def met(self, slot: int) -> str | None:
+        """What the last move of a slot met: one of BORDER, GOAL, HOLE, SAFE; None before a move, and after none."""
+        return self._slots[slot].met
 
     def lake(self, slot: int) -> Lake:
         """The map of a slot."""

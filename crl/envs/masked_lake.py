@@ -10,12 +10,14 @@ The same maps are on every lake, and the same ones are held out: what differs is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.envs import frozenlake
 from crl.envs.frozenlake import ACTIONS, Cell, FrozenLakeConfig, FrozenLakeEnvironment
 from crl.envs.levels import FewestMoves, check_winnable
 from crl.envs.realms import DEADLY, EMPTY, FEEDBACK, GOAL, WALL, claimed, placed, symbol_names
@@ -75,12 +77,16 @@ class MaskedLakeEnvironment:
                 max_turns=config.max_turns, held_out_from=config.held_out_from, held_out_moves=config.held_out_moves,
             )
         )  # fmt: skip
-        self._why: dict[int, str | None] = {}
+        self._words = {
+            frozenlake.BORDER: WALL,
+            frozenlake.SAFE: EMPTY,
+            frozenlake.GOAL: f"{self._goal} {GOAL}",
+            frozenlake.HOLE: f"{self._hole} {DEADLY}",
+        }
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
         self._lakes.reset_many(seeds)
-        self._why = {}
         return [Start(f"r{self.config.realm}", self._map(slot), tuple(ACTIONS)) for slot in range(len(seeds))]
 
     def _map(self, slot: int) -> str:
@@ -98,23 +104,10 @@ class MaskedLakeEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        before = {slot: self._lakes.cell(slot) for slot in actions}
-        found = {}
-        for slot, step in self._lakes.step_many(actions).items():
-            self._why[slot] = self._met(slot, before[slot]) if step.legal else None
-            found[slot] = Step(
-                self._place(slot), step.actions, step.legal, "" if step.legal else FEEDBACK, step.done, step.success,
-                step.reward, step.stop_reason,
-            )  # fmt: skip
-        return found
-
-    def _met(self, slot: int, before: Cell) -> str:
-        lake, cell = self._lakes.lake(slot), self._lakes.cell(slot)
-        if cell == before:
-            return WALL
-        if cell == lake.goal:
-            return f"{self._goal} {GOAL}"
-        return f"{self._hole} {DEADLY}" if cell in lake.holes else EMPTY
+        return {
+            slot: replace(step, observation=self._place(slot), feedback="" if step.legal else FEEDBACK)
+            for slot, step in self._lakes.step_many(actions).items()
+        }
 
     def oracle(self, slot: int) -> str | None:
         """First action of a shortest safe path; None when the episode is done."""
@@ -139,7 +132,8 @@ class MaskedLakeEnvironment:
 
     def why(self, slot: int) -> str | None:
         """What the last move met, by the hidden rule: for models of the environment, never for players."""
-        return self._why.get(slot)
+        met = self._lakes.met(slot)
+        return None if met is None else self._words[met]
 
     def difficulty(self, slot: int) -> float:
         """Moves of the shortest safe way from the start, as a share of the turn limit."""

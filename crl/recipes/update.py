@@ -14,7 +14,7 @@ from crl.records import Metric, Sample, Weights
 
 _SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
 """Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
-_OF_SAMPLES = frozenset({"samples", "samples_without_gradient", "tokens", "logprob_mismatch", "mismatch_kl"})
+_OF_SAMPLES = _SUMMED - {"stepped"} | {"logprob_mismatch", "mismatch_kl"}
 """Figures of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
 
 

@@ -152,7 +152,7 @@ def _with_arms(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     other, own = data.get("arms_from"), data.get("arms", {})
     if not isinstance(other, str) or not isinstance(own, dict):
         return data
-    return {**data, "arms": {**read_yaml(path.parent / other).get("arms", {}), **own}}
+    return {**data, "arms": {**_arms_of(load_study(path.parent / other)), **own}}
 
 
 def _with_points(study: Study) -> Study:
@@ -171,8 +171,11 @@ def _with_points(study: Study) -> Study:
                         "seeds": scale.seeds or study.arms[arm].seeds,
                         "compare_with": [study.point_of(name, each, value) for each in references],
                     }
-    arms = {name: arm.model_dump() for name, arm in study.arms.items()}
-    return Study.model_validate({**study.model_dump(), "arms": {**arms, **points}})
+    return Study.model_validate({**study.model_dump(), "arms": {**_arms_of(study), **points}})
+
+
+def _arms_of(study: Study) -> dict[str, Any]:
+    return {name: arm.model_dump() for name, arm in study.arms.items()}
 
 
 def _listed(names: str | list[str]) -> list[str]:
