@@ -14,6 +14,7 @@ from crl.config import ENVIRONMENTS, FamilyConfig, SeedRange
 from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig, lakes
 from crl.envs.levels import BLOCK, REPEATS, Levels, is_held_out
+from crl.envs.masked_lake import MaskedLakeConfig
 from crl.envs.minihack import MiniHackConfig
 from crl.envs.realms import RealmsConfig, layouts
 from crl.envs.shrines import ShrinesConfig
@@ -28,6 +29,7 @@ CASES = [
     (FrozenLakeConfig(size_min=3, size_max=3, frozen_probability=0.9), 3000),
     (FrozenLakeConfig(size_min=4, size_max=4), 3000),
     (FrozenLakeConfig(size_min=2, size_max=9, frozen_probability=0.6, masked=True), 3000),
+    (MaskedLakeConfig(realm=3, world=7), 3000),
     (RealmsConfig(side=3, symbols=4, objects=2), 3000),
     (RealmsConfig(realm=3, world=7, practice=True), 3000),
     (ShrinesConfig(shrine=2, world=7, things=24, shown=6), 3000),
