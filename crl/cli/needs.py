@@ -96,7 +96,7 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
     if typical:
         seconds = _duration(seconds_of(typical.values(), rates))
         said = f"{seconds} per round, measured by games of random actions ({_work(typical)}); at most {said}"
-    reached = f"{rates.float32 / 1e9:,.0f} GFLOP/s in float32, {rates.bfloat16 / 1e9:,.0f} in bfloat16"
+    reached = f"{rates.float32 / 1e9:.3g} GFLOP/s in float32, {rates.bfloat16 / 1e9:.3g} in bfloat16"
     return Need(
         "time",
         f"about {said}; {rates.device}: {reached}",

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_ROWS, _WIDTH = 512, 2048
+_WIDTHS = (256, 512, 1024, 2048)
+"""Of square matrices; a product has a quarter as many rows."""
+_LONGEST = 0.25
+"""Seconds that one product may take: a CPU without bfloat16 instructions needs 17 s for the largest one."""
 _COPY_ELEMENTS = 2**24
 _SECONDS = 0.1
-"""Of each probe, after a first repetition that only warms up."""
+"""Of each probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,11 @@ class Rates:
 
 
 def measured(threads: int) -> Rates:
-    """The best of a few products [512, 2048] × [2048, 2048], and of copies of 64 MiB, with so many threads."""
+    """The best of a few products, of [512, 2048] × [2048, 2048] where those are quick, and of copies of 64 MiB.
+
+    They use so many threads. Where the largest product would take longer than a quarter of a second, a smaller one
+    stands for it.
+    """
     import torch
 
     before = torch.get_num_threads()
@@ -72,10 +79,20 @@ def _device() -> Any:
 
 
 def _flops(dtype: Any) -> float:
+    width = _WIDTHS[0]
+    for larger in _WIDTHS[1:]:
+        if _best(_product(width, dtype), repetitions=1, seconds=0.0) * (larger / width) ** 3 > _LONGEST:
+            break
+        width = larger
+    return width**3 / 2 / _best(_product(width, dtype))
+
+
+def _product(width: int, dtype: Any) -> Callable[[], object]:
+    """A product [width / 4, width] × [width, width], of width³ / 2 FLOP."""
     import torch
 
-    left, right = (torch.ones(rows, _WIDTH, dtype=dtype, device=_device()) for rows in (_ROWS, _WIDTH))
-    return 2 * _ROWS * _WIDTH * _WIDTH / _best(lambda: left @ right)
+    left, right = (torch.ones(rows, width, dtype=dtype, device=_device()) for rows in (width // 4, width))
+    return lambda: left @ right
 
 
 def _copy() -> float:
@@ -86,14 +103,14 @@ def _copy() -> float:
     return 2 * source.nbytes / _best(lambda: target.copy_(source))
 
 
-def _best(action: Callable[[], object]) -> float:
-    """Seconds of the fastest repetition, of three at least."""
+def _best(action: Callable[[], object], repetitions: int = 3, seconds: float = _SECONDS) -> float:
+    """Seconds of the fastest repetition, of so many at least and for so long, after one that only warms up."""
     import torch
 
     times: list[float] = []
     action()
-    ends = time.perf_counter() + _SECONDS
-    while len(times) < 3 or time.perf_counter() < ends:
+    ends = time.perf_counter() + seconds
+    while len(times) < repetitions or time.perf_counter() < ends:
         started = time.perf_counter()
         action()
         if torch.cuda.is_available():
