@@ -34,9 +34,13 @@ def needs(experiment: Experiment, needed: Estimate, rounds: int, run_path: Path)
 
 
 def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
+    from crl.policies.precision import replaced
     from crl.preflight.memory import parts_of
 
     method = experiment.method
+    said = replaced(method)
+    if said is not None:
+        yield Need("bfloat16", said)
     for name, sampling in needed.sampling.items():
         yield Need(f"sampling, {name}", _sum(parts_of(sampling)))
     for owner, update in needed.updates.items():

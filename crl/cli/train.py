@@ -46,6 +46,7 @@ def train(
     An interrupted run is resumed first: complete stages are never run twice.
     """
     from crl.config.load import load_experiment, runs_root
+    from crl.policies.precision import replaced
     from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
     from crl.run.directory import RunDirectory
@@ -60,6 +61,9 @@ def train(
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     check_ready(loaded, path, rounds)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
+    said = replaced(loaded.method)
+    if said is not None:
+        console().print(said)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
     with _interruptible(path), LiveProgress() as live:
         if prefect:

@@ -192,8 +192,9 @@ class EngineServices:
 
     def _new_trainer(self, role: str, weights: Weights) -> Trainer:
         from crl.learn.trainer import Trainer
+        from crl.policies.precision import computed
 
-        config = self._method.role(role)
+        config = computed(self._method.role(role))
         with self._seeded("weights", role):
             return Trainer(
                 config,

@@ -16,6 +16,7 @@ from crl.config import RoleConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
+from crl.policies.precision import computed
 from crl.policies.session import BatchSession
 
 
@@ -111,7 +112,7 @@ def load_policy(
 
     torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    model = load_model(model_path, checkpoint, dtype=getattr(torch, role.dtype))
+    model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LanguagePolicy(model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn)

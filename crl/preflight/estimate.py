@@ -13,6 +13,7 @@ from pathlib import Path
 
 from crl.config import Experiment, Method, RoundOutputs
 from crl.policies.embedder_sources import EMBEDDERS
+from crl.policies.precision import computed
 from crl.preflight.memory import (
     FLOAT32,
     PROCESS,
@@ -85,7 +86,7 @@ def estimate(experiment: Experiment) -> Estimate:
     updates: dict[str, UpdateMemory] = {}
     work: dict[str, Work] = {}
     for name, shape in known.items():
-        role, rows = method.role(name), _rows(method, name)
+        role, rows = computed(method.role(name)), _rows(method, name)
         new = _new_tokens(method, name)
         sampling[name] = sampling_memory(shape, role, rows)
         owner = method.owner(name)
@@ -129,7 +130,7 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
         return made
     outputs = outputs_of(method)
     for name, lengths in recipe_of(method).typical(method).items():
-        role, shape = method.role(name), shape_of(method.role(name).model)
+        role, shape = computed(method.role(name)), shape_of(method.role(name).model)
         if shape is not None:
             made[name] = work_of(shape, role, lengths, outputs[name], rows=_rows(method, name))
     return made

@@ -26,6 +26,7 @@ from crl.records import Episode, Generation, Task, Turn, Weights
 from crl.rollout.play import waves_of
 from crl.run.directory import RunDirectory
 from tests.learning.harness import rows, train
+from tests.marks import NEEDS_BFLOAT16
 
 EXPERIMENT = """
 name: exact
@@ -183,9 +184,9 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirecto
 
 VARIANTS = [
     pytest.param("float32", False, id="float32"),
-    pytest.param("bfloat16", False, id="bfloat16", marks=pytest.mark.slow),
+    pytest.param("bfloat16", False, id="bfloat16", marks=[pytest.mark.slow, NEEDS_BFLOAT16]),
     pytest.param("float32", True, id="float32-lora", marks=pytest.mark.slow),
-    pytest.param("bfloat16", True, id="bfloat16-lora", marks=pytest.mark.slow),
+    pytest.param("bfloat16", True, id="bfloat16-lora", marks=[pytest.mark.slow, NEEDS_BFLOAT16]),
 ]
 
 # Measured on a CPU with `pytest -s tests/learning/test_token_exactness.py -m "slow or not slow"`. In bfloat16 (8 bits
@@ -354,7 +355,7 @@ method:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=NEEDS_BFLOAT16)])
 def test_smollm2(tmp_path: Path, dtype: str) -> None:
     """24 episodes sampled after an update: a real model, and fewer episodes for the time it takes."""
     data = yaml.safe_load(SMOLLM)

@@ -271,11 +271,12 @@ def _train(
     settings: WarmStartFile, role: RoleConfig, base: Path, generations: Iterable[Generation], directory: Path
 ) -> dict[str, float]:
     from crl.learn.warm_start import run_warm_start
+    from crl.policies.precision import computed
 
     training = settings.training
     deepspeed = role.deepspeed.model_copy(update={"micro_batch": training.batch})
     figures = run_warm_start(
-        role.model_copy(update={"deepspeed": deepspeed}),
+        computed(role.model_copy(update={"deepspeed": deepspeed})),
         base,
         [sample_of(row) for row in generations],
         WarmStartConfig(

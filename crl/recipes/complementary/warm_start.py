@@ -85,11 +85,12 @@ def _train(
 ) -> None:
     # It brings torch, which whoever only wants to know the stages of a recipe should not wait for.
     from crl.learn.warm_start import run_warm_start
+    from crl.policies.precision import computed
 
     start = config_of(ctx.method).warm_start
     assert start is not None
     metrics = run_warm_start(
-        ctx.method.role(role),
+        computed(ctx.method.role(role)),
         ctx.services.model_path(role),
         samples,
         start,

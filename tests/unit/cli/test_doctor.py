@@ -56,6 +56,7 @@ def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypa
     """Nothing of its model is on this machine."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24_000_000_000))
     monkeypatch.setattr("crl.policies.rates.device_bytes", lambda: None)
+    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
     outcome = crl("doctor", CONF / "scale/qwen-7b.yaml")
     assert outcome.code == 0, outcome.err
     lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}

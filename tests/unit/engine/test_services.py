@@ -147,6 +147,7 @@ def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype):
+    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
     method = services._method
     role = method.role("actor").model_copy(update={"dtype": dtype})
     services._method = method.model_copy(update={"roles": {**method.roles, "actor": role}})

@@ -12,6 +12,7 @@ from crl.config import RoleConfig, SamplingConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
 from crl.policies.scoring import sequence_logprobs
+from tests.marks import NEEDS_BFLOAT16
 
 IDS = [np.random.default_rng(0).integers(5, 512, number).tolist() for number in (30, 7, 300)]
 ROLE = RoleConfig(model="tiny")
@@ -70,6 +71,7 @@ def test_missing_or_misshapen_weights_are_an_error_not_random_numbers(tiny, tmp_
         load_policy(ROLE, tiny.path, checkpoint, threads=1)
 
 
+@NEEDS_BFLOAT16
 def test_bfloat16_samples_near_its_teacher_forcing(tiny):
     policy = load_policy(RoleConfig(model="tiny", dtype="bfloat16"), tiny.path, None, threads=1)
     assert policy.model.dtype == torch.bfloat16

@@ -26,9 +26,7 @@ class Machine:
         return multiply
 
 
-@pytest.mark.parametrize(
-    ("rate", "largest"), [(0.25e9, 256), (2e9, 512), (10e9, 1024), (100e9, 2048), (300e12, 2048)]
-)
+@pytest.mark.parametrize(("rate", "largest"), [(0.25e9, 256), (2e9, 512), (10e9, 1024), (100e9, 2048), (300e12, 2048)])
 def test_the_largest_product_that_is_quick_is_measured(
     rate: float, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

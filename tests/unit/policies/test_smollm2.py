@@ -9,6 +9,7 @@ from crl.config import RoleConfig, SamplingConfig
 from crl.policies.language_model import load_policy
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.sources import resolve_model
+from tests.marks import NEEDS_BFLOAT16
 
 NAME = "smollm2-135m-instruct"
 pytestmark = [
@@ -47,6 +48,7 @@ def test_float32_is_exact():
     assert _differences("float32").max() < 1e-4
 
 
+@NEEDS_BFLOAT16
 def test_bfloat16_stays_inside_its_spread():
     """bfloat16 rounds activations to 8 bits, and a batch rounds in another order than one sequence.
 

@@ -148,8 +148,9 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     assert work.seconds(rates) == pytest.approx(by_hand)
 
 
-def test_a_7b_experiment_by_hand() -> None:
+def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
+    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
     needed = estimate(load_experiment(SCALE))
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]

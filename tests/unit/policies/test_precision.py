@@ -1,0 +1,64 @@
+"""bfloat16 is computed where the machine can; elsewhere in float32, everywhere alike, and people are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from crl.config import Experiment, RoleConfig
+from crl.config.load import load_experiment
+from crl.config.roles import DeepSpeedConfig
+from crl.policies import precision
+from crl.policies.language_model import load_policy
+from crl.policies.sources import resolve_model
+from crl.preflight.estimate import estimate
+
+HALF = RoleConfig(model="tiny", dtype="bfloat16", deepspeed=DeepSpeedConfig(autocast="bfloat16", micro_batch=3))
+CONF = Path(__file__).parents[3] / "conf"
+
+
+@pytest.fixture(params=[False, True], ids=["without", "with"])
+def able(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(precision, "computes_bfloat16", lambda: request.param)
+    return bool(request.param)
+
+
+def test_a_role_is_computed_as_the_machine_can(able: bool) -> None:
+    made = precision.computed(HALF)
+    if able:
+        assert made is HALF
+    else:
+        assert (made.dtype, made.deepspeed.autocast, made.deepspeed.micro_batch) == ("float32", "none", 3)
+        assert HALF.dtype == "bfloat16", "what the role asks for is kept"
+    plain = RoleConfig(model="tiny")
+    assert precision.computed(plain) is plain
+
+
+def test_a_policy_samples_in_it(able: bool) -> None:
+    policy = load_policy(HALF, resolve_model("tiny").path, None, threads=1)
+    assert policy.model.dtype == (torch.bfloat16 if able else torch.float32)
+
+
+def quickstart(dtype: str) -> Experiment:
+    roles = ("actor", "extractor")
+    overrides: dict[str, object] = {f"method.roles.{role}.dtype": dtype for role in roles}
+    autocast = "none" if dtype == "float32" else dtype
+    overrides |= {f"method.roles.{role}.deepspeed.autocast": autocast for role in roles}
+    return load_experiment(CONF / "quickstart.yaml", overrides)
+
+
+def test_estimates_and_words_follow(able: bool) -> None:
+    half, plain = quickstart("bfloat16"), quickstart("float32")
+    assert precision.replaced(plain.method) is None
+    said = precision.replaced(half.method)
+    if able:
+        assert said is None and estimate(half) != estimate(plain)
+    else:
+        assert said is not None and said.startswith("actor, extractor: computed in float32")
+        assert estimate(half) == estimate(plain)
+
+
+def test_this_machine_says_what_it_can() -> None:
+    assert precision.computes_bfloat16() in (True, False)
