@@ -8,6 +8,7 @@ from prefect.settings import get_current_settings
 from crl.config import Experiment
 from crl.errors import NoServer, ServerLost
 from flows.limits import ensure_limit
+from flows.temporary import start_temporary_server
 from flows.train import already_checked
 from flows.train import train as flow
 
@@ -32,8 +33,9 @@ def train(experiment: Experiment, rounds: int) -> None:
 
 
 def _register(name: str) -> None:
-    """Make the experiment's concurrency limit. It is the first thing asked of the server."""
+    """Make the experiment's concurrency limit. It is the first thing asked of the server, started if need be."""
     try:
+        start_temporary_server()
         ensure_limit(name)
     except (RuntimeError, httpx.TransportError) as error:  # Prefect has no class of its own for it
         url = get_current_settings().api.url
