@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import socket
@@ -50,7 +51,7 @@ class Ui:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.ui", "--port", str(self.port), *arguments],
                 cwd=ROOT, env={**inherited, **variables, MARK: self.mark}, stdin=subprocess.DEVNULL,
-                stdout=screen, stderr=subprocess.STDOUT,
+                stdout=screen, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.http = httpx.Client(base_url=f"{self.url}/api", timeout=PATIENCE_SECONDS)
 
@@ -79,7 +80,7 @@ class Ui:
 
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""
-        self.process.send_signal(signal.SIGINT)
+        os.killpg(self.process.pid, signal.SIGINT)  # as a terminal does
         return self.process.wait(PATIENCE_SECONDS)
 
     def begin_training(self, marker: Path) -> str:
