@@ -47,7 +47,7 @@ def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]
     target = Path(target)
     if target.exists() or target.is_symlink():
         raise BadInput(
-            f"{target} is there already", expected="a folder that does not exist yet", next_step="name another folder"
+            f"{target} already exists", expected="a folder that does not exist yet", next_step="name another folder"
         )
     if not target.absolute().parent.is_dir():
         raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")

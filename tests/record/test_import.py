@@ -141,7 +141,7 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
     abandoned.mkdir()
     write_folder(source.bank(), target, Format.parquet)
     assert list(tmp_path.iterdir()) == [target]
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="already exists"):
         write_folder(source.bank(), target, Format.parquet)
     (target / "uses.parquet").write_bytes(b"other")
     with pytest.raises(BadInput, match=r"uses.parquet of the exported bank"):

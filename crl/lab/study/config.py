@@ -130,14 +130,16 @@ class Study(Model):
         return self
 
 
-def load_study(path: str | Path) -> Study:
-    """Read a study file; its paths are then from the working directory.
+def load_study(path: str | Path, *, read_by: tuple[Path, ...] = ()) -> Study:
+    """Read a study file; its paths are then from the working directory. `read_by`: files whose `arms_from` lead here.
 
     Raises BadInput naming file, key, what was found and what was expected.
     """
     path = Path(path)
+    if path.resolve() in read_by:
+        raise BadInput(f"{path}: arms_from leads back to this file", next_step="name a study with arms of its own")
     try:
-        study = _with_points(Study.model_validate(_with_arms(path, read_yaml(path))))
+        study = _with_points(Study.model_validate(_with_arms(path, read_yaml(path), read_by)))
     except ValidationError as error:
         raise BadInput(
             f"{path} is not a valid study:\n" + "\n".join(listed_errors(error, _told)),
@@ -147,12 +149,13 @@ def load_study(path: str | Path) -> Study:
     return study.model_copy(update={"base": path.parent / study.base, "warm_starts": warm_starts})
 
 
-def _with_arms(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _with_arms(path: Path, data: dict[str, Any], read_by: tuple[Path, ...]) -> dict[str, Any]:
     """What a study file says, with the arms of the file that it names."""
     other, own = data.get("arms_from"), data.get("arms", {})
     if not isinstance(other, str) or not isinstance(own, dict):
         return data
-    return {**data, "arms": {**_arms_of(load_study(path.parent / other)), **own}}
+    study = load_study(path.parent / other, read_by=(*read_by, path.resolve()))
+    return {**data, "arms": {**_arms_of(study), **own}}
 
 
 def _with_points(study: Study) -> Study:

@@ -59,6 +59,7 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"arms": {**ARMS, "other": {"set": {"method.families.7.groups": 1}}}}, "arm other"),
         ({"set": {"rounds": 1}}, "set: 'rounds' is no key of an experiment"),
         ({"arms_from": "nowhere.yaml"}, "there is no file"),
+        ({"arms_from": "study.yaml"}, "study.yaml: arms_from leads back to this file"),
         ({"seeds": []}, "seeds: List should have at least 1 item"),
         ({"seeds": [11, 11]}, "a seed appears twice"),
         ({"tuned_on": [3, 11]}, "settings were chosen on seeds [11]"),
