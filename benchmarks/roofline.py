@@ -78,6 +78,7 @@ def update(options: argparse.Namespace, weights: str) -> Compared:
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
     from crl.policies import resolve_model
+    from crl.policies.precision import computed
 
     batch = ROOT / "build" / "update_batch.jsonl"
     if not batch.is_file():
@@ -88,14 +89,14 @@ def update(options: argparse.Namespace, weights: str) -> Compared:
         optimizer=OptimizerConfig(learning_rate=RATE),
         deepspeed=DeepSpeedConfig(micro_batch=8, autocast="bfloat16"),
     )
-    trainer = Trainer(role, model_path=resolve_model(MODEL).path, checkpoint=None, threads=options.threads)
+    trainer = Trainer(computed(role), model_path=resolve_model(MODEL).path, checkpoint=None, threads=options.threads)
     samples, terms = read_batch(batch), objectives(ActorObjective())
     return compared(lambda: trainer.update(samples, terms))
 
 
 def main() -> None:
     """Measure and print one table."""
-    from crl.policies.rates import measured
+    from crl.policies.rates import gigaflops, measured
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("groups", 8), ("members", 8), ("turns", 15), ("threads", 2)):
@@ -103,8 +104,8 @@ def main() -> None:
     options = parser.parse_args()
     rates, copied = measured(options.threads), copy_rate()
     print(
-        f"{rates.device}; products of 512 × 2048 × 2048: {rates.float32 / 1e9:.0f} GFLOP/s in float32, "
-        f"{rates.bfloat16 / 1e9:.0f} in bfloat16; a copy moves {copied / 1e9:.1f} GB/s\n"
+        f"{rates.device}; products of up to 512 × 2048 × 2048: {gigaflops(rates.float32)} GFLOP/s in float32, "
+        f"{gigaflops(rates.bfloat16)} in bfloat16; a copy moves {copied / 1e9:.1f} GB/s\n"
     )
     found = generation(options) | {f"update, {weights}": update(options, weights) for weights in ("lora", "full")}
     print("| | GFLOP of products | CPU s | products alone | of the whole | GFLOP/CPU s | alone | GB/CPU s | alone |")

@@ -26,13 +26,15 @@ from typing import Any
 
 from update_systems.recorded import GROUPS, MEMBERS, ROOT, collect, read_batch
 
+from crl.policies.precision import computes_bfloat16
+
 
 class System:
     """A system under measurement: a process that makes one update at a time."""
 
     def __init__(self, name: str, tree: Path, options: argparse.Namespace, weights: str, **more: str) -> None:
         self.name = name
-        arguments = {"weights": weights, "autocast": "bfloat16", **more}
+        arguments = {"weights": weights, "autocast": "bfloat16" if computes_bfloat16() else "none", **more}
         command = [sys.executable, __file__, "--worker", "trl" if name == "TRL" else "crl"]
         for key in ("batch", "episodes", "micro_batch", "threads"):
             arguments[key] = str(getattr(options, key))

@@ -39,7 +39,7 @@ def _register(name: str) -> None:
         ensure_limit(name)
     except (RuntimeError, httpx.TransportError) as error:  # Prefect has no class of its own for it
         url = get_current_settings().api.url
-        if url is None:
+        if not url:
             raise NoServer(
                 f"Prefect's temporary server did not start: {error}",
                 next_step="try again when the machine is less busy, start a server (`make ui`), or give --no-prefect",

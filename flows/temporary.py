@@ -1,7 +1,7 @@
 """Prefect's temporary server in a session of its own: Ctrl-C in a terminal is for the run, which still needs it.
 
-A terminal, Slurm and systemd send their signal to every process of a group. With a server that had ended first, the run
-asked it again for five minutes before it could report its own end.
+A terminal signals every process of its group. A server that had ended first was asked again for five minutes before the
+run reported its own end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import subprocess
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from prefect.server.api import server as prefect_server
 from prefect.settings import get_current_settings
 
 
@@ -21,8 +20,10 @@ def start_temporary_server() -> None:
     Raises RuntimeError where it does not start in time.
     """
     settings = get_current_settings()
-    if settings.api.url is not None or not settings.server.ephemeral.enabled:
+    if settings.api.url or not settings.server.ephemeral.enabled:
         return
+    from prefect.server.api import server as prefect_server  # seconds, which a server of one's own does not cost
+
     apart = functools.partial(subprocess.Popen, start_new_session=True)  # Prefect offers no setting for it
     with patch.object(prefect_server, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": apart})):
         prefect_server.SubprocessASGIServer().start()

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from crl.policies import resolve_model
+from crl.policies.precision import computed
 from crl.protocols import Start
 from crl.rollout.actions import parse_action
 from crl.rollout.prompts import following_text, opened
@@ -102,7 +103,7 @@ def main() -> None:
         assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == list(ids)
         rows.append({"prompt": messages, "seed": slot.task.environment_seed})
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16),
+        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, computed(method.role("actor")).dtype)),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(),

@@ -106,12 +106,15 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     """Whether an experiment can run here, and what it would need."""
     from crl.cli.needs import needs
     from crl.config.load import runs_root
+    from crl.policies.precision import replaced
     from crl.preflight import checks_here
     from crl.preflight.estimate import check_disk, estimate
 
     run_path = runs_root(experiment) / experiment.name
     findings = [Finding("experiment", f"{experiment.name}, method {experiment.method.digest()[:12]}")]
     findings += [_checked(name, check) for name, check in checks_here(experiment)]
+    said = replaced(experiment.method)
+    findings += [] if said is None else [Finding("bfloat16", said)]
     needed = estimate(experiment)
     if needed.memory_bytes is None:
         said = f"unknown: {', '.join(needed.unknown)} is not on this machine"

@@ -34,13 +34,9 @@ def needs(experiment: Experiment, needed: Estimate, rounds: int, run_path: Path)
 
 
 def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
-    from crl.policies.precision import replaced
     from crl.preflight.memory import parts_of
 
     method = experiment.method
-    said = replaced(method)
-    if said is not None:
-        yield Need("bfloat16", said)
     for name, sampling in needed.sampling.items():
         yield Need(f"sampling, {name}", _sum(parts_of(sampling)))
     for owner, update in needed.updates.items():
@@ -52,12 +48,16 @@ def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
 def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
     import psutil
 
+    from crl.policies.precision import computes_bfloat16
     from crl.policies.rates import device_bytes
     from crl.preflight.estimate import gigabytes
 
+    settings = (
+        "gradient_checkpointing, lora or dtype bfloat16" if computes_bfloat16() else "gradient_checkpointing or lora"
+    )
     mend = (
-        "lower the roles' deepspeed.micro_batch or context, or method.rollout.wave_groups; set gradient_checkpointing, "
-        "lora or dtype bfloat16; or use a larger machine"
+        f"lower the roles' deepspeed.micro_batch or context, or method.rollout.wave_groups; set {settings}; "
+        "or use a larger machine"
     )
     largest, all_of_them = needed.memory_bytes or 0, needed.machine_bytes
     device, machine = device_bytes(), psutil.virtual_memory().total
@@ -85,7 +85,7 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
 
 
 def _time(experiment: Experiment, needed: Estimate) -> Need:
-    from crl.policies.rates import measured
+    from crl.policies.rates import gigaflops, measured
     from crl.preflight.estimate import typical_work
     from crl.preflight.work import seconds_of
 
@@ -100,7 +100,7 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
     if typical:
         seconds = _duration(seconds_of(typical.values(), rates))
         said = f"{seconds} per round, measured by games of random actions ({_work(typical)}); at most {said}"
-    reached = f"{rates.float32 / 1e9:.3g} GFLOP/s in float32, {rates.bfloat16 / 1e9:.3g} in bfloat16"
+    reached = f"{gigaflops(rates.float32)} GFLOP/s in float32, {gigaflops(rates.bfloat16)} in bfloat16"
     return Need(
         "time",
         f"about {said}; {rates.device}: {reached}",

@@ -19,7 +19,7 @@ from crl.errors import ApprovalPending
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
-    from crl.config import Experiment, Runtime
+    from crl.config import Experiment, Method, Runtime
     from crl.engine.driver import Driver
     from crl.run.directory import RunDirectory
 
@@ -46,7 +46,6 @@ def train(
     An interrupted run is resumed first: complete stages are never run twice.
     """
     from crl.config.load import load_experiment, runs_root
-    from crl.policies.precision import replaced
     from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
     from crl.run.directory import RunDirectory
@@ -61,9 +60,7 @@ def train(
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     check_ready(loaded, path, rounds)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
-    said = replaced(loaded.method)
-    if said is not None:
-        console().print(said)
+    _say_precision(loaded.method)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
     with _interruptible(path), LiveProgress() as live:
         if prefect:
@@ -88,6 +85,7 @@ def resume(
     path = find_run(run)
     directory, runtime = RunDirectory.open(path), last_runtime(path)
     check_run(directory, runtime)
+    _say_precision(directory.method)
     with _interruptible(path), LiveProgress() as live, _driver(directory, runtime, live) as driver:
         driver.run_rounds(driver.unfinished()[1])
         if rounds:
@@ -95,6 +93,14 @@ def resume(
     if not live.ran:
         console().print(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
+
+
+def _say_precision(method: Method) -> None:
+    from crl.policies.precision import replaced
+
+    said = replaced(method)
+    if said is not None:
+        console().print(said)
 
 
 @contextmanager

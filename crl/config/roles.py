@@ -73,7 +73,10 @@ class DeepSpeedConfig(Model):
         le=1024,
         description="A forward pass computes at most the positions of so many of the longest samples; more accumulate.",
     )
-    autocast: Literal["none", "bfloat16"] = Field("none", description="Compute precision; weights stay float32.")
+    autocast: Literal["none", "bfloat16"] = Field(
+        "none",
+        description="Compute precision; weights stay float32. A CPU without bfloat16 kernels computes in float32.",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
 
@@ -153,7 +156,9 @@ class RoleConfig(Model):
         description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, a Hugging Face id, or "
         "endpoint:<name> (engine openai).",
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the sampling model.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Precision of the sampling model; float32 on a CPU without bfloat16 kernels."
+    )
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
     engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples for it.")

@@ -269,7 +269,17 @@ def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
         "attempt": attempt.number,
         "command": attempt.command or " ".join(sys.argv),
         "versions": _versions(),
+        **_precision(),
     }
+
+
+def _precision() -> dict[str, bool]:
+    """Whether bfloat16 is computed here; nothing where no model was loaded."""
+    if "torch" not in sys.modules:
+        return {}
+    from crl.policies.precision import computes_bfloat16
+
+    return {"bfloat16": computes_bfloat16()}
 
 
 @cache

@@ -22,6 +22,7 @@ from crl.engine.vllm_server import VllmServer, own_folder
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model
+from crl.policies.precision import computes_bfloat16
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
@@ -182,8 +183,10 @@ class VllmPolicy:
         before = self._exported
         directory = self._folder / self._weights[:16]
         model = load_model(self._model_path, self._checkpoint, dtype=getattr(torch, self._role.dtype)).eval()
-        expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         save_untied(model, directory)
+        if not computes_bfloat16():
+            model = model.float()
+        expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         self._exported = (self._weights, directory, expected)
         if before is not None:
             shutil.rmtree(before[1], ignore_errors=True)

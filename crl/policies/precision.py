@@ -1,4 +1,4 @@
-"""In which precision this machine computes what a role asks for: bfloat16 only where there are kernels for it."""
+"""The precision in which this machine computes what a role asks for: bfloat16 only where there are kernels for it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ def computes_bfloat16() -> bool:
     """
     import torch
 
-    return torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if torch.cuda.is_available():
+        return True
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def computed(role: RoleConfig) -> RoleConfig:
     """The role as this machine computes it: in float32, which is at least as exact, where it cannot in bfloat16."""
-    if not asks_bfloat16(role) or computes_bfloat16():
+    if not _asks_bfloat16(role) or computes_bfloat16():
         return role
-    engine = role.deepspeed.model_copy(update={"autocast": "none"})
-    return role.model_copy(update={"dtype": "float32", "deepspeed": engine})
+    settings = role.deepspeed.model_copy(update={"autocast": "none"})
+    return role.model_copy(update={"dtype": "float32" if _samples_here(role) else role.dtype, "deepspeed": settings})
 
 
-def asks_bfloat16(role: RoleConfig) -> bool:
-    """Whether it samples or is trained in bfloat16."""
-    return "bfloat16" in (role.dtype, role.deepspeed.autocast)
+def _asks_bfloat16(role: RoleConfig) -> bool:
+    return role.deepspeed.autocast == "bfloat16" or (role.dtype == "bfloat16" and _samples_here(role))
+
+
+def _samples_here(role: RoleConfig) -> bool:
+    """Whether the project's own processes sample for it: a server computes as it was started."""
+    return not (role.engine.SERVED or role.engine.REMOTE)
 
 
 def replaced(method: Method) -> str | None:
     """What is said where roles ask for bfloat16 and are computed in float32; None where none is."""
-    roles = [name for name in method.recipe.roles() if asks_bfloat16(method.role(name))]
+    roles = [name for name in method.recipe.roles() if _asks_bfloat16(method.role(name))]
     if not roles or computes_bfloat16():
         return None
-    return f"{', '.join(roles)}: computed in float32, for this CPU has no instructions for bfloat16"
+    return f"{', '.join(roles)}: computed in float32, because this CPU is too slow in bfloat16"

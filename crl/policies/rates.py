@@ -1,4 +1,4 @@
-"""What this machine reaches in plain matrix products and in a copy: a probe of a fraction of a second."""
+"""What this machine reaches in plain matrix products and in a copy: a probe of a second or two."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ def measured(threads: int) -> Rates:
         torch.set_num_threads(before)
 
 
+def gigaflops(rate: float) -> str:
+    """A rate in GFLOP/s, in digits that can be read: 0.25, 8.9, 119, 48,000."""
+    return f"{rate / 1e9:,.0f}" if rate >= 1e10 else f"{rate / 1e9:.2g}"
+
+
 def device_bytes() -> int | None:
     """Memory of one GPU; None where there is none."""
     import torch
@@ -81,7 +86,7 @@ def _device() -> Any:
 def _flops(dtype: Any) -> float:
     width = _WIDTHS[0]
     for larger in _WIDTHS[1:]:
-        if _best(_product(width, dtype), repetitions=1, seconds=0.0) * (larger / width) ** 3 > _LONGEST:
+        if _best(_product(width, dtype), seconds=0.0) * (larger / width) ** 3 > _LONGEST:
             break
         width = larger
     return width**3 / 2 / _best(_product(width, dtype))
@@ -103,14 +108,14 @@ def _copy() -> float:
     return 2 * source.nbytes / _best(lambda: target.copy_(source))
 
 
-def _best(action: Callable[[], object], repetitions: int = 3, seconds: float = _SECONDS) -> float:
-    """Seconds of the fastest repetition, of so many at least and for so long, after one that only warms up."""
+def _best(action: Callable[[], object], seconds: float = _SECONDS) -> float:
+    """Seconds of the fastest repetition, of three at least and for so long, after one that only warms up."""
     import torch
 
     times: list[float] = []
     action()
     ends = time.perf_counter() + seconds
-    while len(times) < repetitions or time.perf_counter() < ends:
+    while len(times) < 3 or time.perf_counter() < ends:
         started = time.perf_counter()
         action()
         if torch.cuda.is_available():

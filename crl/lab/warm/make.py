@@ -49,6 +49,7 @@ from crl.lab.warm.config import (
 from crl.lab.warm.rows import WAVE
 from crl.lab.warm.words import parts_of, words_of
 from crl.policies.determinism import settle_torch
+from crl.policies.precision import computed, replaced
 from crl.policies.sources import check_model, directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.preflight.numbers import check_ranks, check_threads
 from crl.recipes.complementary.config import ComplementaryConfig
@@ -138,6 +139,8 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
     record = directory / "record"
     record.mkdir()
     method = practice_method(settings)
+    if (said := replaced(method)) is not None:
+        say(said)
     with _base(settings) as base:
         policy = _loaded(method.role("actor"), base, settings)
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
@@ -271,7 +274,6 @@ def _train(
     settings: WarmStartFile, role: RoleConfig, base: Path, generations: Iterable[Generation], directory: Path
 ) -> dict[str, float]:
     from crl.learn.warm_start import run_warm_start
-    from crl.policies.precision import computed
 
     training = settings.training
     deepspeed = role.deepspeed.model_copy(update={"micro_batch": training.batch})

@@ -76,7 +76,7 @@ def test_it_ends_in_order_and_says_how_to_go_on(
     started: Callable[[Place, str], Training], place: Place, number: signal.Signals, code: int, prefect: str
 ) -> None:
     training = started(place, prefect)
-    os.killpg(training.process.pid, number)  # as a terminal, Slurm and systemd do: Prefect's server is not spared
+    os.killpg(training.process.pid, number)  # as a terminal does: Prefect's server is not spared
     ended, said = training.ended()
     assert ended == code, said
     assert "continue with: crl resume" in said and "Traceback" not in said

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from crl.config import Experiment, RoleConfig
+from crl.config.engines import VllmEngine
 from crl.config.load import load_experiment
 from crl.config.roles import DeepSpeedConfig
 from crl.policies import precision
@@ -39,6 +40,12 @@ def test_a_role_is_computed_as_the_machine_can(able: bool) -> None:
 def test_a_policy_samples_in_it(able: bool) -> None:
     policy = load_policy(HALF, resolve_model("tiny").path, None, threads=1)
     assert policy.model.dtype == (torch.bfloat16 if able else torch.float32)
+
+
+def test_what_a_server_samples_is_its_own(able: bool) -> None:
+    served = HALF.model_copy(update={"engine": VllmEngine()})
+    made = precision.computed(served)
+    assert (made.dtype, made.deepspeed.autocast) == ("bfloat16", "bfloat16" if able else "none")
 
 
 def quickstart(dtype: str) -> Experiment:
