@@ -10,7 +10,7 @@ from typing import Any
 _WIDTHS = (256, 512, 1024, 2048)
 """Of square matrices; a product has a quarter as many rows."""
 _LONGEST = 0.25
-"""Seconds that one product may take: a CPU without bfloat16 instructions needs 17 s for the largest one."""
+"""Seconds that one product may take: a CPU without bfloat16 kernels needs 17 s for the largest one."""
 _COPY_ELEMENTS = 2**24
 _SECONDS = 0.1
 """Of each probe."""

@@ -69,3 +69,9 @@ def test_estimates_and_words_follow(able: bool) -> None:
 
 def test_this_machine_says_what_it_can() -> None:
     assert precision.computes_bfloat16() in (True, False)
+
+
+def test_a_torch_without_onednn_does_not_compute_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    assert precision.computes_bfloat16() is False
