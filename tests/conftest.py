@@ -28,7 +28,7 @@ CHROMIUM_ARGUMENTS = [
 
 TOGETHER = ("flows", "study")
 """Folders whose tests share a server, or a study that one command at a time may have."""
-LONG = ("flows", "outside", "faults", "learning", "browser", "study", "record", "paper", "docs")
+LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", "paper", "docs")
 """Folders with long files. `faults` comes after two that need no finished run, or all would wait for the first one."""
 
 
@@ -101,34 +101,37 @@ def browser(chromium: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory: `ROUNDS` rounds, made by the command line with the real engine. To be read only."""
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[str]], Path]:
+    """Runs made by the command line with the real engine, each once also under xdist. To be read only."""
     base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            making = shared.with_name("finished-in-the-making")
-            shutil.rmtree(making, ignore_errors=True)
-            crl(making, *train(ROUNDS))
-            # The catalog names absolute places: it is written anew where the run will lie.
-            making.rename(shared)
-            crl(shared, "catalog", NAME)
-    return shared / NAME
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def run(name: str, training: list[str]) -> Path:
+        """The run directory of the experiment `name`, which the arguments `training` of `crl` train."""
+        runs = shared / f"finished-{name}"
+        with FileLock(f"{runs}.lock"):
+            if not runs.exists():
+                making = runs.with_name(f"{runs.name}-in-the-making")
+                shutil.rmtree(making, ignore_errors=True)
+                crl(making, *training)
+                # The catalog names absolute places: it is written anew where the run will lie.
+                making.rename(runs)
+                crl(runs, "catalog", name)
+        return runs / name
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Run directories of other recipes (`tests.recipe_runs.OTHERS`), made by the command line. To be read only."""
-    made: dict[str, Path] = {}
+def finished(made_once: Callable[[str, list[str]], Path]) -> Path:
+    """`ROUNDS` rounds of the tiny experiment. To be read only."""
+    return made_once(NAME, train(ROUNDS))
 
-    def run(recipe: str) -> Path:
-        if recipe not in made:
-            runs = tmp_path_factory.mktemp(recipe)
-            crl(runs, *train_tiny(recipe))
-            made[recipe] = runs / tiny_name(recipe)
-        return made[recipe]
 
-    return run
+@pytest.fixture(scope="session")
+def run_of(made_once: Callable[[str, list[str]], Path]) -> Callable[[str], Path]:
+    """Runs of other recipes (`tests.recipe_runs.OTHERS`), two rounds each. To be read only."""
+    return lambda recipe: made_once(tiny_name(recipe), train_tiny(recipe))
 
 
 @pytest.fixture

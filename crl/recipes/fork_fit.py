@@ -24,6 +24,8 @@ _OPTIMIZER = ("optimizer.kind", "deepspeed.zero_stage", "deepspeed.ranks")
 def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> None:
     """Raise BadInput, saying what does not fit, for a method that cannot go on from the round that is inherited."""
     _check_embedder(parent, method)
+    for misfit in method.recipe.misfits(recipe.inherited.method.recipe):
+        raise misfit
     for stage, read, place in _inherited_reads(method, recipe):
         owner = _weights_of(method, stage, read)
         if place is None:
@@ -39,7 +41,7 @@ def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> No
                 next_step="fork with the recipe of the parent, or begin a new experiment with `crl train`",
             )
         if owner is not None:
-            _check_weights(parent, method, owner, place)
+            check_weights(parent, method, owner, place)
 
 
 def _weights_of(method: Method, stage: Stage, read: Read) -> str | None:
@@ -61,7 +63,8 @@ def _inherited_reads(method: Method, recipe: ForkedRecipe) -> Iterator[tuple[Sta
                     yield stage, read, place
 
 
-def _check_weights(parent: RunDirectory, method: Method, owner: str, place: tuple[int, str]) -> None:
+def check_weights(parent: RunDirectory, method: Method, owner: str, place: tuple[int, str]) -> None:
+    """Raise BadInput where the weights that a stage (round, name) wrote are not those to go on with by a method."""
     row = next((row for row in rows_of(Weights, parent.read(*place, Weights)) if row.role == owner), None)
     where = f"method.roles.{owner}"
     if row is None:

@@ -8,23 +8,28 @@ from crl.config import ClippedObjective, Method
 from crl.errors import BadInput
 
 
-def refused(where: str, why: str, expected: str) -> BadInput:
+def refused(where: str, why: str, expected: str, next_step: str = "change it, or leave it out") -> BadInput:
     """The error of a setting, given by its dotted key, that would do nothing of what was asked for."""
     return BadInput(
         f"{where.removeprefix('method.')} is set, and {why}",
         expected=expected,
         where=where,
-        next_step="change it, or leave it out",
+        next_step=next_step,
     )
 
 
-def unread_settings(method: Method, *, reward: str) -> Iterator[BadInput]:
-    """Settings of a method that nothing reads; `reward` says why a family has none of its own."""
+def unread_settings(method: Method, *, reward: str, bank: bool = False) -> Iterator[BadInput]:
+    """Settings of a method that nothing reads; `reward` says why a family has none of its own, `bank` whether entries
+    are kept (each family then reads its own)."""
     if method.rollout.search_and_ask is not None:
         yield refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
     for index, family in enumerate(method.families):
         if family.reward is not None:
             yield refused(f"method.families.{index}.reward", reward, "none")
+        if family.bank is not None and not bank:
+            yield refused(f"method.families.{index}.bank", "this recipe keeps no bank", "none")
+        if family.bank is not None and bank and family.bank.partition == "shared":
+            yield refused(f"method.families.{index}.bank.partition", "each family reads its own entries", "family")
 
 
 def mixed_waves(method: Method) -> Iterator[BadInput]:

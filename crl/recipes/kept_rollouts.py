@@ -7,7 +7,9 @@ log-probabilities are its. It is one round: those of the round after were played
 
 What the rollouts depend on must be as it was. Of rows that follows from the stages: each has the same reads and writes
 in both recipes. Roles that none of these stages needs may change. Of all other settings those may change that nothing
-reads before the episodes are over: `RecipeConfig.AFTER_ROLLOUTS`, which a test holds against what the stages read.
+reads before the episodes are over: `RecipeConfig.AFTER_ROLLOUTS`, which a test holds against what the stages read. An
+update that rollouts of its own round follow (of an experience model, or of the actor between two probes) is taken with
+them: its optimizer may not change, and its checkpoint has to be there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from fnmatch import fnmatchcase
 
 from crl.config import Method
 from crl.errors import BadInput
+from crl.recipes.fork_fit import check_weights
 from crl.recipes.forked import ForkedRecipe
 from crl.recipes.stage import Recipe, Stage
 from crl.records import Episode
@@ -24,7 +27,9 @@ from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
 
 _OPTION = "--keep-rollouts"
-ALWAYS_AFTER = ("evaluation", "roles.*.optimizer", "roles.*.deepspeed")
+OF_UPDATES = ("optimizer", "deepspeed")
+"""Keys of a role that only its updates read."""
+ALWAYS_AFTER = ("evaluation", *(f"roles.*.{key}" for key in OF_UPDATES))
 """Settings of updates and of evaluation, in every recipe."""
 _MOST_SHOWN = 5
 
@@ -59,6 +64,9 @@ def kept_rollouts(parent: RunDirectory, before: Recipe, method: Method, recipe: 
     _check_same_stages(parent, before, method, recipe, played)
     _check_read_what_is_taken(parent, number, names)
     _check_settings(parent.method, method, recipe, played)
+    for stage in played:
+        if stage.update and stage.role is not None:
+            check_weights(parent, method, stage.role, (number, stage.name))
     return names
 
 
@@ -95,7 +103,10 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
         name for stage in played for name in (stage.role, *(read.name for read in stage.reads)) if name is not None
     }
     needed = named | {method.owner(name) for method in (old, new) for name in named & set(method.roles)}
-    free = [*ALWAYS_AFTER, *new.recipe.AFTER_ROLLOUTS, *(f"roles.{name}" for name in new.roles if name not in needed)]
+    updated = {stage.role for stage in played if stage.update}
+    of_updates = [f"roles.{name}.{key}" for name in new.roles if name not in updated for key in OF_UPDATES]
+    unneeded = [f"roles.{name}" for name in new.roles if name not in needed]
+    free = ["evaluation", *of_updates, *new.recipe.AFTER_ROLLOUTS, *unneeded]
     changes = [key for key, *_ in differences(old.model_dump(mode="json"), new.model_dump(mode="json"))]
     bound = [key for key in changes if not any(within(key, each) for each in free)]
     if bound:

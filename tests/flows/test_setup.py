@@ -80,6 +80,7 @@ def test_a_second_set_up_finds_everything_and_leaves_peoples_choices(server: Ope
     server._ask("PATCH", f"/deployments/{nightly['id']}/schedules/{now['schedules'][0]['id']}", back)
 
 
+@pytest.mark.slow
 def test_what_is_deployed(server: Operation) -> None:
     for name in DEPLOYMENTS:
         deployment = server._get(f"/deployments/name/{name}")
@@ -96,6 +97,7 @@ def test_what_is_deployed(server: Operation) -> None:
         assert server.limit(name)["limit"] == 1 and server.limit(name)["active"]
 
 
+@pytest.mark.slow
 def test_plain_deploy_on_a_terminal_asks_nothing(server: Operation) -> None:
     """As a person types it: with a terminal, where Prefect would ask about storage, schedules and the like."""
     controller, terminal = pty.openpty()

@@ -21,6 +21,8 @@ from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initialise"
 """Stages that tables are read of."""
+NOT_SAMPLED = "fit"
+"""Kind of token records that a program wrote: what DreamGym's model is fitted to."""
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
 
@@ -193,7 +195,9 @@ def _rows(run: RunDirectory, number: int, stage: str, row_type: type[Row]) -> in
 def _tokens(run: RunDirectory, number: int, stage: str) -> int:
     if not _rows(run, number, stage, Generation):
         return 0
-    drawn: int | None = pc.sum(pc.list_flatten(run.read(number, stage, Generation)["loss_mask"])).as_py()
+    table = run.read(number, stage, Generation)
+    sampled = table.filter(pc.not_equal(table["kind"], NOT_SAMPLED))
+    drawn: int | None = pc.sum(pc.list_flatten(sampled["loss_mask"])).as_py()
     return drawn or 0
 
 

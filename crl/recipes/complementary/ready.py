@@ -113,8 +113,11 @@ def _told_of(family: str) -> Iterator[None]:
         raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
 
 
-def check_actor_room(chat: Chat, method: Method) -> None:
-    """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit."""
+def check_actor_room(chat: Chat, method: Method, *, instructions: int | None = None) -> None:
+    """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit.
+
+    `instructions`: with a reflection of so many tokens in place of the system text.
+    """
     from crl.envs import make_environment
     from crl.rollout.prompts import opened
     from crl.rollout.readable import Readable
@@ -130,14 +133,21 @@ def check_actor_room(chat: Chat, method: Method) -> None:
         finally:
             environment.close()
         _check_actions(method, family.name, start)
-        _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
-        needed = len(token_ids)
+        if instructions is None:
+            _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
+            needed, who = len(token_ids), f"{place}.prompts.actor"
+            advice = "shorten the prompt or its examples"
+        else:
+            _, token_ids = opened(chat, prompt, start, experience="", placement="instructions")
+            needed, who = len(token_ids) + instructions, "method.roles.reflector.sampling.max_new_tokens"
+            advice = "lower it, lower recipe.reflect.max_characters"
         if needed > allowed:
+            longest = "" if instructions is None else f" with a reflection of {instructions} in its system text"
             raise PromptTooLong(
-                f"the first prompt of family {family.name} takes {needed} tokens",
+                f"the first prompt of family {family.name} takes {needed} tokens{longest}",
                 expected=f"at most {allowed}: actor.context {role.context} less {new} new tokens",
-                where=f"{place}.prompts.actor",
-                next_step="shorten the prompt or its examples, or raise method.roles.actor.context",
+                where=who,
+                next_step=f"{advice}, or raise method.roles.actor.context",
             )
 
 

@@ -151,10 +151,15 @@ class ErlConfig(RecipeConfig):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
-        yield from unread_settings(method, reward="attempts are compared by what the task pays")
+        yield from unread_settings(method, reward="attempts are compared by what the task pays", bank=True)
         yield from mixed_waves(method)
         if self.reflect is None and self.memory is not None:
-            yield refused("method.recipe.memory", "nothing is reflected on, so the memory stays empty", "none")
+            yield refused(
+                "method.recipe.memory",
+                "nothing is reflected on, so the memory stays empty",
+                "none",
+                next_step="set method.recipe.memory to null as well; left out it is on",
+            )
         if self.approve_bank and not self.has_memory:
             yield refused("method.recipe.approve_bank", "there is no memory whose changes a person could see", "false")
         if self.bank.duplicates == "near":

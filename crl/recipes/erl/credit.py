@@ -167,12 +167,16 @@ def _internalized(ctx: StageContext) -> Iterator[Internalized]:
 
 
 def _credits(ctx: StageContext) -> list[Credit]:
-    """One use per memory that a reflection read: the outcome of the attempt that the reflection guided."""
+    """One use per memory that a reflection read: the outcome of the attempt that the reflection guided.
+
+    A malformed reflection guided none.
+    """
     found = []
     for revision in range(1, config_of(ctx.method).revisions + 1):
         retries = {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
+        guided = {row.retry_id for row in ctx.rows(Reflection, reflect_stage(revision)) if row.reason_code == OK}
         for row in ctx.rows(Retrieval, reflect_stage(revision)):
-            if row.chosen and usable(retries[row.episode_id]):
+            if row.chosen and row.episode_id in guided and usable(retries[row.episode_id]):
                 found.append(
                     Credit(
                         round=ctx.round,

@@ -93,16 +93,18 @@ def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:
     return (OK, text) if flaw is None else (flaw, None)
 
 
-def check_reflect_prompt(prompt: PromptConfig) -> None:
-    """Raise BadInput for a placeholder that nobody fills, and for a prompt without what there is to reflect on."""
+def check_reflect_prompt(prompt: PromptConfig, *, memory: bool) -> None:
+    """Raise BadInput for a placeholder that nobody fills, and for a prompt without what there is to reflect on: the
+    attempt, and the memory where there is one."""
     for part, template in (("system", prompt.system), ("first", prompt.first)):
         check(template, NAMES, where=f"prompts.{REFLECT}.{part}")
     shown = placeholders(prompt.system) | placeholders(prompt.first)
-    missing = [name for name in ("trajectory", "feedback") if name not in shown]
+    needed = ["trajectory", "feedback", *(["memory"] if memory else [])]
+    missing = [name for name in needed if name not in shown]
     if missing:
         raise BadInput(
             f"the prompt for reflecting does not show {' or '.join('{' + name + '}' for name in missing)}",
-            expected="{trajectory} and {feedback}",
+            expected=" and ".join("{" + name + "}" for name in needed),
             where=f"prompts.{REFLECT}.first",
             next_step="add the placeholder where its text should be",
         )

@@ -61,6 +61,7 @@ def _written(
     for each, attempt, output, (_, turns_shown) in zip(again, attempts, outputs, fitted, strict=True):
         retry_id = attempt_id(each.task.episode_id, revision)
         reason_code, text = parsed(output, config)
+        read = [] if output.sampled is None else shown[retry_id]
         rows.append(
             Reflection(
                 reflection_id=output.prompt.name,
@@ -71,8 +72,8 @@ def _written(
                 retry_id=retry_id,
                 reward=each.before.reward,
                 feedback=attempt.feedback,
-                entry_ids=[row.entry_id for row in shown[retry_id]],
-                content_digests=[row.content_digest for row in shown[retry_id]],
+                entry_ids=[row.entry_id for row in read],
+                content_digests=[row.content_digest for row in read],
                 reason_code=reason_code,
                 text=text,
                 turns=len(attempt.turns),

@@ -125,8 +125,8 @@ class ImportanceReplayConfig(RecipeConfig):
     def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
         """Episodes, and probes before and after the update where worth is learned; updates learn what they draw."""
         probes = 2 * self.probe.tasks * len(method.families) if self.learns else 0
-        drawn = self.buffer.steps * (self.buffer.batch or method.episodes) if self.replays else method.episodes
-        return {ACTOR: RoundOutputs(method.episodes + probes, drawn)}
+        batch = self.buffer.batch if self.replays else None
+        return {ACTOR: RoundOutputs(method.episodes + probes, self.buffer.steps * (batch or method.episodes))}
 
     def embedder(self) -> EmbedderUse | None:
         """That of the network's features."""
@@ -154,6 +154,17 @@ class ImportanceReplayConfig(RecipeConfig):
             )
         if self.learns and not self.extractor.extractor_coefficient and not self.extractor.coupling_coefficient:
             yield refused("method.recipe.extractor", "its coefficients are 0, so nothing is learned", "one above 0")
+
+    def misfits(self, before: RecipeConfig) -> Iterator[BadInput]:
+        """The network of the round before is of one width, and sees an embedding or none."""
+        if not (isinstance(before, ImportanceReplayConfig) and before.learns and self.learns):
+            return
+        old, new = before.extractor, self.extractor
+        if old.hidden != new.hidden:
+            yield refused("method.recipe.extractor.hidden", f"the network that is there has {old.hidden}", "the same")
+        if (old.embedder is None) != (new.embedder is None):
+            seen = "no embedding" if old.embedder is None else f"embeddings of {old.embedder}"
+            yield refused("method.recipe.extractor.embedder", f"the network that is there sees {seen}", "the same")
 
 
 config_of = ImportanceReplayConfig.of

@@ -142,21 +142,12 @@ class _Embeddings:
         config = config_of(ctx.method)
         self._ctx, self._embeds = ctx, config.embedder() is not None
         self.new: list[ReplayEmbedding] = []
-        if not config.learns or not new:
-            return
-        vectors: list[list[float]] = [[] for _ in new]
-        if self._embeds:
-            episodes = {episode.episode_id: episode for episode in ctx.rows(Episode, COLLECT)}
-            turns: dict[str, list[Turn]] = defaultdict(list)
-            for turn in ctx.rows(Turn, COLLECT):
-                turns[turn.episode_id].append(turn)
-            texts = [text_of(episodes[item.episode_id], turns[item.episode_id]) for item in new]
-            with ctx.timed("embedding", len(texts)):
-                vectors = ctx.services.embedder().embed(texts).tolist()
-        self.new = [
-            ReplayEmbedding(generation_id=item.generation_id, embedding=vector)
-            for item, vector in zip(new, vectors, strict=True)
-        ]
+        if config.learns and new:
+            vectors = self._embedded(new) if self._embeds else {}
+            self.new = [
+                ReplayEmbedding(generation_id=item.generation_id, embedding=vectors.get(item.generation_id, []))
+                for item in new
+            ]
 
     def features(self, items: Sequence[ReplayItem]) -> list[list[float]]:
         """Features of samples as they are in this round, in their order."""
@@ -170,7 +161,25 @@ class _Embeddings:
                     else self._ctx.rows_at(ReplayEmbedding, number, self._ctx.stage.name)
                 )
                 found |= {row.generation_id: row.embedding for row in rows if row.generation_id in wanted}
+            # A fork inherits samples without any from a buffer that was drawn from evenly.
+            missing = [item for item in items if item.generation_id not in found]
+            found |= self._embedded(missing) if missing else {}
         return [features_of(item, found.get(item.generation_id, []), round=self._ctx.round) for item in items]
+
+    def _embedded(self, items: Sequence[ReplayItem]) -> dict[str, list[float]]:
+        """Vectors of samples by id, from their episodes."""
+        episodes: dict[str, Episode] = {}
+        turns: dict[str, list[Turn]] = defaultdict(list)
+        for number in sorted({item.generation_round for item in items}):
+            for episode in self._ctx.rows_at(Episode, number, COLLECT):
+                episodes[episode.generation_id] = episode
+            for turn in self._ctx.rows_at(Turn, number, COLLECT):
+                turns[turn.episode_id].append(turn)
+        chosen = [episodes[item.generation_id] for item in items]
+        texts = [text_of(episode, turns[episode.episode_id]) for episode in chosen]
+        with self._ctx.timed("embedding", len(texts)):
+            vectors = self._ctx.services.embedder().embed(texts).tolist()
+        return {item.generation_id: vector for item, vector in zip(items, vectors, strict=True)}
 
 
 def _refreshed(ctx: StageContext, held: list[ReplayItem], embeddings: _Embeddings) -> list[ReplayItem]:

@@ -132,9 +132,11 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
     config = config_of(ctx.method).extractor
     drawn = ctx.rows(ReplayDraw, CREDIT)
     mine = labelled(drawn, found)
+    # A fork may have inherited rounds that measured nothing.
     window = [
         pair
         for number in range(max(1, ctx.round - config.window + 1), ctx.round)
+        if ctx.recipe.resolve(ctx.method, number, MEASURE, 0) is not None
         for pair in labelled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
     ]
     figures = {"draws_labelled": float(sum(draw.draws for draw, _ in mine))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from crl.errors import BadInput
 from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
 from crl.recipes.erl.figures import attempt_figures
+from crl.recipes.erl.ready import check_ready
 from crl.recipes.erl.rows import Reflection
 from crl.records import (
     BankChange,
@@ -158,10 +160,14 @@ def test_the_story_of_a_memory_leads_to_its_attempts(run: Played) -> None:
 
 
 def test_what_a_memory_did_is_credited_to_it(run: Played) -> None:
-    credited = 0
+    """A malformed reflection guided nobody, whatever was read for it."""
+    credited = passed_over = 0
     for number in range(1, ROUNDS + 1):
         won = {row.episode_id: row.success for row in run.rows(Episode, "retry", number)}
-        shown = [row for row in run.rows(Retrieval, "reflect", number) if row.chosen]
+        good = {row.retry_id for row in run.rows(Reflection, "reflect", number) if row.text is not None}
+        read = [row for row in run.rows(Retrieval, "reflect", number) if row.chosen]
+        shown = [row for row in read if row.episode_id in good]
+        passed_over += len(read) - len(shown)
         credits = run.rows(Credit, "credit", number)
         assert [(row.episode_id, row.entry_id) for row in credits] == [(row.episode_id, row.entry_id) for row in shown]
         assert all(row.outcome == (1 if won[row.episode_id] else -1) for row in credits)
@@ -169,7 +175,7 @@ def test_what_a_memory_did_is_credited_to_it(run: Played) -> None:
         for row in credits:
             [use] = [use for use in why(run.run.path, row.entry_id).uses if use.episode_id == row.episode_id]
             assert (use.success, use.outcome) == (won[row.episode_id], row.outcome) and use.similarity is not None
-    assert credited > 0
+    assert credited > 0 and passed_over > 0
 
 
 def test_every_stream_is_trained_in_its_own_group_and_a_reflection_earns_what_it_led_to(run: Played) -> None:
@@ -327,6 +333,7 @@ def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) ->
         ("method.rollout.search_and_ask", {}, "method.rollout.search_and_ask"),
         ("method.recipe.reflect", None, "method.recipe.memory"),
         ("method.families.0.reward", {"success": 1, "failure": -1}, "method.families.0.reward"),
+        ("method.families.0.bank", {"partition": "shared"}, "method.families.0.bank.partition"),
         ("method.recipe.bank.duplicates", "near", "method.recipe.bank.duplicates"),
         ("method.roles.reflector.sampling.constrain", "actions", "method.roles.reflector.sampling.constrain"),
     ],
@@ -335,3 +342,24 @@ def test_what_cannot_work_is_refused_where_it_is_set(key: str, value: object, wh
     with pytest.raises(BadInput) as refused:
         load_experiment(Path("conf/erl_tiny.yaml"), {key: value})
     assert refused.value.where is not None and where in refused.value.where
+
+
+def test_leaving_reflections_out_says_what_else_to_set() -> None:
+    with pytest.raises(BadInput, match=r"set method\.recipe\.memory to null"):
+        load_experiment(Path("conf/erl_tiny.yaml"), {"method.recipe.reflect": None})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("method.prompts.reflect.first", '"Say why. {trajectory} {feedback}"', "does not show {memory}"),
+        ("method.roles.reflector.sampling.max_new_tokens", 380, "with a reflection of 380 in its system text"),
+    ],
+)
+def test_a_prompt_that_shows_no_memory_and_a_reflection_without_room_are_refused(
+    key: str, value: object, found: str, tmp_path: Path
+) -> None:
+    small = {"method.roles.actor.context": 400, "method.roles.reflector.context": 1000}
+    check_ready(load_experiment(Path("conf/erl_tiny.yaml"), small).method, tmp_path)
+    with pytest.raises(BadInput, match=re.escape(found)):
+        check_ready(load_experiment(Path("conf/erl_tiny.yaml"), {**small, key: value}).method, tmp_path)

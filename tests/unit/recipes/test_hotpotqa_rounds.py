@@ -62,7 +62,7 @@ def test_the_experiments_are_those_of_the_paper_and_of_two_cores() -> None:
     check_placeholders(load_experiment(CONF / "hotpotqa.yaml").method)
     method = load_experiment(CONF / "paper/erl_hotpotqa.yaml").method
     check_prompts(method.prompts)
-    check_reflect_prompt(method.prompts["reflect"])
+    check_reflect_prompt(method.prompts["reflect"], memory=True)
     lake = load_experiment(CONF / "paper/erl_frozenlake.yaml").method
     assert method.recipe == lake.recipe and method.roles == lake.roles and method.rollout == lake.rollout
     family, of_lake = method.families[0], lake.families[0]

@@ -78,7 +78,8 @@ def test_nothing_is_said_where_all_used_the_same() -> None:
 
 
 def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
-    """Of ERL every attempt and reflection, of DreamGym no step in a model; of no recipe an evaluation."""
+    """Of ERL every attempt and reflection; of DreamGym no step in a model, and no text that one is fitted to; of no
+    recipe an evaluation."""
     for name, played in (
         ("erl", erl_played.played(tmp_path / "erl", 2)),
         ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__mix=0.5)),
@@ -88,7 +89,8 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
         for number in (1, 2):
             for stage in played.run.complete_stages(number):
                 if not stage.startswith("evaluate"):
-                    used.tokens += sum(sum(row.loss_mask) for row in played.rows(Generation, stage, number))
+                    records = played.rows(Generation, stage, number)
+                    used.tokens += sum(sum(row.loss_mask) for row in records if row.kind != "fit")
                     used.real += sum(r.turns for r in played.rows(Episode, stage, number) if r.stream != "synthetic")
             assert (figures.tokens[number], figures.real_steps[number]) == (used.tokens, used.real), name
         episodes = [row for number in (1, 2) for row in played.rows(Episode, "collect", number)]

@@ -1,0 +1,82 @@
+"""Forks into learned replay: from a buffer that was drawn from evenly, and from runs that kept none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crl.errors import BadInput
+from crl.policies.embedders import LexicalEmbedder
+from crl.recipes import recipe_in
+from crl.recipes.audit import problems_of
+from crl.recipes.fork import fork
+from crl.recipes.importance_replay.rows import ExtractorTensor, ReplayDraw
+from crl.records import rows_of
+from crl.run.directory import RunDirectory
+from tests.unit.recipes.branched import begun, changed, experiment_of, play
+from tests.unit.recipes.replay_played import ReplayServices, experiment
+
+EMBEDDED = {"recipe__weighting": "learned", "recipe__extractor__embedder": "lexical"}
+LEARNED = {f"method__{key}": value for key, value in EMBEDDED.items()}
+
+
+def services(made: Any) -> ReplayServices:
+    found = ReplayServices(made)
+    found.embedder = LexicalEmbedder  # type: ignore[attr-defined, method-assign]
+    return found
+
+
+def finished(root: Path, **changes: Any) -> RunDirectory:
+    made = experiment(method__recipe__buffer__capacity=200, **changes)  # room for every round
+    run = begun(root, made)
+    play(run, 2, services(made))
+    return run
+
+
+def forked(parent: RunDirectory, root: Path, **changes: Any) -> RunDirectory:
+    return fork(parent, 2, experiment_of(parent, "child", changed(parent.method, **changes)), root)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "none"])
+def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighting: str) -> None:
+    parent = finished(tmp_path / "parent", method__recipe__weighting=weighting)
+    child = forked(parent, tmp_path, **EMBEDDED)
+    play(child, 4, services(experiment_of(child, "child")))
+    assert not problems_of(child, recipe_in(child))
+    for number in (3, 4):
+        draws = rows_of(ReplayDraw, child.read(number, "credit", ReplayDraw))
+        widths = {len(draw.features) for draw in draws}
+        assert len(widths) == 1 and widths.pop() > 6, "each has an embedding, whichever round it came in"
+        inherited = {draw.age for draw in draws if draw.age >= number - 2}
+        assert bool(inherited) == (weighting == "uniform")
+    assert rows_of(ExtractorTensor, child.read(4, "measure", ExtractorTensor)), "the network learned"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"recipe__extractor__hidden": 5}, "method.recipe.extractor.hidden"),
+        ({"recipe__extractor__embedder": None}, "method.recipe.extractor.embedder"),
+    ],
+)
+def test_a_network_of_another_shape_is_refused(tmp_path: Path, change: dict[str, Any], where: str) -> None:
+    parent = finished(tmp_path / "parent", **LEARNED)
+    with pytest.raises(BadInput, match=where):
+        forked(parent, tmp_path, **change)
+    assert not (tmp_path / "child").exists()
+
+
+def test_rollouts_are_kept_only_with_the_update_between_the_probes(tmp_path: Path) -> None:
+    parent = finished(tmp_path / "parent", **LEARNED)
+
+    def kept(**changes: Any) -> RunDirectory:
+        made = experiment_of(parent, "child", changed(parent.method, **changes))
+        return fork(parent, 1, made, tmp_path, keep_rollouts=True)
+
+    for change in ({"roles__actor__optimizer__learning_rate": 0.5}, {"roles__actor__deepspeed__zero_stage": 1}):
+        with pytest.raises(BadInput, match=next(iter(change)).replace("__", ".")):
+            kept(**change)
+    child = kept(evaluation__every=0)
+    assert "2/measure" in play(child, 2, services(experiment_of(child, "child")))
