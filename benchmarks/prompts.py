@@ -81,7 +81,7 @@ def main() -> None:
         if value is not None:
             more[f"method.roles.actor.{key}"] = value
     generator = np.random.default_rng(0)
-    print("| experiment: task family | valid actions | won | tokens a turn |\n|:---|---:|---:|---:|")
+    print("| experiment: task family | valid actions | won | tokens per turn |\n|:---|---:|---:|---:|")
     for path in arguments.experiments:
         by_family: dict[str, list[Evaluation]] = defaultdict(list)
         try:

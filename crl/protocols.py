@@ -6,7 +6,7 @@ Shapes: B rows of a batch, D dimensions of an embedding, T tokens. Token ids are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -363,8 +363,9 @@ class Embedder(TextVectors, Protocol):
 class Trainer(Protocol):
     """A role's weights under the update engine."""
 
-    def update(self, samples: Sequence[Any], objectives: Any) -> dict[str, float]:
-        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns figures."""
+    def update(self, samples: Sequence[Any], objectives: Any, *, stale: Set[str] = frozenset()) -> dict[str, float]:
+        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns figures. `stale`
+        are ids of rows of the round that older weights wrote than the update begins with."""
 
     def save(self, directory: Path) -> None:
         """Write weights and optimizer state; every rank calls it with the same directory."""

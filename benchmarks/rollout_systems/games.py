@@ -20,7 +20,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def method_of(turns, **rollout):
-    """The frozen part of an experiment: one family, free text, six new tokens a turn at temperature 1."""
+    """The frozen part of an experiment: one family, free text, six new tokens per turn at temperature 1."""
     return load_experiment(
         CONF / "minihack_room.yaml",
         {

@@ -21,7 +21,7 @@ from crl.cli.shared import console
 from crl.errors import BadInput, CrlError
 
 if TYPE_CHECKING:
-    from crl.config import Experiment
+    from crl.config import Experiment, Method
 
 PACKAGES = (
     "torch", "transformers", "trl", "deepspeed", "peft", "prefect", "great-expectations", "duckdb", "pyarrow", "pandas",
@@ -107,13 +107,18 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     from crl.cli.needs import needs
     from crl.config.load import runs_root
     from crl.policies.precision import replaced
-    from crl.preflight import checks_here
+    from crl.preflight import EMBEDDER, checks_here
     from crl.preflight.estimate import check_disk, estimate
+    from crl.preflight.models import readiness
 
-    run_path = runs_root(experiment) / experiment.name
-    findings = [Finding("experiment", f"{experiment.name}, method {experiment.method.digest()[:12]}")]
-    findings += [_checked(name, check) for name, check in checks_here(experiment)]
-    said = replaced(experiment.method)
+    run_path, method = runs_root(experiment) / experiment.name, experiment.method
+    findings = [Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")]
+    models = {f"method.roles.{owner}.model": method.role(owner).model for owner in method.owners()}
+    if (embedder := method.recipe.embedder()) is not None:
+        models[EMBEDDER] = embedder.name
+    for name, check in checks_here(experiment):
+        findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
+    said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
     needed = estimate(experiment)
     if needed.memory_bytes is None:
@@ -134,7 +139,18 @@ def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
     data = experiment.model_dump(mode="json")
     for key in FIRST_KEYS:
         with contextlib.suppress(KeyError):  # a role that the recipe does not have, for instance
-            yield key, _in_words(value_at(data, key))
+            yield key, _shared(experiment.method, key) or _in_words(value_at(data, key))
+
+
+def _shared(method: Method, key: str) -> str | None:
+    """Whose weights a role has, where the key is a setting of theirs and the role shares another's; else None."""
+    from crl.config import RoleConfig
+
+    match key.split("."):
+        case ["method", "roles", role, field, *_] if field in RoleConfig.OF_WEIGHTS and role in method.roles:
+            owner = method.owner(role)
+            return None if owner == role else f"weights of {owner}"
+    return None
 
 
 def _in_words(value: Any) -> str:

@@ -34,7 +34,7 @@ class RolloutConfig(Model):
         ge=1,
         le=65536,
         description="Most episodes of a wave that are sampled at one time; one that ends makes room for the next. "
-        "None: all.",
+        "None: all. The engines vllm and openai sample all in any case.",
         exclude_if=lambda value: value is None,
     )
     environment_lag: int = Field(
@@ -42,7 +42,7 @@ class RolloutConfig(Model):
         ge=0,
         le=1024,
         description="For slow environments: times that turns of other episodes end before one whose environment is "
-        "stepping takes part again. 0: sampling waits for every step.",
+        "stepping takes part again. 0: sampling waits for every step, as the engines vllm and openai do in any case.",
         exclude_if=lambda value: not value,
     )
     action_format: Literal["tag", "word"] = Field(
@@ -169,7 +169,8 @@ Correction = Annotated[
     CorrectionConfig | None,
     Field(
         exclude_if=_without,
-        description="Correct for the mismatch of sampler and trainer; none: ratios are against the sampler's.",
+        description="Correct for the mismatch of sampler and trainer, where optimizer.passes is 1; none: ratios are "
+        "against the sampler's.",
     ),
 ]
 

@@ -1,13 +1,20 @@
-"""`docs/config.md`, written from the config models: `python -m crl.config.reference > docs/config.md`."""
+"""Tables of every key, written from the config models: `docs/config.md` here, other pages with :func:`model_tables`.
+
+python -m crl.config.reference > docs/config.md
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from crl.config.keys import FIRST_KEYS, field_schema, inlined, models
+from pydantic import BaseModel
+
+from crl.config.keys import FIRST_KEYS, field_schema, models
+
+Schema = dict[str, Any]
 
 _HEAD = """# Every key of an experiment
 
@@ -19,82 +26,137 @@ frozen at the first run; `runtime` may change between runs.
 
 The form of the Prefect UI and `crl doctor EXPERIMENT` list these keys in this order.
 """
+_PAGE = "config.md"
 _BOUNDS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}"}
 
 
 def page() -> str:
-    """The page as Markdown: the first keys, then one table per model and registered kind."""
-    parts = [_HEAD, _table({key: field_schema(key) for key in FIRST_KEYS})]
-    for name, model in models().items():
-        if "properties" in model:
-            parts.append(_section(name, model["properties"], model.get("description", "")))
-            for field, schema in model["properties"].items():
-                parts += _kinds(f"{name}.{field}", list(filter(_registered, schema.get("anyOf", []))))
+    """`docs/config.md`: the first keys, then one table per model and registered kind."""
+    tables = _Tables(models())
+    first = {key: field_schema(key) for key in FIRST_KEYS}
+    required = {key for key, schema in first.items() if "default" not in schema}
+    return "".join([_HEAD, tables.table(first, required), *tables.sections()])
+
+
+def model_tables(*roots: type[BaseModel]) -> str:
+    """One table per model: each root, then the models that its fields hold. Those of an experiment are links to
+    `docs/config.md`."""
+    parts: list[str] = []
+    for root in roots:
+        whole = root.model_json_schema()
+        definitions = {root.__name__: whole, **whole.pop("$defs", {})}
+        parts += _Tables(definitions, elsewhere=_titles(models())).sections()
     return "".join(parts)
 
 
-def _section(name: str, fields: dict[str, dict[str, Any]], description: str) -> str:
-    return f"\n## {name}\n\n{description}\n" + _table(fields)
+class _Tables:
+    """The tables of some models, given as JSON schemas by name; `elsewhere` are titles that `docs/config.md` has."""
+
+    def __init__(self, definitions: Mapping[str, Schema], elsewhere: Collection[str] = ()) -> None:
+        self._definitions, self._elsewhere = definitions, elsewhere
+
+    def sections(self) -> Iterator[str]:
+        """A section per model and registered kind. What several fields may hold is shown once."""
+        shown: set[str] = set()
+        for name, model in self._definitions.items():
+            if "properties" not in model or _title(name, model) in self._elsewhere:
+                continue
+            yield self._section(_title(name, model), model, model.get("description", ""))
+            for field, schema in model["properties"].items():
+                kinds = [each for each in schema.get("anyOf", []) if _registered(each) and each["title"] not in shown]
+                shown |= {each["title"] for each in kinds}
+                yield from self._kinds(f"{name}.{field}", kinds)
+
+    def table(self, fields: Mapping[str, Schema], required: Collection[str]) -> str:
+        """Keys with what they accept, their defaults and meanings."""
+        rows = []
+        for name, schema in fields.items():
+            default = "required" if name in required else _shown(schema.get("default", _made_anew(schema)))
+            cells = (f"`{name}`", self._values(schema), default, self._description(schema).replace("<", "&lt;"))
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+        return "\n| key | values | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+
+    def _section(self, title: str, model: Schema, description: str) -> str:
+        return f"\n## {title}\n\n{description}\n" + self.table(model["properties"], model.get("required", []))
+
+    def _kinds(self, place: str, members: list[Schema]) -> Iterator[str]:
+        """A section per registered kind; keys that only repeat those of an earlier kind are referred to."""
+        seen: dict[str, str] = {}
+        for member in members:
+            description = f"`{place}`: {member['description']}"
+            kind = member["properties"]["kind"]
+            others = json.dumps({**member["properties"], "kind": None}, sort_keys=True)
+            if others in seen:
+                member = {**member, "properties": {"kind": kind}}
+                description = f"{description} Further keys: those of {seen[others]}."
+            seen.setdefault(others, self._link(member["title"]))
+            yield self._section(member["title"], member, description)
+
+    def _description(self, schema: Schema) -> str:
+        """That of the field; one that repeats its model's is left out by pydantic."""
+        own = schema.get("description")
+        return str(own if own is not None else self._referred(schema).get("description", ""))
+
+    def _values(self, schema: Schema) -> str:
+        """What a field accepts, in words."""
+        if _registered(schema):
+            return self._link(schema["title"])
+        if schema.get("title") == "module:Class":
+            return "`module:Class`"
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return " or ".join(dict.fromkeys(map(self._values, schema[union])))
+        if "$ref" in schema:
+            model = self._referred(schema)
+            return self._link(_title(_name(schema), model)) if "properties" in model else self._values(model)
+        if "const" in schema or "enum" in schema:
+            return ", ".join(_shown(value) for value in schema.get("enum", [schema.get("const")]))
+        if schema.get("type") == "array":
+            return f"list of {self._values(schema['items'])}" if "items" in schema else "list"
+        if schema.get("type") == "object":
+            values = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties", True))
+            return f"one {self._values(values)} per name" if isinstance(values, dict) else "mapping"
+        bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
+        return " ".join([schema.get("type", "any"), *([", ".join(bounds)] if bounds else [])])
+
+    def _referred(self, schema: Schema) -> Schema:
+        return self._definitions[_name(schema)] if "$ref" in schema else {}
+
+    def _link(self, title: str) -> str:
+        anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        return f"[{title}]({_PAGE if title in self._elsewhere else ''}#{anchor})"
 
 
-def _kinds(place: str, members: list[dict[str, Any]]) -> Iterator[str]:
-    """A section per registered kind; keys that only repeat those of an earlier kind are referred to."""
-    seen: dict[str, str] = {}
-    for member in members:
-        fields, description = dict(member["properties"]), f"`{place}`: {member['description']}"
-        others = json.dumps({key: value for key, value in fields.items() if key != "kind"}, sort_keys=True)
-        if others in seen:
-            fields, description = {"kind": fields["kind"]}, f"{description} Further keys: those of {seen[others]}."
-        seen.setdefault(others, _link(member["title"]))
-        yield _section(member["title"], fields, description)
+def _titles(definitions: Mapping[str, Schema]) -> set[str]:
+    """Titles of all sections that :func:`page` has of these models."""
+    kinds = [
+        kind for model in definitions.values() for field in model.get("properties", {}).values()
+        for kind in field.get("anyOf", []) if _registered(kind)
+    ]  # fmt: skip
+    return {*(_title(name, model) for name, model in definitions.items()), *(kind["title"] for kind in kinds)}
 
 
-def _registered(schema: dict[str, Any]) -> bool:
+def _registered(schema: Schema) -> bool:
     """Whether it is a member of a registry's union: a class that a `kind` names, written out in place."""
     return "const" in schema.get("properties", {}).get("kind", {})
 
 
-def _table(fields: dict[str, dict[str, Any]]) -> str:
-    rows = []
-    for name, schema in fields.items():
-        default = _shown(schema["default"]) if "default" in schema else "required"
-        # A description that repeats that of the model is left out by pydantic.
-        cells = (f"`{name}`", _values(schema), default, inlined(schema).get("description", "").replace("<", "&lt;"))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
-    return "\n| key | values | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+def _name(reference: Schema) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
 
 
-def _values(schema: dict[str, Any]) -> str:
-    """What a field accepts, in words."""
-    if _registered(schema):
-        return _link(schema["title"])
-    if schema.get("title") == "module:Class":
-        return "`module:Class`"
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            return " or ".join(dict.fromkeys(map(_values, schema[union])))
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        model = models()[name]
-        return _link(name) if "properties" in model else _values(model)
-    if "const" in schema or "enum" in schema:
-        return ", ".join(_shown(value) for value in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") == "array":
-        return f"list of {_values(schema['items'])}" if "items" in schema else "list"
-    if schema.get("type") == "object":
-        values = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties", True))
-        return f"one {_values(values)} per name" if isinstance(values, dict) else "any"
-    bounds = [text.format(schema[name]) for name, text in _BOUNDS.items() if name in schema]
-    return " ".join([schema.get("type", "any"), *([", ".join(bounds)] if bounds else [])])
+def _title(name: str, model: Schema) -> str:
+    return str(model.get("title", name))
 
 
-def _link(name: str) -> str:
-    return f"[{name}](#{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')})"
+def _made_anew(schema: Schema) -> Any:
+    """The default of a field that is made anew each time: empty, and not in the schema."""
+    return [] if schema.get("type") == "array" else {}
 
 
 def _shown(value: Any) -> str:
     """A default; that of a model is the defaults of its own table."""
-    return "" if isinstance(value, dict) else f"`{json.dumps(value, ensure_ascii=False)}`"
+    return "" if isinstance(value, dict) and value else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 if __name__ == "__main__":

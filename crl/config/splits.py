@@ -31,11 +31,11 @@ A **split** is the held-out seeds that every evaluation of an experiment plays: 
 are fixed numbers of the experiment file, so two runs of one experiment, or of two methods on it, are evaluated on the
 same episodes. Training seeds and held-out seeds never overlap; a config in which they do is refused.
 
-Seeds alone hold nothing out, since two seeds may draw one level. So an environment with `held_out_from` decides by the
-content of a level whose it is: seeds from that number on draw levels that no smaller seed ever draws. An environment
-that makes its levels draws different ones for 64 consecutive held-out seeds, as far as there are so many; one with a
-fixed list of tasks plays the held-out part of the list in its order. A config whose training seeds reach
-`held_out_from`, or whose held-out seeds begin before it, is refused too.
+Seeds alone hold nothing out, since two seeds may draw one level. An environment with `held_out_from` decides by its
+content which side a level is on: seeds from that number on draw levels that no smaller seed ever draws. An environment
+that makes its levels draws different ones for 64 consecutive held-out seeds, if there are enough; one with a fixed list
+of tasks plays the held-out part of the list in its order. A config whose training seeds reach `held_out_from`, or whose
+held-out seeds begin before it, is refused too.
 
 `crl evaluate RUN --episodes 100` plays the first 100 seeds of the split. More than the split has are taken after it
 where `held_out_from` says that they are held out, and refused where nothing says so ([evaluation.md](evaluation.md)).
@@ -43,7 +43,7 @@ where `held_out_from` says that they are held out, and refused where nothing say
 _ENVIRONMENTS = """
 ## Environments
 
-What a family has that says nothing else: training seeds {train}, held-out seeds {held_out}.
+Defaults of a family: training seeds {train}, held-out seeds {held_out}.
 
 | environment | held out | `held_out_from` |
 |---|---|---|

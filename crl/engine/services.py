@@ -76,10 +76,11 @@ class EngineServices:
         if held is not None and held[0] == weights.weights_digest:
             return held[1]
         self._prepare_torch()
-        # Not here while it changes: a failure in between must not leave a mixture behind.
-        held = self._policies.pop(role, None)
+        # Before anything is taken out: where files are missing, what is held stays held, and is closed by `release`.
         config = self._method.role(role)
         model_path, checkpoint = self._base(role, config, weights), self._checkpoint(weights)
+        # Not here while it changes: a failure in between must not leave a mixture behind.
+        held = self._policies.pop(role, None)
         if held is not None and isinstance(held[1], Served):
             held[1].hand_over(checkpoint, weights.weights_digest)
             policy: LoadedPolicy = held[1]

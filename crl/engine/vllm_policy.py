@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from crl.config import RoleConfig
+from crl.config.attention import check_attention
 from crl.config.servers import ServerConfig
 from crl.engine.vllm_server import VllmServer, own_folder
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model
-from crl.policies.precision import computes_bfloat16
+from crl.policies.precision import cpu_computes_bfloat16
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
@@ -51,6 +52,7 @@ class VllmPolicy:
 
         tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
         config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        check_attention(config, role.model, role.context)
         self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn)
         self.context = role.context
         self._probe = _probe(config.get_text_config().vocab_size)
@@ -184,7 +186,7 @@ class VllmPolicy:
         directory = self._folder / self._weights[:16]
         model = load_model(self._model_path, self._checkpoint, dtype=getattr(torch, self._role.dtype)).eval()
         save_untied(model, directory)
-        if not computes_bfloat16():  # the same weights, scored in a hundredth of the time
+        if not cpu_computes_bfloat16():  # this copy stays on the CPU: the same weights in a hundredth of the time
             model = model.float()
         expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         self._exported = (self._weights, directory, expected)

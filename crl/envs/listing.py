@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crl.config import ENVIRONMENTS
+from crl.envs.bridges.packages import BridgeConfig
 from crl.errors import BadInput, CrlError
 
 _NEEDS_SETTINGS = "needs settings: "
@@ -52,9 +53,11 @@ def _listed(kind: str) -> Listed:
         return Listed(kind, "", _one_line(error.found), error.next_step)
     about = _one_line((found.__doc__ or "").strip().split("\n\n")[0])
     required = [name for name, field in found.model_fields.items() if field.is_required()]
-    if required:
-        return Listed(kind, about, _NEEDS_SETTINGS + ", ".join(required))
     try:
+        if required:
+            if issubclass(found, BridgeConfig):
+                found.check_installed()
+            return Listed(kind, about, _NEEDS_SETTINGS + ", ".join(required))
         with closing(found(kind=kind).make()):
             return Listed(kind, about, None)
     except CrlError as error:

@@ -7,7 +7,7 @@ positions in one row that all samples share (`packing`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,8 @@ class MicroBatch:
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
     fresh_B: torch.Tensor
-    """1 where the weights before this step sampled the tokens: in this round, which has taken no other step."""
+    """1 where the weights before this step sampled the tokens: in this round, which has taken no other step, and by a
+    stage that reads no older ones."""
     choices_NC: torch.Tensor | None = None
     """For the N targets with mask 1, row by row: the ids each was chosen among, padded with -1 (all -1: the whole
     vocabulary). None where no sample has any."""
@@ -97,8 +98,9 @@ def has_gradient(sample: Sample) -> bool:
     return sample.weight * sample.advantage != 0 and trained_tokens(sample) > 0
 
 
-def collate(samples: Sequence[Sample]) -> MicroBatch:
-    """The tensors of samples of one objective, on the CPU."""
+def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBatch:
+    """The tensors of samples of one objective, on the CPU. `stale` are ids of samples of the round that older weights
+    wrote than the update begins with."""
     tree = tree_of(samples)
     length = max(len(sample.token_ids) for sample in samples) - 1
 
@@ -123,7 +125,7 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
-        fresh_B=torch.tensor([float(_fresh(sample)) for sample in samples]),
+        fresh_B=torch.tensor([float(_fresh(sample) and sample.sample_id not in stale) for sample in samples]),
         choices_NC=padded_choices([(sample.choices, trained_tokens(sample)) for sample in samples]),
     )
 

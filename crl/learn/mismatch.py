@@ -14,6 +14,7 @@ made of w = proximal / sampler:
 
 So the clip takes no gradient away for what is rounding. As a batch takes one step, current / proximal is 1 in it: no
 clip acts, and w holds all that is between the sampler and the step; for tokens of earlier rounds that is their age too.
+Over several passes (`optimizer.passes`) nothing would then bound the move, so the config refuses the two together.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import functools
 import gc
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from crl.config import RoleConfig
+from crl.config.attention import check_attention
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
@@ -52,7 +53,8 @@ class Trainer:
         seed: of a fresh adapter's random part.
 
     Raises:
-        BadInput: the model cannot be loaded, or the number of processes is not the configured one.
+        BadInput: the model cannot be loaded or does not see the whole context, or the number of processes is not the
+            configured one.
         FrozenMethodChanged: the optimizer state was made with other engine settings.
         NotDeepSpeed: what DeepSpeed returned is not its engine.
     """
@@ -78,6 +80,7 @@ class Trainer:
             seed=seed,
             gradient_checkpointing=settings.gradient_checkpointing,
         )
+        check_attention(model.config, role.model, role.context)
         scored = ScoredModel(model, autocast=settings.autocast)
         trainable = [parameter for parameter in scored.parameters() if parameter.requires_grad]
         self._optimizer = make_optimizer(role.optimizer, trainable)
@@ -108,6 +111,7 @@ class Trainer:
         samples: Sequence[Sample],
         objectives: Mapping[str, Objective],
         *,
+        stale: Set[str] = frozenset(),
         inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
         """One optimizer step that minimizes the sum of the samples' objectives, each by its name; the same figures on
@@ -118,6 +122,8 @@ class Trainer:
         change the weights (advantage or weight 0) are not run. When none can, **no step is taken** (`stepped` 0):
         momentum from earlier rounds must not move the weights when this round says nothing.
 
+        `stale` are ids of samples of the round that older weights wrote than those it begins with: `mismatch_kl` leaves
+        them out, as it does samples of earlier rounds.
         `inspect` is called on every rank with the whole gradients by parameter name, before clipping and stepping.
         Raises RecordDamaged for a sample that cannot have been sampled, StageFailed when the loss or the gradient is
         not finite (nothing is saved then).
@@ -132,7 +138,7 @@ class Trainer:
         }
         if not active:
             return figures
-        sums = self._accumulate(samples, active, objectives)
+        sums = self._accumulate(samples, active, objectives, stale)
         loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
             raise self._not_finite("loss", loss)
@@ -174,7 +180,11 @@ class Trainer:
         return figures
 
     def _accumulate(
-        self, samples: Sequence[Sample], active: Sequence[Sample], objectives: Mapping[str, Objective]
+        self,
+        samples: Sequence[Sample],
+        active: Sequence[Sample],
+        objectives: Mapping[str, Objective],
+        stale: Set[str],
     ) -> dict[str, tuple[float, Statistics]]:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})
@@ -190,7 +200,8 @@ class Trainer:
         for step, share in enumerate(mine):
             self._engine.set_gradient_accumulation_boundary(step == len(mine) - 1)
             # A rank that has run out still takes part in every collective operation, at weight 0.
-            batch = collate(share or [min(active, key=lambda sample: len(sample.token_ids))]).to(self._ranks.device)
+            rows = share or [min(active, key=lambda sample: len(sample.token_ids))]
+            batch = collate(rows, stale).to(self._ranks.device)
             inputs = (
                 batch.input_ids_P,
                 batch.depths_P,

@@ -6,7 +6,6 @@ points (`endpoint_chat.py`). A seed is sent along; whether the same one gives th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies.endpoint_chat import EndpointChat, messages_of
 from crl.policies.served import SentWhole
-from crl.policies.serving import Client
+from crl.policies.serving import Client, key_of
 from crl.protocols import Answers, Sampled, StopReason
 from crl.text.unicode import valid_text
 
@@ -28,18 +27,21 @@ _TRIES = 5
 
 
 def check_endpoint(role: str, server: ServerConfig) -> None:
-    """Raise BadInput where the endpoint has no address, or its key is not set. Nothing is sent."""
-    where = f"runtime.servers.{role}"
+    """Raise BadInput where the endpoint of a role has no address, or no key that can be sent. Nothing is sent."""
+    _check(f"role {role}", f"runtime.servers.{role}", server)
+
+
+def _check(who: str, where: str, server: ServerConfig) -> None:
     if server.address is None:
         raise BadInput(
-            f"role {role} has the engine openai and no address",
+            f"{who} has the engine openai and no address",
             expected="the endpoint's URL, such as https://host/v1",
             where=f"{where}.address",
             next_step=f"set it: --set {where}.address=URL",
         )
-    if server.key_variable is not None and not os.environ.get(server.key_variable):
+    if server.key_variable is not None and not key_of(server):
         raise BadInput(
-            f"the variable {server.key_variable} is not set",
+            f"the variable {server.key_variable} is not set, or empty",
             expected="the endpoint's key",
             where=f"{where}.key_variable",
             next_step=f"export {server.key_variable}=…",
@@ -50,7 +52,8 @@ class EndpointPolicy:
     """The model of a role at its endpoint."""
 
     def __init__(self, role: RoleConfig, server: ServerConfig, limit: str) -> None:
-        check_endpoint(role.model, server)
+        # An engine is handed a role without its name, so the message names the model.
+        _check(f"the role with the model {role.model}", "runtime.servers.<role>", server)
         assert server.address is not None
         self.chat, self.context = EndpointChat(), role.context
         self._model, self._limit = role.model.removeprefix(ENDPOINT), limit

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from crl.config import RoleConfig
-from crl.errors import BadInput, RecordDamaged
+from crl.config.attention import check_attention
+from crl.errors import RecordDamaged
 from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
 from crl.policies.precision import computed
@@ -36,7 +37,7 @@ class LanguagePolicy:
             BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or the
                 model's attention does not see the whole context, which a kept cache relies on.
         """
-        _check_attention(model, name, context)
+        check_attention(model.config, name, context)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn)
@@ -166,28 +167,3 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
     return model
-
-
-def _check_attention(model: Any, name: str, context: int) -> None:
-    config = model.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and context > longest:
-        raise BadInput(
-            f"The role's context of {context} tokens is longer than the model {name!r} allows.",
-            expected=f"at most {longest}",
-            where="the `context` of a role",
-            next_step="Lower the context.",
-        )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True) and "layer_types" not in config:
-        kinds.add("sliding_attention")
-    if window is None or window >= context:
-        kinds.discard("sliding_attention")
-    if not kinds <= {"full_attention"}:
-        raise BadInput(
-            f"The model {name!r} has layers that do not see the whole context: {sorted(kinds - {'full_attention'})}.",
-            expected=f"full attention over the role's context of {context} tokens",
-            where="the `model` of a role",
-            next_step=f"Use another model{f', or a context of at most {window}' if window else ''}.",
-        )

@@ -25,6 +25,25 @@ _SHOWN = 500
 """Characters of an answer that a message shows."""
 
 
+def key_of(server: ServerConfig) -> str | None:
+    """The key in the variable that a server names, without space around it (a file's last line break); None: no key.
+
+    Raises BadInput, with no part of the key in it, where no header could hold it: what then complains shows all of it.
+    """
+    if server.key_variable is None:
+        return None
+    key = os.environ.get(server.key_variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise BadInput(
+            f"the key in the variable {server.key_variable} cannot be sent: it has a line break or another control "
+            "character in it, or one that is not ASCII",
+            expected="one line of printable ASCII",
+            where=f"the variable {server.key_variable}",
+            next_step=f"export {server.key_variable}=… with the key alone",
+        )
+    return key or None
+
+
 class Client:
     """The connection to one server.
 
@@ -34,6 +53,9 @@ class Client:
         address: its URL.
         socket: path of a Unix socket that is connected to in place of the address's host.
         tries: how often a request is sent to a server that is busy, or does not answer.
+
+    Raises:
+        BadInput: the key cannot be sent.
     """
 
     def __init__(
@@ -41,7 +63,7 @@ class Client:
     ) -> None:
         self.name, self.address = name, address.rstrip("/")
         self._server, self._tries = server, tries
-        self._key = os.environ.get(server.key_variable) if server.key_variable is not None else None
+        self._key = key_of(server)
         limits = httpx.Limits(max_connections=server.requests)
         self._http = httpx.Client(
             transport=None if socket is None else httpx.HTTPTransport(uds=socket, limits=limits),
@@ -92,11 +114,11 @@ class Client:
             except httpx.TimeoutException as error:
                 problem = f"did not answer {path} in time ({type(error).__name__})"
             except httpx.HTTPError as error:
-                problem = f"cannot be reached ({type(error).__name__}: {error})"
+                problem = f"cannot be reached ({type(error).__name__}: {self._shown(str(error))})"
             else:
                 if response.is_success:
                     return self._content(response)
-                problem = f"answered {path} with {response.status_code}: {self._shown(response)}"
+                problem = f"answered {path} with {response.status_code}: {self._shown(response.text)}"
                 if response.status_code not in _BUSY:
                     raise BadInput(
                         f"{self.name} {problem}",
@@ -117,9 +139,9 @@ class Client:
             return response.json() if response.content else None
         except ValueError:
             raise EngineDied(
-                f"{self.name} answered with no JSON: {self._shown(response)}", where=self.address
+                f"{self.name} answered with no JSON: {self._shown(response.text)}", where=self.address
             ) from None
 
-    def _shown(self, response: httpx.Response) -> str:
-        text = response.text.replace(self._key, "(the key)") if self._key else response.text
-        return text[:_SHOWN]
+    def _shown(self, text: str) -> str:
+        """The beginning of what somebody else wrote, without the key."""
+        return (text.replace(self._key, "(the key)") if self._key else text)[:_SHOWN]

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from crl.config import Experiment, FamilyConfig, Method, Runtime, TaskRunnerName
-from crl.config.engines import ServedEngine
-from crl.config.servers import ServerConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.directory import RunDirectory
 
 Check = Callable[[], None]
+EMBEDDER = "the embedder of the recipe"
+"""The name of its check."""
 
 
 def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
@@ -83,6 +83,7 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     from crl.policies.embedder_sources import check_embedder
     from crl.policies.sources import check_model, warm_checkpoint
     from crl.preflight.numbers import model_checks
+    from crl.preflight.servers import server_checks
 
     method = experiment.method
     found: list[tuple[str, Check]] = [
@@ -90,15 +91,11 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
         for owner, model in ((owner, method.role(owner).model) for owner in method.owners())
         if warm or warm_checkpoint(model) is None
     ]
-    found += model_checks(experiment)
-    for owner in method.owners():
-        engine, server = method.role(owner).engine, experiment.runtime.servers.get(owner, ServerConfig())
-        if isinstance(engine, ServedEngine):
-            found.append((f"runtime.servers.{owner}", partial(engine.check, owner, server)))
+    found += [*model_checks(experiment), *server_checks(experiment)]
     embedder = method.recipe.embedder()
     if embedder is not None:
         asked = partial(check_embedder, embedder.name, embedder.query_instruction)
-        found.append(("the embedder of the recipe", asked))
+        found.append((EMBEDDER, asked))
     found.append(("runtime.expectations", partial(check_own_suites, experiment.runtime.expectations)))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
@@ -130,5 +127,5 @@ def check_task_runner(runtime: Runtime) -> None:
             "the Dask task runner is not installed",
             expected="prefect-dask, the project's extra `dask`",
             where="runtime.task_runner",
-            next_step="pip install 'complementary-rl[dask]', or choose engines",
+            next_step="pip install -c constraints.txt -e '.[dask]', or choose engines",
         )

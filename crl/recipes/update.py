@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 
 from crl.recipes.context import StageContext
@@ -54,10 +54,10 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         trainer = ctx.services.trainer(owner, before)
         in_order = sorted(samples, key=lambda sample: sample.step)
         batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
-        passes = ctx.method.role(owner).optimizer.passes
+        passes, stale = ctx.method.role(owner).optimizer.passes, stale_samples(ctx, owner, samples)
         steps: list[dict[str, float]] = []
         for batch in batches * passes:
-            steps.append(trainer.update(batch, ctx.recipe.objectives))
+            steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale))
             ctx.progress(int(sum(step["samples"] for step in steps)) // passes, len(samples))
         figures = over_passes(steps, len(batches))
         if figures["stepped"]:
@@ -70,6 +70,26 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     ctx.write(Metric, [_metric(ctx, name, value) for name, value in sorted(figures.items())])
     if samples:
         ctx.services.trained(owner, after)
+
+
+def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> frozenset[str]:
+    """Ids of samples of the round that older weights wrote than the update begins with, by what stages declare to read.
+
+    Where rounds overlap, answers to questions are such: playing reads the extractor of two rounds before.
+    """
+    begins = ctx.recipe.resolve(ctx.method, ctx.round, update_name(owner), -1)
+    stages = {stage.name: stage for stage in ctx.recipe.stages_of(ctx.method, ctx.round)}
+
+    @cache
+    def older(source: str, role: str) -> bool:
+        number, _, stage = source.partition("/")
+        if int(number) != ctx.round or stage not in stages:
+            return False
+        reads = {read.name: read for read in stages[stage].reads}
+        read = reads.get(role)
+        return read is not None and ctx.recipe.resolve(ctx.method, ctx.round, read.stage, read.offset) != begins
+
+    return frozenset(sample.sample_id for sample in samples if older(sample.source, sample.role))
 
 
 def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -47,7 +47,7 @@ class Retrieval(Row):
     count: A[int, "c of eq. 6: retrievals of the entry before this one"]
     recent: A[bool, "whether the entry was retrieved inside the recency window"]
     score: A[float, "s of eq. 6"]
-    chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score stands first"]
+    chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score is first"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Episode(Row):
     stream: A[
         str, "rollouts of a group that are compared with each other: guided, free, or another of the recipe's"
     ] = ""
-    guided: A[bool, "whether an experience stood in the prompt"]
+    guided: A[bool, "whether an experience was in the prompt"]
     entry_id: A[str | None, "entry that guided the episode; of several (top_k) the first"]
     content_digest: A[str | None, "version of that entry"]
     experience: A[str | None, "what was shown: the text of that entry, or of several entries, numbered"]

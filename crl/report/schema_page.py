@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from crl.config.load import load_experiment
 from crl.recipes import recipe_of
@@ -21,8 +23,9 @@ has 17 questions with their SQL.
 
 Rows of most views are in the Parquet file of that name of the stage that wrote them (named at each view, for the
 recipe `complementary` with every mechanism switched on), in
-`rounds/<round>/<stage>/<view>.parquet`. Tables of other recipes are on their pages: [erl.md](erl.md),
-[dreamgym.md](dreamgym.md), [importance_replay.md](importance_replay.md). Put together from these are
+`rounds/<round>/<stage>/<view>.parquet`. The [tables of other recipes](#tables-of-other-recipes) come last; what they are
+for is on the recipes' pages: [erl.md](erl.md), [importance_replay.md](importance_replay.md), [dreamgym.md](dreamgym.md).
+Put together from these are
 
 | view | rows |
 |---|---|
@@ -57,6 +60,11 @@ _TIMINGS = """
 
 How long one kind of work took in one stage. Rows hold no clock times, so this comes from the manifests' provenance.
 """
+_OTHER_TABLES = """
+## Tables of other recipes
+
+Each is there only in runs of the recipe that writes it.
+"""
 _EVERY_MECHANISM = {
     "method.recipe.actor_critic": {"max_new_tokens": 64},
     "method.prompts.critic": {"system": "Judge it.", "first": "{goal} {observation} {experience}"},
@@ -70,20 +78,29 @@ _EVERY_MECHANISM = {
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""
 _OVERLAPPED = {"method.overlap": True}
 """Added to the quickstart: then the actor's samples have a stage of their own."""
+_OTHERS: dict[str, dict[str, Any]] = {
+    "erl": {},
+    "importance_replay": {},
+    "dreamgym": {"method.recipe.fit.reasoning": "teacher", "method.roles.teacher": {}},
+}
+"""Recipes that bring tables of their own, by their experiment: what is added to it, so that every table occurs."""
 
 
 def recipes() -> list[Recipe]:
     """The recipe `complementary` as it is with a warm start and overlap, and with every other mechanism."""
-    paper = Path(__file__).parents[2] / "conf" / "paper" / "minihack_room.yaml"
-    quickstart = paper.parents[1] / "quickstart.yaml"  # which has a warm start
-    methods = load_experiment(quickstart, _OVERLAPPED).method, load_experiment(paper, _EVERY_MECHANISM).method
-    return [recipe_of(method) for method in methods]
+    # The quickstart has a warm start.
+    return [_recipe("quickstart", _OVERLAPPED), _recipe("paper/minihack_room", _EVERY_MECHANISM)]
 
 
-def _written_by() -> dict[str, str]:
-    """The stages of the recipe `complementary` that write a view, in the order of a round, by its name."""
+def _recipe(experiment: str, changes: dict[str, Any]) -> Recipe:
+    path = Path(__file__).parents[2] / "conf" / f"{experiment}.yaml"
+    return recipe_of(load_experiment(path, changes).method)
+
+
+def _written_by(recipes: Sequence[Recipe]) -> dict[str, str]:
+    """The stages that write a view, in the order of a round of the last recipe, by its name."""
     written = defaultdict[str, dict[str, None]](dict)
-    for recipe in recipes():
+    for recipe in recipes:
         for stage in (*recipe.preparation, *recipe.stages):
             for row_type in stage.writes:
                 written[row_type.table][stage.name] = None
@@ -98,12 +115,9 @@ def _written_by() -> dict[str, str]:
 
 def page() -> str:
     """The page as Markdown."""
-    parts, written = [_HEAD], _written_by()
+    parts, written = [_HEAD], _written_by(recipes())
     for row_type in ROW_TYPES:
-        summary = (row_type.__doc__ or "").strip().splitlines()[0]
-        stages = f"\nWritten by {written[row_type.table]}.\n" if row_type.table in written else ""
-        parts.append(f"\n## {row_type.table}\n\n{summary}\n{stages}{_NOTES.get(row_type, '')}")
-        parts.append(_table(columns_of(row_type)))
+        parts.append(_section(row_type, written.get(row_type.table)))
     parts.append("\n## stages\n\nOne committed stage, from its manifest.\n")
     place = [("round", "BIGINT", "round it belongs to"), ("stage", "VARCHAR", "its name")]
     own = [(name, kind, meaning) for name, kind, _, meaning in STAGE_COLUMNS]
@@ -114,7 +128,19 @@ def page() -> str:
     parts.append(_table(list(TASK_COLUMNS)))
     parts.append(_TIMINGS)
     parts.append(_table(list(TIMING_COLUMNS)))
+    parts.append(_OTHER_TABLES)
+    for experiment, changes in _OTHERS.items():
+        recipe = _recipe(experiment, changes)
+        written = _written_by([recipe])
+        for row_type in recipe.suites:
+            parts.append(_section(row_type, f"{written[row_type.table]} of the recipe `{recipe.name}`"))
     return "".join(parts)
+
+
+def _section(row_type: type[Row], written_by: str | None) -> str:
+    summary = (row_type.__doc__ or "").strip().splitlines()[0]
+    stages = "" if written_by is None else f"\nWritten by {written_by}.\n"
+    return f"\n## {row_type.table}\n\n{summary}\n{stages}{_NOTES.get(row_type, '')}{_table(columns_of(row_type))}"
 
 
 def _table(columns: list[tuple[str, str, str]]) -> str:

@@ -26,7 +26,7 @@ BATCH = 16
 """Prompts a session: part of the numbers (a batch's composition can change a last digit), so it is fixed."""
 UNKNOWN = "unknown"
 """The success rate of a family that was never played."""
-_NAMES = frozenset({"goal", "observation", "experience", "success_rate"})
+NAMES = frozenset({"goal", "observation", "experience", "success_rate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Judged:
 
 def check_critic_prompt(prompt: PromptConfig) -> None:
     """Raise BadInput for a critic's template with an unknown placeholder, or one that does not show the experience."""
-    check(prompt.system, _NAMES, "prompts.critic.system")
-    check(prompt.first, _NAMES, "prompts.critic.first")
+    check(prompt.system, NAMES, "prompts.critic.system")
+    check(prompt.first, NAMES, "prompts.critic.first")
     if "{experience}" not in prompt.first:
         raise BadInput(
             "the critic's prompt does not show the experience",
@@ -64,7 +64,7 @@ def check_critic_prompt(prompt: PromptConfig) -> None:
 def check_critic_room(chat: Chat, context: int, prompt: PromptConfig, critic: ActorCriticConfig) -> None:
     """Raise PromptTooLong where the critic's prompt leaves no room for a verdict even with nothing filled in."""
     room = context - critic.max_new_tokens
-    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(_NAMES, ""))))
+    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(NAMES, ""))))
     if needed >= room:
         raise PromptTooLong(
             f"the critic's prompt takes {needed} tokens before anything is filled in",

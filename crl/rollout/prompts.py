@@ -22,9 +22,9 @@ from crl.text.templates import check, fill, placeholders
 Placement = Literal["system", "user", "instructions"]
 """Where an experience is shown; with `instructions` it stands in place of the system text."""
 
-_SYSTEM = frozenset({"goal", "actions"})
-_FIRST = frozenset({"goal", "actions", "experience", "observation"})
-_FOLLOWING = frozenset({"goal", "actions", "feedback", "observation"})
+SYSTEM_NAMES = frozenset({"goal", "actions"})
+FIRST_NAMES = frozenset({"goal", "actions", "experience", "observation"})
+FOLLOWING_NAMES = frozenset({"goal", "actions", "feedback", "observation"})
 _EXPERIENCE_LAST = re.compile(r"\{experience\}[^{}]*\{observation\}")
 
 
@@ -46,9 +46,9 @@ def check_prompts(prompts: Mapping[str, PromptConfig], placement: Placement = "u
     between them, each once.
     """
     actor = prompts["actor"]
-    check(actor.system, _SYSTEM, "prompts.actor.system")
-    check(actor.first, _FIRST, "prompts.actor.first")
-    check(actor.following, _FOLLOWING, "prompts.actor.following")
+    check(actor.system, SYSTEM_NAMES, "prompts.actor.system")
+    check(actor.first, FIRST_NAMES, "prompts.actor.first")
+    check(actor.following, FOLLOWING_NAMES, "prompts.actor.following")
     check(actor.experience, {"experience"}, "prompts.actor.experience")
     if "ask" in prompts:
         check(prompts["ask"].offer, (), "prompts.ask.offer")

@@ -32,6 +32,14 @@ def test_the_family_shown_is_that_of_the_experiment(kind: str) -> None:
         assert getattr(shown, name) == getattr(shipped, name)
 
 
+def test_textworld_is_evaluated_on_the_held_out_games_that_the_page_makes() -> None:
+    (made,) = re.findall(r"seq (\d+) (\d+)\).*games/test/", PAGE)
+    shown = FamilyConfig.model_validate(yaml.safe_load(FAMILIES["textworld"]))
+    (shipped,) = load_experiment(ROOT / "conf/bridges/textworld.yaml").method.families
+    assert shown.evaluation_seeds == shipped.evaluation_seeds
+    assert shipped.evaluation_seeds.count == int(made[1]) - int(made[0]) + 1
+
+
 def test_extras_and_pins_agree() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     pinned = {

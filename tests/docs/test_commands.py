@@ -14,6 +14,7 @@ import typer.main
 from crl.cli import app
 from crl.config.keys import field_schema
 from crl.config.reference import page as config_page
+from crl.lab.reference import page as study_file_page
 from crl.report.schema_page import page
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +81,11 @@ def test_the_schema_page_is_current() -> None:
 def test_the_config_page_is_current() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     assert text == config_page(), "write it anew: python -m crl.config.reference > docs/config.md"
+
+
+def test_the_page_of_study_files_is_current() -> None:
+    text = (ROOT / "docs/study_file.md").read_text(encoding="utf-8")
+    assert text == study_file_page(), "write it anew: python -m crl.lab.reference > docs/study_file.md"
 
 
 KEY = re.compile(r"`((?:method|runtime)\.[a-z_.]+)\b")

@@ -17,6 +17,7 @@ import yaml
 from crl.cli import main
 from crl.config import ENVIRONMENTS, FamilyConfig, WarmStartConfig
 from crl.config.load import parse_experiment
+from crl.envs.alfworld.files import DOWNLOAD
 from crl.recipes.complementary.ready import check_demonstrations
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,15 @@ def test_the_table_of_environments_names_only_what_there_is() -> None:
     table = PAGE.partition("## One of your own")[0]
     named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert {"frozenlake", "minihack", "realms", "shrines"} <= set(named) <= set(ENVIRONMENTS.names())
+
+
+def test_files_of_others_are_got_as_refusals_say_and_searched_where_the_setting_says() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| [^|]+ \| (`\w+` of the environment.*)$", PAGE, re.MULTILINE))
+    assert set(rows) == {"alfworld", "webshop", "hotpotqa"}
+    for kind, row in rows.items():
+        setting = row.split("`")[1]
+        assert "null: $" in (ENVIRONMENTS.load(kind).model_fields[setting].description or ""), kind
+    assert f"`{DOWNLOAD}`" in rows["alfworld"]
 
 
 def test_the_experiment_that_trains_on_it_has_nothing_missing(

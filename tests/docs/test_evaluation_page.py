@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from crl.lab.study.config import load_study
+from crl.lab.study.plan import study_directory
 from crl.recipes.evaluate_again import Choice, Evaluated, chosen_method
 from crl.run.directory import RunDirectory
 from tests.docs.test_commands import BLOCK, ROOT
@@ -25,8 +27,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs that the page names, in a directory `runs`."""
     root = tmp_path_factory.mktemp("page") / "runs"
     recorded(root, "quickstart", {2: WON}, families=TASKS)
-    for seed in (1, 2):
-        recorded(root, f"study-both-s{seed}", {2: WON}, seed=seed, families=TASKS)
+    study = load_study(ROOT / "conf/study/realms.yaml")
+    for seed in study.seeds[:2]:
+        name = study.run_name(next(iter(study.arms)), seed)
+        recorded(study_directory(study, root), name, {2: WON}, seed=seed, families=TASKS)
     recorded(root, "plain", {2: WON}, families=TASKS, method__recipe__kind="baseline")
     return root
 

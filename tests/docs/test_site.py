@@ -54,6 +54,16 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(in_navigation(SITE["nav"])) == sorted([*pages, GENERATED])
 
 
+def test_the_rows_of_every_recipe_are_in_the_reference() -> None:
+    shown = re.findall(r"^::: (\S+)$", (DOCS / "api/records.md").read_text(encoding="utf-8"), re.MULTILINE)
+    schema = (DOCS / "schema.md").read_text(encoding="utf-8")
+    paths = sorted(ROOT.glob("crl/recipes/*/rows.py"))
+    assert len(paths) >= 3 and {f"crl.recipes.{path.parent.name}.rows" for path in paths} <= set(shown)
+    for path in paths:
+        for table in re.findall(r'table: ClassVar\[str\] = "(\w+)"', path.read_text(encoding="utf-8")):
+            assert f"\n## {table}\n" in schema, table
+
+
 def test_every_internal_link_leads_somewhere() -> None:
     assert len(links()) > 50
     for page, link in links():

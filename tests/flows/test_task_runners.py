@@ -212,4 +212,4 @@ def test_a_task_runner_that_is_not_installed_is_named_before_anything_runs(fake,
     path = fake({})
     with pytest.raises(BadInput, match="Dask task runner is not installed") as raised:
         train(spread(), rounds=1)
-    assert "complementary-rl[dask]" in str(raised.value) and not path.exists()
+    assert "-e '.[dask]'" in str(raised.value) and not path.exists()

@@ -91,10 +91,26 @@ def test_the_divergence_is_that_of_fresh_tokens_alone(model: Path) -> None:
     assert "mismatch_kl" not in update(model, older, ActorObjective())
 
 
+def test_tokens_of_the_round_that_older_weights_sampled_are_not_fresh(model: Path) -> None:
+    samples = demonstrations(model, "grpo")
+    both = [*moved(samples[:2], 2.0), *moved(samples[2:], 0.2)]
+    stale = {each.sample_id for each in samples[:2]}
+    assert update(model, both, ActorObjective(), stale=stale)["mismatch_kl"] == pytest.approx(
+        np.exp(-0.2) - 1 + 0.2, rel=1e-4
+    )
+    trained = [sum(each.loss_mask) for each in samples]
+    kl = [np.exp(-2.0) - 1 + 2.0] * 2 + [np.exp(-0.2) - 1 + 0.2] * (len(samples) - 2)
+    assert update(model, both, ActorObjective())["mismatch_kl"] == pytest.approx(
+        float(np.average(kl, weights=trained)), rel=1e-4
+    ), "told of none, all of the round are"
+
+
 def test_a_divergence_above_the_bound_is_an_alarm() -> None:
     update_figures = {"ratio_mean": 1.0, "mismatch_kl": MOST_MISMATCH_KL * 1.01}
     assert list(mismatch_alarms(clip_figures("actor", update_figures))) == ["actor_mismatch_kl"]
     assert mismatch_alarms(clip_figures("actor", {**update_figures, "mismatch_kl": MOST_MISMATCH_KL})) == {}
+    [told] = mismatch_alarms({"actor_mismatch_kl": 1.0}).values()
+    assert "optimizer.passes 1" in told, "a correction is refused beside more"
 
 
 def test_without_a_correction_a_method_is_the_one_it_was() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,9 @@ def moved(samples: list[Sample], by: float, rng: np.random.Generator | None = No
     ]
 
 
-def update(model: Path, samples: list[Sample], objective: ActorObjective | ExtractorObjective) -> dict[str, float]:
+def update(
+    model: Path, samples: list[Sample], objective: ActorObjective | ExtractorObjective, **more: Any
+) -> dict[str, float]:
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
 
@@ -91,7 +94,7 @@ def update(model: Path, samples: list[Sample], objective: ActorObjective | Extra
     )
     trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
     try:
-        return trainer.update(samples, objectives(objective))
+        return trainer.update(samples, objectives(objective), **more)
     finally:
         trainer.dispose()
 

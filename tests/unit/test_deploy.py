@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from crl.config import RoleConfig
+from crl.config.servers import ServerConfig
+from crl.engine.vllm_server import command_line, environment
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))
+GPU = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text(encoding="utf-8"))
+ENGINES, OPERATIONS = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("engines", "operations"))
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
 POOL = PREFECT["definitions"]["work_pool"]
 PINNED = dict(
@@ -20,7 +27,7 @@ IMAGE = f"prefecthq/prefect:{PINNED['prefect']}-python3.11"
 
 
 def manifests() -> dict[str, dict[str, Any]]:
-    """Every Kubernetes resource by `kind/name`."""
+    """Every Kubernetes resource by `kind/name`, in the order that `kubectl apply` takes them."""
     found = {}
     for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml")):
         for resource in yaml.safe_load_all(path.read_text(encoding="utf-8")):
@@ -60,6 +67,52 @@ def test_workers_serve_the_work_pool_with_its_heartbeat() -> None:
     assert variables[beat] == ours["environment"][beat] == POOL["job_variables"]["env"][beat]
     for command in (worker["command"], ours["entrypoint"]):
         assert command[-1] == f"python -m flows.setup && exec prefect worker start --pool {POOL['name']}"
+
+
+def test_only_the_file_for_gpus_asks_for_gpus() -> None:
+    assert "nvidia" not in str(COMPOSE) and COMPOSE["services"]["worker"]["image"].endswith(":cpu}")
+    worker, vllm = GPU["services"]["worker"], GPU["services"]["vllm"]
+    assert worker["image"].endswith(":cuda}") and "nvidia" in str(worker["deploy"]) and "nvidia" in str(vllm["deploy"])
+
+
+def test_the_vllm_server_is_started_as_one_that_takes_weights_is() -> None:
+    """As `crl.engine.vllm_server` and docs/engines.md start theirs; sizes are the machine's."""
+    vllm = GPU["services"]["vllm"]
+    options = dict(word.partition("=")[::2] for word in vllm["command"])
+    own = command_line(Path("python"), Path("model"), Path("socket"), RoleConfig(), ServerConfig())
+    (typed,) = re.findall(r"^VLLM_SERVER_DEV_MODE=1 (python .*\\\n.*)$", ENGINES, re.MULTILINE)
+    for words in (own, shlex.split(typed)):
+        assert vllm["entrypoint"][1:] == words[1:3]
+        for name in ("--logprobs-mode", "--generation-config"):
+            assert options[name] == words[words.index(name) + 1], name
+        for name in ("--model", "--dtype", "--max-model-len", "--tokens-only"):
+            assert name in words and name in options, name
+    assert vllm["environment"]["VLLM_SERVER_DEV_MODE"] == environment(ServerConfig(), 1)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "ports" not in vllm, "it asks for no key"
+    assert vllm["volumes"] == COMPOSE["services"]["worker"]["volumes"], "weights are handed over through a folder"
+
+
+def test_leases_of_prefects_server_outlive_it() -> None:
+    name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+    (told,) = re.findall(rf"export {name}=(\S+)", OPERATIONS)
+    server = COMPOSE["services"]["server"]
+    assert server["environment"][name] == told
+    (volume,) = server["volumes"]
+    source, _, target = volume.partition(":")
+    assert source in COMPOSE["volumes"] and target == server["environment"]["PREFECT_HOME"]
+    found = manifests()
+    spec = found["Deployment/prefect-server"]["spec"]["template"]["spec"]
+    container = spec["containers"][0]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables[name] == told
+    (mount,), (kept,) = container["volumeMounts"], spec["volumes"]
+    assert mount == {"name": kept["name"], "mountPath": variables["PREFECT_HOME"]}
+    assert f"PersistentVolumeClaim/{kept['persistentVolumeClaim']['claimName']}" in found
+    assert found["Deployment/prefect-server"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_the_namespace_is_applied_before_what_is_in_it() -> None:
+    assert next(iter(manifests())) == "Namespace/complementary-rl"
 
 
 def test_every_manifest_is_in_the_namespace_and_finds_what_it_names() -> None:

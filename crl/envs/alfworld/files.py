@@ -26,6 +26,10 @@ from crl.errors import BadInput
 RELEASE = "json_2.1.1"
 GAME = "game.tw-pddl"
 VARIABLE = "ALFWORLD_DATA"
+DOWNLOAD = (
+    "python3 -m venv /tmp/alfworld && /tmp/alfworld/bin/pip install alfworld && /tmp/alfworld/bin/alfworld-download"
+)
+"""Gets the game files. In an environment of its own: alfworld and what it needs are not pinned beside the project's."""
 _TEXTS = ("pddl_domain", "grammar", "pddl_problem")
 _PASSED_OVER = ("movable", "Sliced")
 
@@ -67,7 +71,7 @@ def games_of(data: Path | None, split: str, tasks: Collection[str]) -> tuple[Gam
             f"the split {split!r} has no solvable game of the tasks {', '.join(tasks)}",
             expected=f"folders such as pick_and_place_simple-Mug-None-Shelf-20/trial_T20190909_000000_000000/{GAME}",
             where=str(found),
-            next_step="choose other tasks, or get the files: pip install alfworld && alfworld-download",
+            next_step=f"choose other tasks, or get the files: {DOWNLOAD}",
         )
     return tuple(sorted(games, key=lambda game: hashlib.sha256(game.name.encode()).digest()))
 
@@ -81,7 +85,7 @@ def missing(folders: list[Path], split: str) -> BadInput:
         expected=f"folders of games (release 2.1.1, {GAME}) from github.com/alfworld/alfworld, MIT licence, made from "
         "ALFRED (MIT licence)",
         where="looked for " + " and ".join(str(folder / split) for folder in folders),
-        next_step=f"get them (about 2 GB): pip install alfworld && alfworld-download; elsewhere than in "
+        next_step=f"get them (about 2 GB): {DOWNLOAD}; elsewhere than in "
         f"~/.cache/alfworld: set ${VARIABLE}, or `data` of the environment",
     )
 

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from crl.config.environments import EnvironmentConfig
-from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, check_known, package
+from crl.envs.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
 from crl.envs.bridges.streams import GlobalStreams, Untouched
 from crl.envs.bridges.wave import Episode, Outcome, Wave, seed_of
 from crl.errors import BadInput
@@ -31,7 +30,7 @@ _HIGHLIGHT = re.compile(r"\x1b\[(?:\d+;)*(?:4[0-7]|7)m(.*?)\x1b\[0m")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-class GymnasiumConfig(EnvironmentConfig):
+class GymnasiumConfig(BridgeConfig):
     """A registered Gymnasium id whose observations are text."""
 
     model_config = ConfigDict(title="Gymnasium")

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.bridges.packages import WHERE, check_known, package
+from crl.config.environments import HeldOutFrom
+from crl.envs.bridges.packages import WHERE, BridgeConfig, check_known, package
 from crl.envs.bridges.wave import Episode, LeveledWave, Outcome, seed_of
 from crl.envs.levels import Levels
 from crl.errors import BadInput
@@ -40,7 +40,7 @@ _NOTHING = {"unseen", "empty", "wall", "floor", "agent"}
 """What is not listed; of walls only the next one in each direction is told."""
 
 
-class MiniGridConfig(EnvironmentConfig):
+class MiniGridConfig(BridgeConfig):
     """A registered MiniGrid or BabyAI id, its view in words."""
 
     model_config = ConfigDict(title="MiniGrid")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -19,6 +20,16 @@ Argument = str | Whole | Real | bool | None
 
 WHERE = "method.families[].environment"
 """Where an experiment names an environment."""
+
+
+class BridgeConfig(EnvironmentConfig):
+    """The config of an environment in a package of other people; package and extra have the name of its kind."""
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise BadInput where the package cannot be imported, whatever its settings will be."""
+        kind = str(cls.model_fields["kind"].default)
+        package(kind, extra=kind)
 
 
 def package(module: str, *, extra: str) -> ModuleType:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.bridges.packages import WHERE, Argument, Real, Whole, check_known, package
+from crl.config.environments import HeldOutFrom
+from crl.envs.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.bridges.wave import Episode, LeveledWave, Outcome, seed_of
 from crl.envs.levels import Levels
@@ -37,7 +37,7 @@ _DRAWS = 200
 _FULL_MARK = 1 - 1e-9
 
 
-class ReasoningGymConfig(EnvironmentConfig):
+class ReasoningGymConfig(BridgeConfig):
     """A dataset of reasoning-gym: one question, one answer, the package's own scorer."""
 
     model_config = ConfigDict(title="reasoning-gym")

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from crl.config.environments import EnvironmentConfig
-from crl.envs.bridges.packages import WHERE, Argument, check_known, package
+from crl.envs.bridges.packages import WHERE, Argument, BridgeConfig, check_known, package
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.bridges.wave import Episode, Outcome, Wave, seed_of
 from crl.errors import BadInput
@@ -33,7 +32,7 @@ _NLTK_DATA: Mapping[str, tuple[str, str]] = {
 _FULL_MARK = 1 - 1e-9
 
 
-class TextArenaConfig(EnvironmentConfig):
+class TextArenaConfig(BridgeConfig):
     """A single-player game of TextArena."""
 
     model_config = ConfigDict(title="TextArena")

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.bridges.packages import WHERE, package
+from crl.config.environments import HeldOutFrom
+from crl.envs.bridges.packages import WHERE, BridgeConfig, package
 from crl.envs.bridges.wave import Episode, LeveledWave, Outcome, seed_of
 from crl.envs.levels import is_held_out
 from crl.errors import BadInput
@@ -41,7 +41,7 @@ _NOT_TOLD = re.compile(r"^>?$|[$_|\\/]{2}|^>?\s*-= .* =-\s*-?\d+/\d+$|^Would you
 """Lines of the screen that are no part of the story: the banner, the prompt with the status line, the end's menu."""
 
 
-class TextWorldConfig(EnvironmentConfig):
+class TextWorldConfig(BridgeConfig):
     """TextWorld games: `.z8` files, with their `.json`."""
 
     model_config = ConfigDict(title="TextWorld")

@@ -135,7 +135,7 @@ def _seconds(result: StudyResult) -> Table:
 
 
 def _health(result: StudyResult) -> Table:
-    columns = ("arm", "training episodes a run", "malformed", "return", "notes true", "families with a true note",
+    columns = ("arm", "training episodes per run", "malformed", "return", "notes true", "families with a true note",
                "collapsed")  # fmt: skip
     rows = []
     for arm in result.arms:

@@ -39,7 +39,7 @@ class Training(Model):
     """A supervised update."""
 
     epochs: int = Field(3, ge=1, le=100, description="Passes over the demonstrations.")
-    batch: int = Field(64, ge=1, le=4096, description="Demonstrations a step.")
+    batch: int = Field(64, ge=1, le=4096, description="Demonstrations per step.")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="Peak; it rises for 100 steps and falls in a cosine.")
 
 
@@ -58,7 +58,7 @@ class ActorDemonstrations(Model):
         ge=0,
         le=1,
         exclude_if=lambda value: not value,
-        description="Share of the hints that stand in place of the instructions, as reflections of Experiential RL do.",
+        description="Share of the hints that replace the instructions, as reflections of Experiential RL do.",
     )
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ class WarmStartFile(Model):
     miniature: MiniatureConfig = Field(MiniatureConfig(), description="Sizes, where the model is a miniature.")
     context: int = Field(256, ge=64, le=1_048_576, description="Longest sequence in tokens.")
     deepspeed: DeepSpeedConfig = Field(DeepSpeedConfig(), description="autocast and gradient checkpointing count.")
-    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practices.")
+    environment: RealmsConfig = Field(RealmsConfig(practice=True), description="Where it practices: `practice: true`.")
     prompts: dict[str, PromptConfig] = Field(description="Prompts; in a file, the name of one under conf/prompts/.")
     training: Training = Field(Training(), description="Supervised update, of both roles at once.")
     actor: ActorDemonstrations = Field(ActorDemonstrations(), description="Demonstrations for the actor.")
@@ -165,5 +165,5 @@ def load_warm_start(path: str | Path) -> WarmStartFile:
         raise BadInput(
             f"{path} is not a valid warm start:\n"
             + "\n".join(listed_errors(error, partial(readable, model=WarmStartFile))),
-            next_step="correct the keys named above; every field is described in crl/lab/warm/config.py",
+            next_step="correct the keys named above; docs/study_file.md describes every key",
         ) from None

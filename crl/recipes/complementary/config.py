@@ -231,6 +231,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             next_step="set it, or leave guided_share_rounds out",
         )
     yield from _constrained(config, method)
+    yield from _unbounded(config, method)
     start = config.warm_start
     shared = config.has_bank and method.owner(ACTOR) == method.owner(EXTRACTOR)
     if shared and start is not None and start.actor_episodes > 0 and start.extractor_episodes > 0:
@@ -369,4 +370,19 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
                 expected=f"{where.split('.')[-1]}: {expected}, or roles.actor.sampling.constrain: none",
                 where=where,
                 next_step="change one of the two",
+            )
+
+
+def _unbounded(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Objectives whose clip would never act: with a correction, ratios are against what each step starts from."""
+    corrections = {ACTOR: config.actor_objective.correction, EXTRACTOR: config.extractor_objective.correction}
+    for role in sorted(config.TRAINED & config.roles().keys()):
+        passes = method.role(role).optimizer.passes
+        if passes > 1 and corrections[role] is not None:
+            yield BadInput(
+                f"the {role}'s samples are trained on {passes} times, and with a correction no clip bounds how far "
+                "they move",
+                expected="optimizer.passes 1, or no correction",
+                where=f"method.recipe.{role}_objective.correction",
+                next_step=f"leave one of them out; passes is in method.roles.{method.owner(role)}.optimizer",
             )

@@ -57,11 +57,17 @@ def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypa
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24_000_000_000))
     monkeypatch.setattr("crl.policies.rates.device_bytes", lambda: None)
     monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
+    monkeypatch.setattr("crl.preflight.models.config_file", lambda name: None)
     outcome = crl("doctor", CONF / "scale/qwen-7b.yaml")
     assert outcome.code == 0, outcome.err
     lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}
     assert "weights 15.2 GB, cache 7.5 GB" in lines["sampling, actor"]
     assert "weights 30.5 GB" in lines["update, actor"]
     assert lines["memory"].startswith("too big") and "the machine has 24.0 GB" in lines["memory"]
+    assert lines["method.roles.actor.model"].startswith("ok") and "downloaded" in lines["method.roles.actor.model"]
     assert lines["disk"].startswith("ok") and "per round" in lines["disk"] and "GFLOP/s" in lines["time"]
+    shown = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.startswith("method.roles."))
+    assert shown["method.roles.extractor.model"] == "weights of actor"
+    assert shown["method.roles.extractor.optimizer.learning_rate"] == "weights of actor"
+    assert shown["method.roles.actor.model"] == "Qwen/Qwen2.5-7B-Instruct"
     assert "by the estimate too big for this machine: memory" in " ".join(outcome.out.split())

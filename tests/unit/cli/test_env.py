@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ def test_one_that_cannot_be_played_says_why(crl: Crl, monkeypatch: pytest.Monkey
     shown = crl("env", "list")
     assert shown.code == 0 and "no: no such \\x1b[2J package; pip install it" in shown.out
     assert "there is no environment 'not_there'" in shown.out
+
+
+@pytest.mark.parametrize(("kind", "setting"), [("reasoning_gym", "dataset"), ("textworld", "games")])
+def test_a_package_that_is_missing_is_named_before_settings_are(
+    crl: Crl, monkeypatch: pytest.MonkeyPatch, kind: str, setting: str
+) -> None:
+    monkeypatch.setattr(type(ENVIRONMENTS), "names", lambda self: [kind])
+    monkeypatch.setitem(sys.modules, kind, None)
+    (listed,) = json.loads(crl("env", "list", "--json").out)
+    assert f"the package {kind} cannot be imported" in listed["missing"]
+    assert listed["next_step"] == f"pip install -c constraints.txt -e '.[{kind}]'"
+    monkeypatch.setitem(sys.modules, kind, types.ModuleType(kind))
+    (listed,) = json.loads(crl("env", "list", "--json").out)
+    assert listed["missing"] == f"needs settings: {setting}" and listed["playable"] is False
 
 
 def test_a_check_is_a_table_or_json_and_an_exit_code(crl: Crl) -> None:

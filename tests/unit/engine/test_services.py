@@ -228,3 +228,31 @@ def test_another_embedder_under_the_same_name_is_refused(services, base, monkeyp
     monkeypatch.setattr(services, "model_digest", lambda role: "0" * 64)
     with pytest.raises(RecordDamaged, match="the embedder lexical has digest 000"):
         services.embedder()
+
+
+class ServedPolicy:
+    """A policy that holds a server."""
+
+    def __init__(self) -> None:
+        self.handed, self.closed = [], 0
+
+    def hand_over(self, checkpoint, weights) -> None:
+        self.handed.append(weights)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_served_policy_is_closed_where_the_files_of_its_next_weights_are_missing(services, base):
+    served = ServedPolicy()
+    services._policies["actor"] = (base.weights_digest, served)
+    after = dataclasses.replace(base, weights_digest="1" * 64)
+    for missing in ({"checkpoint": "rounds/0001/lost"}, {"base_digest": "0" * 64}):
+        with pytest.raises(RecordDamaged):
+            services.policy("actor", dataclasses.replace(after, **missing))
+    assert services.policy("actor", after) is served, "what did not come about left it as it was"
+    assert served.handed == ["1" * 64]
+    with pytest.raises(RecordDamaged):
+        services.policy("actor", dataclasses.replace(base, checkpoint="rounds/0001/lost", weights_digest="2" * 64))
+    services.release()
+    assert served.closed == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +17,14 @@ from crl.config.engines import VllmEngine  # noqa: E402
 from crl.config.servers import ServerConfig  # noqa: E402
 from crl.engine import vllm_policy  # noqa: E402
 from crl.engine.vllm_policy import VllmPolicy  # noqa: E402
-from crl.errors import EngineDied, WrongWeights  # noqa: E402
+from crl.errors import BadInput, EngineDied, WrongWeights  # noqa: E402
 from crl.policies import load_policy, resolve_model  # noqa: E402
 from crl.policies.language_model import load_model  # noqa: E402
 from crl.policies.scoring import sequence_logprobs  # noqa: E402
 from crl.policies.served import GENERATE  # noqa: E402
 from crl.policies.serving import Client  # noqa: E402
 from tests.fake_vllm import FakeVllm, serving  # noqa: E402
+from tests.windowed import write_windowed  # noqa: E402
 
 SAMPLING = SamplingConfig(max_new_tokens=3)
 
@@ -235,4 +237,41 @@ def test_adapters_are_merged_before_they_are_handed_over(process: type[Process],
     merged = adapted.merge_and_unload().state_dict()
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.allclose(exported[name], merged[name]) and not any("lora" in each for each in exported)
+    loaded.close()
+
+
+def test_a_window_that_updates_would_not_see_is_refused_before_a_server_starts(
+    process: type[Process], tmp_path: Path
+) -> None:
+    path = shutil.copytree(resolve_model("tiny").path, tmp_path / "model")
+    write_windowed(path, 64)
+
+    def load(context: int) -> Any:
+        role = RoleConfig(model="forgetful", engine=VllmEngine(), context=context)
+        return load_policy(role, path, None, threads=1, server=ServerConfig(), weights="a" * 64)
+
+    with pytest.raises(BadInput, match="'forgetful' has layers that do not see the whole context") as raised:
+        load(65)
+    assert raised.value.next_step is not None and "at most 64" in raised.value.next_step
+    assert load(64).context == 64 and not process.started
+
+
+def test_the_canary_is_computed_on_the_cpu_in_what_the_cpu_can_whatever_gpu_is_there(
+    process: type[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, able in {"computes_bfloat16": True, "cpu_computes_bfloat16": False}.items():
+        monkeypatch.setattr(f"crl.policies.precision.{place}", lambda able=able: able)
+        monkeypatch.setattr(vllm_policy, place, lambda able=able: able, raising=False)
+    computed = []
+
+    def scored(model: Any, *arguments: Any, **more: Any) -> Any:
+        computed.append(model.dtype)
+        return sequence_logprobs(model, *arguments, **more)
+
+    monkeypatch.setattr(vllm_policy, "sequence_logprobs", scored)
+    role = RoleConfig(model="tiny", dtype="bfloat16", engine=VllmEngine())
+    loaded = load_policy(role, resolve_model("tiny").path, None, threads=1, server=ServerConfig(), weights="a" * 64)
+    assert isinstance(loaded, VllmPolicy)
+    sample(loaded)
+    assert computed == [torch.float32]
     loaded.close()

@@ -19,6 +19,7 @@ from crl.errors import BadInput, FrozenMethodChanged, NotDeepSpeed, RecordDamage
 from crl.learn.terms import objectives
 from crl.learn.trainer import Gradients, Trainer, require_deepspeed
 from crl.records import Sample
+from tests.windowed import write_windowed
 
 MakeSamples = Callable[..., list[Sample]]
 
@@ -363,3 +364,11 @@ def test_what_does_not_fit_is_refused(base_model: Path, random_samples: MakeSamp
         trainer(RoleConfig(deepspeed=DeepSpeedConfig(ranks=2)), base_model)
     with pytest.raises(BadInput, match="cannot be loaded"):
         trainer(role(), tmp_path)
+
+
+def test_a_model_that_does_not_see_the_whole_context_is_not_trained(tmp_path: Path) -> None:
+    write_windowed(tmp_path, 64)
+    config = role().model_copy(update={"context": 65})
+    with pytest.raises(BadInput, match="'miniature' has layers that do not see the whole context"):
+        trainer(config, tmp_path)
+    trainer(config.model_copy(update={"context": 64}), tmp_path).dispose()

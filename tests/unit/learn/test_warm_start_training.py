@@ -95,3 +95,21 @@ def test_bad_demonstrations_are_refused(base_model: Path, random_samples: MakeSa
     with pytest.raises(BadInput, match="grpo"):
         run(base_model, random_samples(1), tmp_path / "a", lora=False)
     assert not (tmp_path / "a").exists()
+
+
+def test_several_visible_gpus_are_no_reason_to_spread_one_process(
+    base_model: Path, random_samples: MakeSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl.trainer.sft_config import SFTConfig
+
+    samples = random_samples(4, "nll")
+    alone = run(base_model, samples, tmp_path / "a", lora=False, epochs=2)
+    settled = SFTConfig.__post_init__
+
+    def on_two_gpus(self: SFTConfig) -> None:
+        settled(self)
+        self._n_gpu = 2
+
+    monkeypatch.setattr(SFTConfig, "__post_init__", on_two_gpus)
+    assert run(base_model, samples, tmp_path / "b", lora=False, epochs=2) == alone, "micro-batches of one process"
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.engines import OpenAIEngine
 from crl.config.servers import ServerConfig
+from crl.engine.vllm_server import check_server
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies import load_chat, load_policy, resolve_model
 from crl.policies.endpoint import EndpointPolicy, check_endpoint
@@ -101,6 +104,43 @@ def test_the_key_is_sent_and_never_told(fake: FakeVllm, capfd: pytest.CaptureFix
     assert KEY not in str(raised.value) + "".join(capfd.readouterr())
 
 
+def test_a_key_from_a_file_has_a_line_break_at_its_end_and_works(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for around in ("{}\n", "{}\r\n", " {} "):
+        monkeypatch.setenv("A_KEY", around.format(KEY))
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+        assert fake.requests[-1][2]["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very\rsecret", "sk-very-sécret", "sk-very\tsecret"])
+def test_a_key_that_no_header_can_hold_is_refused_by_the_name_of_its_variable(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("A_KEY", key)
+    server = ServerConfig(address=fake.address, key_variable="A_KEY")
+    for refused in (
+        lambda: policy(fake).open([opening("x")], [1]).sample([0], SAMPLING),
+        lambda: check_endpoint("judge", server),
+        lambda: check_server("judge", server),
+    ):
+        with pytest.raises(BadInput, match="the key in the variable A_KEY cannot be sent") as raised:
+            refused()
+        told = "".join(traceback.format_exception(raised.value)).lower()
+        assert not any(part in told for part in ("sk-", "very", "cret"))
+    assert not fake.requests
+
+
+def test_an_error_on_the_way_tells_no_key(fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **more: Any) -> Any:
+        raise httpx.LocalProtocolError(f"Illegal header value b'Bearer {KEY}'")
+
+    monkeypatch.setattr("httpx.Client.request", refuse)
+    with pytest.raises(EngineDied, match=r"cannot be reached \(LocalProtocolError: .*Bearer \(the key\)") as raised:
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert KEY not in "".join(traceback.format_exception(raised.value))
+
+
 def test_a_busy_endpoint_is_tried_again_and_a_dead_one_named(fake: FakeVllm) -> None:
     codes = iter([429, 503])
     fake.faults[CHAT] = lambda body: (code, {}) if (code := next(codes, None)) else None
@@ -132,3 +172,13 @@ def test_what_is_missing_is_said_before_work_starts(monkeypatch: pytest.MonkeyPa
     with pytest.raises(BadInput, match="the variable A_KEY is not set") as raised:
         check_endpoint("judge", server)
     assert raised.value.where == "runtime.servers.judge.key_variable"
+    monkeypatch.setenv("A_KEY", "\n")
+    with pytest.raises(BadInput, match="the variable A_KEY is not set, or empty"):
+        check_endpoint("judge", server)
+
+
+def test_a_policy_without_an_address_names_its_model_and_no_key_of_the_config_that_is_none() -> None:
+    role = RoleConfig(model="endpoint:some/model-1", engine=OpenAIEngine())
+    with pytest.raises(BadInput, match=r"the role with the model endpoint:some/model-1 has .* no address") as raised:
+        load_policy(role, resolve_model(role.model).path, None, threads=1, server=None)
+    assert raised.value.where == "runtime.servers.<role>.address"

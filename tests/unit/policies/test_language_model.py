@@ -13,6 +13,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
 from crl.policies.scoring import sequence_logprobs
 from tests.marks import NEEDS_BFLOAT16
+from tests.windowed import write_windowed
 
 IDS = [np.random.default_rng(0).integers(5, 512, number).tolist() for number in (30, 7, 300)]
 ROLE = RoleConfig(model="tiny")
@@ -105,12 +106,8 @@ def test_a_context_longer_than_the_model_is_refused(tiny):
 
 
 def test_attention_that_forgets_is_refused(tmp_path, tiny):
-    from transformers import MistralConfig, MistralForCausalLM
-
     path = shutil.copytree(tiny.path, tmp_path / "model")
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = MistralConfig(vocab_size=512, num_key_value_heads=1, sliding_window=64, **shape)
-    MistralForCausalLM(config).save_pretrained(path)
+    write_windowed(path, 64)
     with pytest.raises(BadInput, match="do not see the whole context"):
         load_policy(RoleConfig(model="forgetful", context=128), path, None, threads=1)
     assert load_policy(RoleConfig(model="forgetful", context=64), path, None, threads=1).context == 64

@@ -75,3 +75,10 @@ def test_a_torch_without_onednn_does_not_compute_in_it(monkeypatch: pytest.Monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
     assert precision.computes_bfloat16() is False
+
+
+def test_a_gpu_says_nothing_of_the_cpu_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    assert precision.computes_bfloat16() is True
+    assert precision.cpu_computes_bfloat16() is False

@@ -63,6 +63,13 @@ def method(**changes: Any) -> Method:
         ("recipe.actor_critic", {"recipe__actor_critic": {}, "prompts__critic": CRITIC, "recipe__guided_share": 0.0}),
         ("recipe.warm_start.demonstrations", {"families": REALM}),
         ("recipe.self_distillation.episodes", {"recipe__self_distillation": {}, "recipe__guided_share": 1.0}),
+        *(
+            (
+                f"recipe.{role}_objective.correction",
+                {f"recipe__{role}_objective__correction": {}, f"roles__{role}__optimizer__passes": 2},
+            )
+            for role in ("actor", "extractor")
+        ),
         ("roles.extractor.sampling.constrain", {"roles__extractor__sampling__constrain": "actions"}),
         ("rollout.action_format", {"roles__actor__sampling__constrain": "actions", "rollout__action_format": "tag"}),
         (
@@ -96,6 +103,11 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
         {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK},
         {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe__kind": "experience_only"},
         {"recipe__self_distillation": {}},
+        {"recipe__actor_objective__correction": {}, "roles__extractor__optimizer__passes": 2},
+        {
+            "recipe__extractor_objective__correction": {}, "roles__extractor__optimizer__passes": 2,
+            "recipe__kind": "static_online",
+        },
         {"recipe__self_distillation": {"episodes": "wins"}, "recipe__guided_share": 1.0},
         # No twin is free at first; later some are.
         {

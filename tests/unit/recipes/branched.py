@@ -32,8 +32,8 @@ class SteppingTrainer(Trainer):
         super().__init__()
         self.before = before
 
-    def update(self, samples: Any, objective: Any) -> dict[str, float]:
-        return {**super().update(samples, objective), "stepped": 1.0}
+    def update(self, samples: Any, objective: Any, **more: Any) -> dict[str, float]:
+        return {**super().update(samples, objective, **more), "stepped": 1.0}
 
     def save(self, directory: Path) -> None:
         directory.mkdir()

@@ -7,7 +7,7 @@ experiences; as critic the actor accepts, rejects or rewrites them by their word
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,12 @@ class Trainer:
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
+        self.stale: list[Set[str]] = []
+        """Of each batch, the ids of samples that older weights wrote."""
 
-    def update(self, samples: Sequence[Any], objective: Any) -> dict[str, float]:
+    def update(self, samples: Sequence[Any], objective: Any, *, stale: Set[str] = frozenset()) -> dict[str, float]:
         self.batches.append(list(samples))
+        self.stale.append(stale)
         return {"samples": float(len(samples)), "stepped": 0.0}
 
     def save(self, directory: Path) -> None:

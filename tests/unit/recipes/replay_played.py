@@ -56,8 +56,8 @@ class SteppingTrainer(Trainer):
         super().__init__()
         self.updates = 0
 
-    def update(self, samples: Sequence[Any], objective: Any) -> dict[str, float]:
-        super().update(samples, objective)
+    def update(self, samples: Sequence[Any], objective: Any, **more: Any) -> dict[str, float]:
+        super().update(samples, objective, **more)
         stepped = any(sample.weight * sample.advantage for sample in samples)
         self.updates += stepped
         return {"samples": float(len(samples)), "stepped": float(stepped), "loss": 0.25, "tokens": 1.0}

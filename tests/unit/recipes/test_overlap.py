@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from crl.config import Method
@@ -20,7 +21,7 @@ from crl.recipes.staleness import staleness_problems
 from crl.records import Distillation, Evaluation, Generation, Retrieval, Sample, Weights
 from crl.report.views import query
 from crl.run.files import sha256_bytes
-from tests.unit.recipes.played import ROOT, Played, Services, Trainer, experiment, one_by_one
+from tests.unit.recipes.played import ROOT, Played, Policy, Services, Trainer, act, experiment, one_by_one
 
 ROUNDS = 4
 FEW = {
@@ -34,8 +35,8 @@ Place = tuple[int, str]
 class SteppingTrainer(Trainer):
     """Its checkpoint is a digest of all that it was trained on, so every round has weights of its own."""
 
-    def update(self, samples: Any, objective: Any) -> dict[str, float]:
-        return {**super().update(samples, objective), "stepped": 1.0}
+    def update(self, samples: Any, objective: Any, **more: Any) -> dict[str, float]:
+        return {**super().update(samples, objective, **more), "stepped": 1.0}
 
     def save(self, directory: Path) -> None:
         directory.mkdir()
@@ -180,3 +181,43 @@ def test_without_overlap_the_method_is_that_of_before() -> None:
 def test_shared_weights_do_not_overlap() -> None:
     with pytest.raises(BadInput, match="share their weights"):
         experiment(method__overlap=True, method__roles__extractor={"weights": "actor"})
+
+
+def asking(read: str, generator: np.random.Generator) -> str:
+    """A guided actor asks before it acts."""
+    return "ASK: where?" if "Advice:" in read and "where?" not in read else act(read, generator)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_answers_of_older_weights_than_the_update_begins_with_are_told_apart(tmp_path: Path, overlap: bool) -> None:
+    """By the digest of the weights in each token record, which the update does not go by."""
+    made = experiment(
+        method__overlap=overlap,
+        method__rollout__search_and_ask={"uses": 1, "train_answers": True},
+        method__prompts__ask={"system": "Answer.", "first": "{goal} {observation} {question} {experience}"},
+        method__recipe__extractor_objective__batch=2,
+        **FEW,
+    )
+    services = Services(made)
+    services._policies["actor"] = Policy(asking)
+    trainer = SteppingTrainer()
+    services.trainers = {"actor": SteppingTrainer(), "extractor": trainer}
+    run = Played(tmp_path, made, ROUNDS, services)
+    older, answers = [], []
+    for batch in trainer.batches:
+        number = batch[0].round
+        before = "initialise" if number == 1 else "update_extractor"
+        digest = {row.role: row.weights_digest for row in run.rows(Weights, before, number - 1)}["extractor"]
+        records = run.rows(Generation, "collect", number)
+        answers.append({each.sample_id for each in batch if each.source == f"{number:04d}/collect"})
+        sampled = {row.generation_id for row in records if row.role == "extractor" and row.weights_digest != digest}
+        older.append({each.sample_id for each in batch if each.generation_id in sampled})
+    assert any(answers), "some answers are trained in their own round"
+    assert any(older) is overlap
+    told = [
+        {each.sample_id for each in batch if each.sample_id in stale}
+        for batch, stale in zip(trainer.batches, trainer.stale, strict=True)
+    ]
+    assert all(differs <= found for differs, found in zip(older, told, strict=True))
+    # What counts is the round of the weights: that an update took no step in between makes no answer fresh.
+    assert told == (answers if overlap else [set()] * len(answers))

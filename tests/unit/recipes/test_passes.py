@@ -18,8 +18,8 @@ FEW = {"method__families__0__evaluation_seeds__count": 2, "method__families__0__
 class SteppingTrainer(Trainer):
     """Every step is taken; what it says of a step is the step's number."""
 
-    def update(self, samples: Any, objective: Any) -> dict[str, float]:
-        super().update(samples, objective)
+    def update(self, samples: Any, objective: Any, **more: Any) -> dict[str, float]:
+        super().update(samples, objective, **more)
         number = float(len(self.batches))
         return {
             "samples": float(len(samples)), "tokens": 10.0, "nll_tokens": 3.0, "stepped": 1.0, "loss": number,

@@ -8,7 +8,7 @@ import pytest
 
 from crl.envs import check_environment
 from crl.envs.alfworld import AlfworldConfig
-from crl.envs.alfworld.files import data_folders, games_of, load
+from crl.envs.alfworld.files import DOWNLOAD, data_folders, games_of, load
 from crl.envs.alfworld.tasks import TASKS
 from crl.errors import BadInput
 from tests.unit.envs.alfworld.world import DOMAIN, game_texts, grammar, write_game
@@ -22,7 +22,7 @@ def test_missing_data_is_refused_with_all_that_helps(tmp_path, monkeypatch):
         check_environment(AlfworldConfig())
     text = str(caught.value)
     for told in (
-        "github.com/alfworld/alfworld", "MIT", "pip install alfworld && alfworld-download", "$ALFWORLD_DATA",
+        "github.com/alfworld/alfworld", "MIT", DOWNLOAD, "$ALFWORLD_DATA",
         str(tmp_path / "nowhere" / "json_2.1.1" / "train"),
     ):  # fmt: skip
         assert told in text

@@ -1,0 +1,90 @@
+"""One server holds one set of weights: what would give it two at a time is refused before work starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from crl.config import Runtime
+from crl.config.load import load_experiment
+from crl.errors import BadInput
+from crl.preflight import checks, checks_here
+from tests import tiny_run
+
+ADDRESS = "http://gpu:8000"
+BOTH = {"method.roles.actor.engine": "vllm", "method.roles.extractor.engine": "vllm"}
+OVERLAP = {**BOTH, "method.overlap": True}
+ASKS = {"method.prompts": "paper_ask", "method.rollout.search_and_ask": {}}
+TRIAL = {"method.recipe.trial": {}}
+
+
+@pytest.fixture(autouse=True)
+def reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every server answers."""
+    monkeypatch.setattr("crl.engine.vllm_server.check_server", lambda role, server: None)
+
+
+def refused(changes: dict[str, Any], addresses: dict[str, str], **runtime: Any) -> list[str]:
+    """Servers that are refused."""
+    made = load_experiment(tiny_run.ROOT / "conf/tiny.yaml", changes)
+    servers = {role: {"address": address} for role, address in addresses.items()}
+    # As a run that goes on, which keeps its method and may be given another runtime.
+    made = made.model_copy(update={"runtime": Runtime.model_validate({"servers": servers, **runtime})})
+    found = []
+    for where, check in checks(made):
+        if where.startswith("runtime.servers."):
+            try:
+                check()
+            except BadInput as error:
+                assert error.where == f"{where}.address" and error.expected and error.next_step
+                found.append(where.removeprefix("runtime.servers."))
+    return found
+
+
+def test_two_roles_with_weights_of_their_own_need_two_servers() -> None:
+    assert refused(BOTH, {"actor": ADDRESS, "extractor": f"{ADDRESS}/"}) == ["extractor"]
+    assert refused(BOTH, {"actor": ADDRESS, "extractor": "http://gpu:8001"}) == []
+    assert refused(BOTH, {"actor": ADDRESS}) == []
+    shared = {"method.roles.actor.engine": "vllm", "method.roles.extractor": {"weights": "actor"}}
+    assert refused({**shared, "method.recipe.warm_start.extractor_episodes": 0}, {"actor": ADDRESS}) == []
+
+
+def test_an_endpoint_may_have_many_models() -> None:
+    endpoint = {"model": "endpoint:some/model", "engine": "openai"}
+    changes = {
+        "method.recipe.kind": "static_online",
+        "method.recipe.warm_start.extractor_episodes": 0,
+        "method.roles.extractor": endpoint,
+        "method.roles.actor.engine": "vllm",
+    }
+    assert refused(changes, {"actor": ADDRESS, "extractor": ADDRESS}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        (TRIAL, ["actor"]),
+        (ASKS, ["extractor"]),
+        ({**ASKS, "method.evaluation.every": 0}, []),
+        ({**ASKS, **TRIAL}, ["actor", "extractor"]),
+        ({**ASKS, "method.recipe.kind": "static_online"}, []),
+    ],
+)
+def test_tracks_that_overlap_with_weights_of_two_rounds_need_two_servers(
+    changes: dict[str, Any], expected: list[str]
+) -> None:
+    addresses = {"actor": ADDRESS, "extractor": "http://gpu:8001"}
+    assert refused({**OVERLAP, **changes}, addresses) == expected
+    assert refused({**OVERLAP, **changes}, addresses, overlap_engines=1) == []
+    assert refused({**OVERLAP, **changes}, {}) == [], "each engine starts a server of its own"
+    assert refused({**BOTH, **changes}, addresses) == []
+
+
+def test_it_is_said_before_a_run_starts() -> None:
+    servers = {"actor": {"address": ADDRESS}, "extractor": {"address": ADDRESS}}
+    made = load_experiment(tiny_run.ROOT / "conf/tiny.yaml", {**BOTH, "runtime.servers": servers})
+    check = next(check for where, check in checks_here(made) if where == "runtime.servers.extractor")
+    with pytest.raises(BadInput, match=f"the roles actor and extractor have .* the same server, {ADDRESS}"):
+        check()
