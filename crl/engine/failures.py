@@ -23,6 +23,9 @@ class Failure:
 
 def failure_of(error: BaseException, where: str) -> Failure:
     """Classify: own errors pass unchanged; what a disk refuses and exhausted memory have classes, the rest has not."""
+    if isinstance(error, StageFailed) and error.__cause__ is not None:
+        # It only carried its cause past code that makes rows of what it catches (a model that is an environment).
+        return failure_of(error.__cause__, where)
     if isinstance(error, CrlError):
         return Failure(error, "", fatal=False)
     text = "".join(traceback.format_exception(error))

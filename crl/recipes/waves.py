@@ -57,7 +57,7 @@ def play(
     """
     return play_wave(
         policy,
-        environment or _kept(ctx, slots, weights_digest),
+        environment or kept_environment(ctx, slots, weights_digest),
         slots,
         method=ctx.method,
         seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
@@ -69,7 +69,7 @@ def play(
     )
 
 
-def _kept(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
+def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
     """The environment of a wave; where it keeps steps, with those of an earlier attempt at the same wave."""
     families = [slot.task.family for slot in slots]
     environment = environment_of(ctx, families)

@@ -1,6 +1,7 @@
 """Stage `annotate`: a teacher says why real transitions are as they are; the experience model learns to say it first.
 
-At a fit those are asked about that came into the real pool since the fit before, as far as the fit learns them.
+At a fit those are asked about that nobody was asked about yet, as far as the fit learns them: what came into the real
+pool since the fit before, and in a fork what came in while there was no teacher.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.recipes.context import StageContext
-from crl.recipes.dreamgym.config import ANNOTATE, TEACHER, DreamGymConfig, config_of
+from crl.recipes.dreamgym.config import ANNOTATE, TEACHER, config_of
 from crl.recipes.dreamgym.form import OK, one_line, predicted_part
 from crl.recipes.dreamgym.predicting import said
 from crl.recipes.dreamgym.prompts import step_of
@@ -23,19 +24,12 @@ from crl.text.templates import messages_of
 ANNOTATE_STAGE = "annotate"
 
 
-def fit_of(config: DreamGymConfig, entered: int) -> int:
-    """The round of the first fit that a transition can be in, which came into the pool in the round `entered`."""
-    found = entered
-    while not config.fits(found):
-        found += 1
-    return found
-
-
 def annotate(ctx: StageContext) -> None:
-    """One output per transition that is new to the fit."""
+    """One output per transition of the fit that has none yet."""
     config, role = config_of(ctx.method), ctx.method.role(TEACHER)
     items = items_of(ctx.table(PoolItem, POOL), [REAL])[-config.fit.most :]
-    rows = transitions_of(ctx, [item for item in items if fit_of(config, item.entered) == ctx.round])
+    known = {row.transition_id for row in annotations_of(ctx, items, before=ctx.round)}
+    rows = transitions_of(ctx, [item for item in items if item.transition_id not in known])
     weights = weights_of(ctx, TEACHER)
     policy = ctx.services.policy(TEACHER, weights)
     room, asked = room_for_prompt(policy, role), []
@@ -68,10 +62,11 @@ def annotate(ctx: StageContext) -> None:
     ctx.write(Generation, records)
 
 
-def annotations_of(ctx: StageContext, items: Sequence[PoolItem]) -> list[Annotation]:
-    """What a teacher said of items of the pool, in the fits that each was first in."""
-    config = config_of(ctx.method)
+def annotations_of(ctx: StageContext, items: Sequence[PoolItem], *, before: int) -> list[Annotation]:
+    """What a teacher said of items of the pool in the rounds before one, where it was asked."""
     wanted = {item.transition_id for item in items}
-    rounds = sorted({fit_of(config, item.entered) for item in items})
-    rows = [row for number in rounds for row in ctx.rows_at(Annotation, number, ANNOTATE_STAGE)]
+    first = min((item.entered for item in items), default=before)
+    rounds = range(first, before)
+    asked = [each for each in rounds if ctx.recipe.resolve(ctx.method, each, ANNOTATE_STAGE, 0) is not None]
+    rows = [row for number in asked for row in ctx.rows_at(Annotation, number, ANNOTATE_STAGE)]
     return [row for row in rows if row.transition_id in wanted]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
-from crl.recipes.dreamgym.explore import transitions_of
+from crl.recipes.dreamgym.explore import transitions_of, watched_wave
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of
@@ -45,13 +45,14 @@ def collect_part(ctx: StageContext, part: int) -> None:
     tasks = waves(ctx)[part]
     predictions: list[Prediction] = []
     records: list[Generation] = []
+    slots = [EpisodeSlot(task) for task in tasks]
     if tasks[0].stream == SYNTHETIC:
         dream = dream_of(ctx, tasks)
-        played = _played(ctx, tasks, dream)
+        played = _played(ctx, slots, dream)
         transitions, predictions, records = dream.transitions, dream.predictions, dream.generations
     else:
-        watched = Watched(ctx.environment(tasks[0].family), ctx.method.rollout.longest_observation)
-        played = _played(ctx, tasks, watched)
+        watched = watched_wave(ctx, slots)
+        played = _played(ctx, slots, watched)
         transitions = transitions_of(ctx, tasks, watched, ACTOR)
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
@@ -88,15 +89,17 @@ def rules_of(ctx: StageContext, family: str) -> Rules:
     return Rules(limit if limit is not None else longest, (min(rewards), max(rewards)))
 
 
-def _played(ctx: StageContext, tasks: Sequence[Task], environment: DreamEnvironment | Watched) -> list[PlayedEpisode]:
+def _played(
+    ctx: StageContext, slots: Sequence[EpisodeSlot], environment: DreamEnvironment | Watched
+) -> list[PlayedEpisode]:
     weights = weights_of(ctx, ACTOR)
     policy = ctx.services.policy(ACTOR, weights)
-    with ctx.timed(f"play {tasks[0].stream}", len(tasks)):
+    with ctx.timed(f"play {slots[0].task.stream}", len(slots)):
         return play(
             ctx,
             policy,
-            [EpisodeSlot(task) for task in tasks],
-            sampling=sampling_of(ctx.method, [task.family for task in tasks]),
+            slots,
+            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
             environment=environment,
         )

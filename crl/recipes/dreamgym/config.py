@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
@@ -25,7 +26,9 @@ class ExploreConfig(Model):
     further: int = Field(16, ge=2, le=100_000, description="Episodes before each further fit.")
     every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Rounds from one fit to the next; 0: one fit only.")
     policy: Literal["random", "actor"] = Field(
-        "random", description="Who plays the first ones: random legal actions, or the actor. The actor plays the rest."
+        "random",
+        description="Who plays the first ones: random legal actions, where the environment lists them, or the actor. "
+        "The actor plays the rest.",
     )
     held_out: float = Field(
         0.2,
@@ -105,6 +108,7 @@ class DreamGymConfig(RecipeConfig):
 
     kind: Literal["dreamgym"] = "dreamgym"
     BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
+    AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset({"recipe.objective"})
 
     explore: ExploreConfig = Field(ExploreConfig(), description="Real episodes for the experience model.")
     fit: FitConfig = Field(FitConfig(), description="How it is fitted.")
@@ -143,9 +147,13 @@ class DreamGymConfig(RecipeConfig):
         every = self.explore.every
         return round_number == 1 or (every > 0 and (round_number - 1) % every == 0)
 
+    def held_out(self, count: int) -> int:
+        """How many of so many seeds or episodes no fit sees."""
+        return min(count, max(1, math.ceil(self.explore.held_out * count - 1e-9)))
+
     def held_out_from(self, start: int, count: int) -> int:
         """First training seed of a range that no fit sees."""
-        return start + count - max(1, math.ceil(self.explore.held_out * count - 1e-9))
+        return start + count - self.held_out(count)
 
     def roles(self) -> Mapping[str, RoleUse]:
         """An actor that plays, an experience model that answers it, perhaps a teacher that explains transitions."""
@@ -189,11 +197,17 @@ class DreamGymConfig(RecipeConfig):
         yield from mixed_waves(method)
         if method.rollout.environment_lag:
             yield refused("method.rollout.environment_lag", "the environment is a model that samples beside", "0")
+        fewest = next(count for count in itertools.count(2) if self.held_out(count) < count)
         for index, family in enumerate(method.families):
-            if family.train_seeds.count < 2:
-                yield refused(f"method.families.{index}.train_seeds.count", "one seed leaves none to hold out", "2")
+            seeds, where = family.train_seeds.count, f"method.families.{index}.train_seeds.count"
+            if seeds < 2:
+                yield refused(where, "one seed leaves none to hold out", "2")
+            elif seeds < fewest:
+                why = f"explore.held_out {self.explore.held_out:g} leaves none of {seeds} seeds to fit on"
+                yield refused(where, why, f"at least {fewest}", "give it more seeds, or lower recipe.explore.held_out")
         if self.share(1):
             yield from self._rounded_away(max(self.synthetic_groups(family.groups, 1) for family in method.families))
+            yield from self._nothing_to_fit(len(method.families), fewest)
         if method.owner(EXPERIENCE) != EXPERIENCE or method.owner(ACTOR) == EXPERIENCE:
             yield refused("method.roles.experience.weights", "the experience model has weights of its own", "none")
         for role in self.roles():
@@ -202,6 +216,21 @@ class DreamGymConfig(RecipeConfig):
                     f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
                 )
         yield from whole_reference(method, self.objective, {method.owner(ACTOR)} & set(method.trained()))
+
+    def _nothing_to_fit(self, families: int, fewest: int) -> Iterator[BadInput]:
+        """Explorations of which a task family gets so few episodes that all of them are held out, or none at all."""
+        explored = {"first": self.explore.first}
+        if self.explore.every and self.fits(1 + self.explore.every):
+            explored["further"] = self.explore.further
+        for key, episodes in explored.items():
+            if episodes // families < fewest:
+                yield refused(
+                    f"method.recipe.explore.{key}",
+                    f"a task family gets {episodes // families} of the {episodes} episodes: explore.held_out "
+                    f"{self.explore.held_out:g} leaves none of them to fit on",
+                    f"at least {families * fewest}",
+                    "raise it, or lower recipe.explore.held_out",
+                )
 
     def _rounded_away(self, synthetic: int) -> Iterator[BadInput]:
         """Shares that leave no group; `synthetic` is the most that a task family has in the model."""

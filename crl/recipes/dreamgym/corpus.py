@@ -25,6 +25,8 @@ from crl.run.seeds import number_of
 from crl.text.templates import Messages, prompt_text
 
 CORPUS = "corpus"
+TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"
+"""Figures of a fit: how many it was given, and how many of them it could not learn."""
 
 
 def due(method: Method, round_number: int) -> bool:
@@ -53,7 +55,7 @@ def corpus(ctx: StageContext) -> None:
     samples = batches(records, config.epochs, config.batch, round=ctx.round, seed=number_of(ctx.seed("order")))
     ctx.write(Generation, records)
     ctx.write(Sample, samples)
-    figures = {"transitions": len(rows), "transitions_too_long": len(rows) - len(records)}
+    figures = {TRANSITIONS: len(rows), TOO_LONG: len(rows) - len(records)}
     explained = sum(bool(reasoning_of(row, config.reasoning, taught)) for row in rows)
     figures["transitions_explained"] = explained
     told = "no transition fits the context of the role experience" if rows and not records else None
@@ -61,7 +63,7 @@ def corpus(ctx: StageContext) -> None:
         Metric,
         [
             Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value),
-                   alarm=told if name == "transitions_too_long" else None)
+                   alarm=told if name == TOO_LONG else None)
             for name, value in figures.items()
         ],
     )  # fmt: skip
@@ -156,4 +158,4 @@ def _annotations(ctx: StageContext, items: Sequence[PoolItem]) -> list[Annotatio
         return []
     from crl.recipes.dreamgym.annotate import annotations_of
 
-    return annotations_of(ctx, items)
+    return annotations_of(ctx, items, before=ctx.round + 1)

@@ -1,10 +1,10 @@
 """The experience model as an environment: the same protocol, the same rollouts.
 
 A step asks the model once. It is shown the task, earlier turns, the state, the action, and similar transitions of the
-store; what it writes as reasoning reaches no actor. An output that is malformed, or names a reward that no real episode
-had, ends the episode with its reason code: such an episode is kept and trains nothing. An action that is none of those
-named is answered by a rule and spends the turn. Reward comes at the end only. An episode has at most as many turns as
-the real environment allows, or where nobody says, as the longest real one in the store.
+store; what it writes as reasoning reaches no actor. An output that is malformed, or names a reward outside the range of
+real episodes, ends the episode with its reason code: such an episode is kept and trains nothing. An action that is none
+of those named is answered by a rule and spends the turn. Reward comes at the end only. An episode has at most as many
+turns as the real environment allows, or where nobody says, as the longest real one in the store.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from crl.errors import CrlError, StageFailed
 from crl.protocols import Actions, Start, Step, StopReason
 from crl.recipes.dreamgym.form import Predicted, one_line
 from crl.recipes.dreamgym.predicting import Answered, Asked, ExperienceModel, prediction_row
@@ -88,7 +89,10 @@ class DreamEnvironment:
         return [Start(slot.task.goal, slot.observation, slot.actions, slot.start.error) for slot in self._slots]
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """What the model says follows an action, in each slot given. Stepping a done slot raises RuntimeError."""
+        """What the model says follows an action, in each slot given. Stepping a done slot raises RuntimeError.
+
+        Raises StageFailed where the model or the store cannot be asked.
+        """
         for slot in actions:
             if self._slots[slot].done:
                 raise RuntimeError(f"slot {slot} is done; reset before stepping it again")
@@ -101,14 +105,19 @@ class DreamEnvironment:
                 steps[slot] = self._refused(state, named)
             else:
                 asked[slot] = self._asked(state, action, named)
-        by_family: dict[str, list[int]] = {}
-        for slot in asked:
-            by_family.setdefault(asked[slot].family, []).append(slot)
-        for family, slots in by_family.items():
-            near = self._neighbors(family, [asked[slot].situation for slot in slots])
-            for slot, rows in zip(slots, near, strict=True):
-                asked[slot].neighbors.extend(rows)
-        for slot, answered in zip(asked, self._model.predict(list(asked.values())), strict=True):
+        try:
+            predictions = self._predicted(asked)
+        except (CrlError, MemoryError):
+            raise
+        except Exception as error:
+            # A rollout takes what an environment raises for the end of its episodes. This is the engine that failed:
+            # the stage ends, and the cause says whether in a new engine it may succeed (`crl/engine/failures.py`).
+            raise StageFailed(
+                f"the experience model could not be asked: {type(error).__name__}: {error}",
+                where=f"episodes from {self._tasks[0].episode_id} on",
+                next_step="the log holds the traceback; the stage was not committed, resume runs it again",
+            ) from error
+        for slot, answered in zip(asked, predictions, strict=True):
             self.generations.append(answered.generation)
             self.predictions.append(prediction_row(answered, self._round))
             steps[slot] = self._step(self._slots[slot], answered)
@@ -136,6 +145,17 @@ class DreamEnvironment:
             0.0,
             StopReason.turn_limit if over else None,
         )
+
+    def _predicted(self, asked: Mapping[int, Asked]) -> list[Answered]:
+        """What the model says of each slot, shown what the store has of its family."""
+        by_family: dict[str, list[int]] = {}
+        for slot in asked:
+            by_family.setdefault(asked[slot].family, []).append(slot)
+        for family, slots in by_family.items():
+            near = self._neighbors(family, [asked[slot].situation for slot in slots])
+            for slot, rows in zip(slots, near, strict=True):
+                asked[slot].neighbors.extend(rows)
+        return self._model.predict(list(asked.values()))
 
     def _asked(self, state: _Slot, action: str, named: tuple[str, ...]) -> Asked:
         task = state.task

@@ -6,12 +6,13 @@ that the model will be asked about. A share of them is played on the training se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from crl.abilities import Explains
 from crl.config import FamilyConfig, Method
+from crl.protocols import Environment
 from crl.recipes.complementary.demonstrations import Voice, as_answer, play_script, shares
 from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
@@ -19,7 +20,7 @@ from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
 from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
-from crl.recipes.waves import play, sampling_of
+from crl.recipes.waves import kept_environment, play, sampling_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
@@ -42,7 +43,7 @@ def seeds_of(ctx: StageContext, family: FamilyConfig, count: int) -> list[int]:
     """Training seeds of `count` episodes: those that fits may see, then those that none does."""
     config, own = config_of(ctx.method), family.train_seeds
     border = config.held_out_from(own.start, own.count)
-    held_out = min(count, max(1, math.ceil(config.explore.held_out * count - 1e-9)))
+    held_out = config.held_out(count)
     generator = np.random.default_rng(ctx.seed(family.name))
     seen = own.start + generator.integers(border - own.start, size=count - held_out)
     unseen = border + generator.integers(own.start + own.count - border, size=held_out)
@@ -71,9 +72,9 @@ def count_parts(ctx: StageContext) -> int:
 def explore_part(ctx: StageContext, part: int) -> None:
     """Play one wave and write what it did."""
     family, numbered = waves(ctx)[part]
-    watched = Watched(ctx.environment(family.name), ctx.method.rollout.longest_observation)
     tasks = _tasks(ctx, family, numbered)
     slots = [EpisodeSlot(task) for task in tasks]
+    watched = watched_wave(ctx, slots)
     with ctx.timed("play", len(slots)):
         played = (
             _by_chance(ctx, watched, slots, part)
@@ -84,6 +85,15 @@ def explore_part(ctx: StageContext, part: int) -> None:
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     ctx.write(Generation, [each.generation for each in played])
     ctx.write(Transition, transitions_of(ctx, tasks, watched, explorer(ctx.method, ctx.round)))
+
+
+def watched_wave(ctx: StageContext, slots: Sequence[EpisodeSlot]) -> Watched:
+    """The real environment of a wave, watched; where it keeps steps, with those of an earlier attempt at the wave."""
+    environment: Environment = ctx.environment(slots[0].task.family)
+    # Of a step that it did not take, it cannot say why it went so: one that explains itself takes them all again.
+    if not isinstance(environment, Explains):
+        environment = kept_environment(ctx, slots, weights_of(ctx, ACTOR).weights_digest)
+    return Watched(environment, ctx.method.rollout.longest_observation)
 
 
 def transitions_of(ctx: StageContext, tasks: Sequence[Task], watched: Watched, policy: str) -> list[Transition]:
@@ -123,14 +133,14 @@ def _by_actor(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot])
 
 
 def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot], part: int) -> list[PlayedEpisode]:
-    """Random legal actions; where none has a name, what an oracle does, or nothing."""
+    """Random legal actions; where a page lists none, nothing."""
     weights = weights_of(ctx, ACTOR)
     policy = ctx.services.policy(ACTOR, weights)
     random = np.random.default_rng(ctx.seed("random", part))
 
     def move(row: int) -> str:
         legal = watched.shown(row)
-        return as_answer(ctx.method, str(random.choice(legal)) if legal else watched.oracle(row) or "")
+        return as_answer(ctx.method, str(random.choice(legal)) if legal else "")
 
     return play_script(
         ctx.method, Voice(policy.chat, policy.context), watched, slots, move, stage=ctx.stage.name,

@@ -52,7 +52,7 @@ def health(ctx: StageContext) -> None:
         if "success" in found:
             figures[f"success_{stream}"] = found["success"]
     # Between fits the last figures still describe the model.
-    figures |= _of(before, TRUTH) | _of(checked, TRUTH)
+    figures |= _of(checked or before, TRUTH)
     if "drift_observation_agreement" in drifted and "observation_agreement" in before:
         # What the model of the fit before has lost on what the newer policy does.
         figures["drift"] = before["observation_agreement"] - drifted["drift_observation_agreement"]

@@ -24,7 +24,7 @@ from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, 
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
-from crl.recipes.dreamgym.validate import VALIDATE, require_truth
+from crl.recipes.dreamgym.validate import require_truth
 from crl.records import Generation, Metric, Task
 from crl.rollout.readable import Readable
 from crl.text.answers import text_flaw
@@ -47,7 +47,7 @@ class Made:
 def plan(ctx: StageContext) -> None:
     """Draw the tasks of the round, and vary some."""
     config = config_of(ctx.method)
-    require_truth(ctx.rows(Metric, VALIDATE), ctx.round)
+    require_truth(ctx)
     drawn = drawn_tasks(ctx, lambda size: [REAL] * size)
     values = ctx.rows(TaskValue, VALUES)
     tasks: list[Task] = []
@@ -67,7 +67,8 @@ def plan(ctx: StageContext) -> None:
                 members = [_with_start(task, new) for task in members]
             stream = SYNTHETIC if place < synthetic else REAL
             tasks += [dataclasses.replace(task, stream=stream) for task in members]
-        if config.curriculum is not None and any(value.difficulty is not None for value in values):
+        graded = isinstance(ctx.environment(family.name), Graded)
+        if config.curriculum is not None and graded and any(value.difficulty is not None for value in values):
             reached = capability(values, family.name, config.curriculum.target)
             metrics.append(
                 Metric(

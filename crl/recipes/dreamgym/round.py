@@ -61,7 +61,8 @@ def build(method: Method) -> Recipe:
         Stage(
             name=validate.DRIFT,
             run=validate.drift,
-            reads=(pool, Read(explore.EXPLORE), weights(EXPERIENCE, 1)),
+            # Model and store as the round before played with them: what was explored since is in neither.
+            reads=(Read(store.GATHER, -1, store.POOL), Read(explore.EXPLORE), weights(EXPERIENCE, 1)),
             writes=(Prediction, Generation, Metric),
             role=EXPERIENCE,
             due=validate.drift_due,

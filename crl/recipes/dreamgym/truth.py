@@ -26,7 +26,8 @@ def truth_figures(rows: Sequence[Prediction], true: Sequence[Transition], gamma:
     - `reward_accuracy`: share whose outcome and reward are;
     - `ending_accuracy`: the same of the steps that end their episode, which are few;
     - `epsilon_r`: mean distance of the rewards; `epsilon_p`: share of wrong next states, observation or ending, which
-      is the total variation where the environment is deterministic; `gap_bound`: :func:`gap_bound` of both;
+      is the total variation where the environment is deterministic; `gap_bound`: :func:`gap_bound` of both, unless none
+      of the steps has a reward: that bounds nothing;
     - `predictions_malformed`: share of the outputs that are none. They count as wrong;
     - `held_out`: how many steps.
     """
@@ -43,9 +44,10 @@ def truth_figures(rows: Sequence[Prediction], true: Sequence[Transition], gamma:
         "predictions_malformed": sum(row.reason_code != OK for row in rows) / count,
         "epsilon_r": error,
         "epsilon_p": wrong / count,
-        "gap_bound": gap_bound(error, wrong / count, largest, gamma),
-        HELD_OUT: float(count),
     }
+    if largest:
+        figures["gap_bound"] = gap_bound(error, wrong / count, largest, gamma)
+    figures[HELD_OUT] = float(count)
     if ended:
         figures["ending_accuracy"] = sum(bool(row.outcome_agrees) for row in ended) / len(ended)
     return figures

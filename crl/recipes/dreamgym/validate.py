@@ -1,8 +1,8 @@
 """Stages `drift` and `validate`: the experience model held to real steps that no fit sees, before and after a fit.
 
-`validate` asks the model as it now is. `drift` asks the model of the fit before about what was explored since: how well
-it still answers for the newer policy. Neither trains anything. What is found below a floor is an alarm of the round,
-and stops the stage that plans synthetic tasks (:func:`require_truth`).
+`validate` asks the model as it now is. `drift` asks the model of the fit before, shown what the store had until this
+round, about what was explored since: how well it still answers for the newer policy. Neither trains anything. What is
+found below a floor is an alarm of the round, and stops the stage that plans synthetic tasks (:func:`require_truth`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from crl.config import Method
 from crl.errors import BadInput
 from crl.recipes.context import StageContext
-from crl.recipes.dreamgym.config import config_of
+from crl.recipes.dreamgym.config import ValidateConfig, config_of
+from crl.recipes.dreamgym.corpus import CORPUS, TOO_LONG, TRANSITIONS
 from crl.recipes.dreamgym.explore import EXPLORE
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
+from crl.recipes.forked import ForkedRecipe
 from crl.records import Generation, Metric
 
 VALIDATE, DRIFT = "validate", "drift"
@@ -77,18 +79,46 @@ def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple
     return [prediction_row(each, ctx.round) for each in answered], [each.generation for each in answered]
 
 
-def require_truth(metrics: Sequence[Metric], round_number: int) -> None:
-    """Raise BadInput where the last validation found the experience model below its floor."""
-    wrong = [row for row in metrics if row.alarm is not None]
-    if wrong:
-        told = ", ".join(f"{row.name} is {row.value:.2f}" for row in wrong)
+def require_truth(ctx: StageContext) -> None:
+    """Raise BadInput where synthetic episodes would be played in a model that was never fitted, or that the last
+    validation found below the floors."""
+    config = config_of(ctx.method)
+    if not config.share(ctx.round):
+        return
+    rounds = range(ctx.round, 0, -1)
+    last = next((each for each in rounds if ctx.recipe.resolve(ctx.method, each, VALIDATE, 0) is not None), None)
+    if last is None:
         raise BadInput(
-            f"the experience model is not true enough to play in: {told}",
-            expected="; ".join(f"{row.name}: {row.alarm}" for row in wrong),
-            where=f"round {round_number}, stage {VALIDATE}",
+            f"no round up to {ctx.round} fits the experience model: the rounds before the fork played nothing in it",
+            expected="a fit before the first synthetic episode",
+            where="method.recipe.explore.every",
+            next_step=f"fork again with --set method.recipe.explore.every=1, or another interval at which round "
+            f"{ctx.round} has a fit",
+        )
+    # Its own round's plan has applied these floors; of an inherited round they may have been others.
+    if last < ctx.round and _floors_of(ctx, last) == config.truth:
+        return
+    metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
+    alarms = alarms_of(metrics, config.truth)
+    if alarms:
+        told = ", ".join(f"{name} is {metrics[name]:.2f}" for name in alarms)
+        fit = {row.name: row.value for row in ctx.rows_at(Metric, last, CORPUS)}
+        nothing = "" if fit[TRANSITIONS] > fit[TOO_LONG] else "; its fit learned from no transition"
+        raise BadInput(
+            f"the experience model is not true enough to play in: {told}{nothing}",
+            expected="; ".join(f"{name}: {alarm}" for name, alarm in alarms.items()),
+            where=f"round {last}, stage {VALIDATE}",
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
             "(method.recipe.explore.first), more epochs (fit.epochs), or a lower floor (truth)",
         )
+
+
+def _floors_of(ctx: StageContext, number: int) -> ValidateConfig:
+    """The floors that the plan of a round applied: of an inherited round those of the run that made it."""
+    method, recipe = ctx.method, ctx.recipe
+    while isinstance(recipe, ForkedRecipe) and number <= recipe.inherited.round:
+        method, recipe = recipe.inherited.method, recipe.inherited.recipe
+    return config_of(method).truth
 
 
 def _metric(ctx: StageContext, name: str, value: float, alarm: str | None) -> Metric:

@@ -13,6 +13,8 @@ from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.journal import Journal
 from crl.run.lease import Lease
+from tests.unit.recipes.dreamgym_played import DreamServices
+from tests.unit.recipes.dreamgym_played import experiment as dream_experiment
 from tests.unit.recipes.erl_played import ErlServices
 from tests.unit.recipes.erl_played import experiment as erl_experiment
 from tests.unit.recipes.played import Services, Trainer, experiment
@@ -47,7 +49,8 @@ def stepping(services: Services) -> Services:
 
 
 def services_of(made: Experiment) -> Services:
-    return stepping(ErlServices(made) if made.method.recipe.kind == "erl" else Services(made))
+    others = {"erl": ErlServices, "dreamgym": DreamServices}
+    return stepping(others.get(made.method.recipe.kind, Services)(made))
 
 
 def begun(root: Path, made: Experiment) -> RunDirectory:
@@ -80,6 +83,8 @@ def finished(root: Path, rounds: int, kind: str = "complementary", **changes: An
     match kind:
         case "erl":
             made = erl_experiment(**{**FEW, **changes})
+        case "dreamgym":
+            made = dream_experiment(**changes)
         case "overlap":
             made = experiment(**{**FEW, **MERGES, "method__overlap": True, **changes})
         case _:

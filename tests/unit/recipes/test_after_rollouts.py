@@ -10,7 +10,7 @@ import pytest
 from crl.config import Experiment
 from crl.recipes import recipe_in
 from crl.recipes.context import StageContext
-from crl.recipes.kept_rollouts import ALWAYS_AFTER, rollout_stages, within
+from crl.recipes.kept_rollouts import ALWAYS_AFTER, OF_UPDATES, rollout_stages, within
 from crl.recipes.memory import MemoryWriter
 from tests.unit.recipes.branched import finished, services_of
 from tests.unit.recipes.played import CRITIC
@@ -23,6 +23,7 @@ from tests.unit.recipes.tracing import settings_read
         ("complementary", {"method__recipe__self_distillation": {}, "method__recipe__bank__duplicates": "near",
                            "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
         ("erl", {}),
+        ("dreamgym", {"method__recipe__mix": 0.5}),
     ],
 )  # fmt: skip
 def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
@@ -31,7 +32,9 @@ def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: 
     free = {*ALWAYS_AFTER, *run.method.recipe.AFTER_ROLLOUTS}
     seen: dict[str, set[str]] = {}
     for stage in recipe.stages_of(run.method, 1):
-        writer = MemoryWriter(tmp_path)
+        scratch = tmp_path / stage.name
+        scratch.mkdir()
+        writer = MemoryWriter(scratch)
         context = StageContext(
             method=run.method, recipe=recipe, stage=stage, round_number=1, reader=run, writer=writer,
             services=services, progress=lambda figures: None,
@@ -45,6 +48,13 @@ def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: 
         with settings_read(run.method) as of_recipe:  # which stages are due, as every resolved read asks
             recipe.stages_of(run.method, 1)
         seen[stage.name] = {key for key in found - of_recipe if any(within(key, each) for each in free)}
-    playing = {stage.name for stage in rollout_stages(recipe, run.method, 1)}
-    assert {name: keys for name, keys in seen.items() if name in playing and keys} == {}
-    assert seen["credit"] and seen["consolidate"], "what follows reads them, so the watch sees something"
+    playing = {stage.name: stage for stage in rollout_stages(recipe, run.method, 1)}
+    # An update that is kept with the rollouts keeps the settings of its role.
+    updated = [f"roles.{stage.role}.{key}" for stage in playing.values() if stage.update for key in OF_UPDATES]
+    assert {
+        (name, key)
+        for name in playing
+        for key in seen[name]
+        if not any(within(key, pattern) for pattern in updated)
+    } == set()  # fmt: skip
+    assert seen["credit"] and seen.get("consolidate", True), "what follows reads them, so the watch sees something"

@@ -183,6 +183,21 @@ def test_what_would_do_nothing_is_refused(key: str, value: Any, where: str) -> N
         experiment(**{key: value})
 
 
+def test_figures_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, monkeypatch: Any) -> None:
+    """A figure that the newer validation has not is unknown: that of the fit before is of other weights."""
+
+    def figures(rows: list[Prediction], true: Any, gamma: float) -> dict[str, float]:
+        found = truth_figures(rows, true, gamma)
+        found.pop("ending_accuracy", None)
+        return {**found, "ending_accuracy": 0.25} if rows and rows[0].round == 1 else found
+
+    monkeypatch.setattr("crl.recipes.dreamgym.validate.truth_figures", figures)
+    run = played(tmp_path, 3, method__recipe__explore__every=2)
+    known = [{row.name: row.value for row in run.rows(Metric, "health", number)} for number in (1, 2, 3)]
+    assert [each.get("ending_accuracy") for each in known] == [0.25, 0.25, None], "round 2 has no fit"
+    assert all("observation_agreement" in each for each in known)
+
+
 def test_a_floor_needs_steps_to_hold_the_model_to() -> None:
     figures = truth_figures([], [], 0.9)
     assert figures == {"held_out": 0.0}

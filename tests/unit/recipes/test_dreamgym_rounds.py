@@ -10,6 +10,7 @@ import pytest
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.dreamgym.rows import DreamTask, PoolItem, Prediction, TaskValue, Transition, TransitionVector
+from crl.recipes.dreamgym.truth import gap_bound
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn
 from crl.report.dreams import dream_rows
 from crl.report.summary import summarize
@@ -249,6 +250,20 @@ def test_predictions_are_compared_with_the_truth(run: Played) -> None:
         assert 0 < agreed < count
 
 
+def test_without_a_reward_among_the_held_out_steps_there_is_no_bound(run: Played) -> None:
+    true = {row.transition_id: row for number in range(1, ROUNDS + 1) for row in real(run, number)}
+    seen = set()
+    for number in range(1, ROUNDS + 1):
+        held = [true[row.held_to or ""] for row in run.rows(Prediction, "validate", number)]
+        found, largest = figures(run, number, "validate"), max(abs(step.reward) for step in held)
+        seen.add(largest > 0)
+        if not largest:
+            assert "gap_bound" not in found and "gap_bound" not in figures(run, number)
+            continue
+        assert found["gap_bound"] == pytest.approx(gap_bound(found["epsilon_r"], found["epsilon_p"], largest, 0.9))
+    assert seen == {True, False}
+
+
 def test_drift_is_what_the_fit_before_has_lost_on_fresh_steps(run: Played) -> None:
     for number in range(2, ROUNDS + 1):
         fresh = {row.transition_id for row in run.rows(Transition, "explore", number) if row.split == "held_out"}
@@ -258,6 +273,16 @@ def test_drift_is_what_the_fit_before_has_lost_on_fresh_steps(run: Played) -> No
         assert figures(run, number)["drift"] == pytest.approx(
             figures(run, number - 1)["observation_agreement"] - agreement
         )
+
+
+def test_the_model_of_the_fit_before_is_shown_what_it_had_in_store(tmp_path: Path) -> None:
+    run = played(tmp_path, 2, method__recipe__store__top_k=16)
+    had = {row.transition_id for row in run.rows(PoolItem, "gather", 1) if row.pool == "real"}
+    shown, after = (
+        {name for row in run.rows(Prediction, stage, 2) for name in row.neighbors} for stage in ("drift", "validate")
+    )
+    assert shown and shown <= had
+    assert after - had, "the newer model is shown newer steps"
 
 
 def test_real_steps_are_counted_in_every_round(run: Played) -> None:

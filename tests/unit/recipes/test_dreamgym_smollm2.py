@@ -29,6 +29,8 @@ CUT: dict[str, Any] = {
     "method.recipe.truth": {"most": 4, "observation_floor": None, "reward_floor": None},
     "method.recipe.synthetic_rounds": None,
     "method.recipe.mix": 0.5,
+    # Of two groups one is synthetic: a smaller share of it would be none.
+    "method.recipe.curriculum.share": 1.0,
     "method.evaluation.every": ROUNDS,
     "method.threads": 1,
 }
