@@ -82,8 +82,7 @@ def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple
 def require_truth(ctx: StageContext) -> None:
     """Raise BadInput where synthetic episodes would be played in a model that was never fitted, or that the last
     validation found below the floors."""
-    config = config_of(ctx.method)
-    if not config.share(ctx.round):
+    if not config_of(ctx.method).share(ctx.round):
         return
     rounds = range(ctx.round, 0, -1)
     last = next((each for each in rounds if ctx.recipe.resolve(ctx.method, each, VALIDATE, 0) is not None), None)
@@ -96,10 +95,11 @@ def require_truth(ctx: StageContext) -> None:
             f"{ctx.round} has a fit",
         )
     # Its own round's plan has applied these floors; of an inherited round they may have been others.
-    if last < ctx.round and _floors_of(ctx, last) == config.truth:
+    floors = config_of(ctx.method).truth
+    if last < ctx.round and _floors_of(ctx, last) == floors:
         return
     metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
-    alarms = alarms_of(metrics, config.truth)
+    alarms = alarms_of(metrics, floors)
     if alarms:
         told = ", ".join(f"{name} is {metrics[name]:.2f}" for name in alarms)
         fit = {row.name: row.value for row in ctx.rows_at(Metric, last, CORPUS)}

@@ -35,6 +35,11 @@ def finished(root: Path, **changes: Any) -> RunDirectory:
     return run
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return finished(tmp_path_factory.mktemp("learned"), **LEARNED)
+
+
 def forked(parent: RunDirectory, root: Path, **changes: Any) -> RunDirectory:
     return fork(parent, 2, experiment_of(parent, "child", changed(parent.method, **changes)), root)
 
@@ -61,19 +66,18 @@ def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighti
         ({"recipe__extractor__embedder": None}, "method.recipe.extractor.embedder"),
     ],
 )
-def test_a_network_of_another_shape_is_refused(tmp_path: Path, change: dict[str, Any], where: str) -> None:
-    parent = finished(tmp_path / "parent", **LEARNED)
+def test_a_network_of_another_shape_is_refused(
+    learned: RunDirectory, tmp_path: Path, change: dict[str, Any], where: str
+) -> None:
     with pytest.raises(BadInput, match=where):
-        forked(parent, tmp_path, **change)
+        forked(learned, tmp_path, **change)
     assert not (tmp_path / "child").exists()
 
 
-def test_rollouts_are_kept_only_with_the_update_between_the_probes(tmp_path: Path) -> None:
-    parent = finished(tmp_path / "parent", **LEARNED)
-
+def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunDirectory, tmp_path: Path) -> None:
     def kept(**changes: Any) -> RunDirectory:
-        made = experiment_of(parent, "child", changed(parent.method, **changes))
-        return fork(parent, 1, made, tmp_path, keep_rollouts=True)
+        made = experiment_of(learned, "child", changed(learned.method, **changes))
+        return fork(learned, 1, made, tmp_path, keep_rollouts=True)
 
     for change in ({"roles__actor__optimizer__learning_rate": 0.5}, {"roles__actor__deepspeed__zero_stage": 1}):
         with pytest.raises(BadInput, match=next(iter(change)).replace("__", ".")):
