@@ -86,7 +86,10 @@ def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path) 
     ("before", "change"),
     [
         pytest.param({}, {**TAUGHT, "recipe__explore__every": 1}, id="the parent had no teacher"),
-        pytest.param({**TAUGHT, **ONE_FIT}, {"recipe__explore__every": 1}, id="the parent had other intervals", marks=pytest.mark.slow),
+        pytest.param(
+            {**TAUGHT, **ONE_FIT}, {"recipe__explore__every": 1},
+            id="the parent had other intervals", marks=pytest.mark.slow,
+        ),
         pytest.param(
             {**TAUGHT, **ONE_FIT, "recipe__fit__most": 5}, {"recipe__explore__every": 1, "recipe__fit__most": 4096},
             id="the parent fitted fewer", marks=pytest.mark.slow,
