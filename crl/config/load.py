@@ -59,7 +59,7 @@ def parse_experiment(
     except ValidationError as error:
         raise BadInput(
             f"{where} is not a valid experiment:\n" + "\n".join(listed_errors(error, lambda item: _told(item, data))),
-            next_step="correct the keys named above; every field is described in crl/config/",
+            next_step="correct the keys named above; every field is described in docs/config.md",
         ) from None
 
 

@@ -143,7 +143,7 @@ def load_study(path: str | Path, *, read_by: tuple[Path, ...] = ()) -> Study:
     except ValidationError as error:
         raise BadInput(
             f"{path} is not a valid study:\n" + "\n".join(listed_errors(error, _told)),
-            next_step="correct the keys named above; every field is described in crl/lab/study/config.py",
+            next_step="correct the keys named above; every field is described in docs/study_file.md",
         ) from None
     warm_starts = [path.parent / each for each in study.warm_starts]
     return study.model_copy(update={"base": path.parent / study.base, "warm_starts": warm_starts})
