@@ -116,7 +116,7 @@ def _told_of(family: str) -> Iterator[None]:
 def check_actor_room(chat: Chat, method: Method, *, instructions: int | None = None) -> None:
     """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit.
 
-    `instructions`: with a reflection of so many tokens in place of the system text.
+    `instructions`: nor with a reflection of so many tokens in place of the system text.
     """
     from crl.envs import make_environment
     from crl.rollout.prompts import opened
@@ -133,22 +133,21 @@ def check_actor_room(chat: Chat, method: Method, *, instructions: int | None = N
         finally:
             environment.close()
         _check_actions(method, family.name, start)
-        if instructions is None:
-            _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
-            needed, who = len(token_ids), f"{place}.prompts.actor"
-            advice = "shorten the prompt or its examples"
-        else:
+        _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
+        prompts = [(len(token_ids), "", f"{place}.prompts.actor", "shorten the prompt or its examples")]
+        if instructions is not None:
             _, token_ids = opened(chat, prompt, start, experience="", placement="instructions")
-            needed, who = len(token_ids) + instructions, "method.roles.reflector.sampling.max_new_tokens"
-            advice = "lower it, lower recipe.reflect.max_characters"
-        if needed > allowed:
-            longest = "" if instructions is None else f" with a reflection of {instructions} in its system text"
-            raise PromptTooLong(
-                f"the first prompt of family {family.name} takes {needed} tokens{longest}",
-                expected=f"at most {allowed}: actor.context {role.context} less {new} new tokens",
-                where=who,
-                next_step=f"{advice}, or raise method.roles.actor.context",
-            )
+            told = f" with a reflection of {instructions} in its system text"
+            where, advice = "roles.reflector.sampling.max_new_tokens", "lower it, lower recipe.reflect.max_characters"
+            prompts.append((len(token_ids) + instructions, told, f"method.{where}", advice))
+        for needed, told, where, advice in prompts:
+            if needed > allowed:
+                raise PromptTooLong(
+                    f"the first prompt of family {family.name} takes {needed} tokens{told}",
+                    expected=f"at most {allowed}: actor.context {role.context} less {new} new tokens",
+                    where=where,
+                    next_step=f"{advice}, or raise method.roles.actor.context",
+                )
 
 
 def _check_actions(method: Method, family: str, start: Start) -> None:

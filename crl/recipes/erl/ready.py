@@ -16,22 +16,21 @@ from crl.run.manifest import key_of
 def check_ready(method: Method, run_path: Path) -> None:
     """Raise BadInput or PromptTooLong where prompts do not fit what they are for, or the models."""
     config = config_of(method)
-    reflects = config.reflect is not None
     for family in method.families:
         prompts = method.prompts_of(family.name)
         check_prompts(prompts, method.rollout.placement)
-        if reflects:
+        if config.reflect is not None:
             check_reflect_prompt(prompts[REFLECT], memory=config.has_memory)
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
     if run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
         return
     actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
-    check_actor_room(actor, method)
-    if config.reflect is not None:
-        role = method.role(REFLECTOR)
-        # A token is a character at least, but for rare ones.
-        longest = min(role.sampling.max_new_tokens, config.reflect.max_characters)
-        check_actor_room(actor, method, instructions=longest)
-        reflector, _ = load_chat(resolve_model(role.model), multi_turn=False)
-        for family in method.families:
-            check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])
+    if config.reflect is None:
+        check_actor_room(actor, method)
+        return
+    role = method.role(REFLECTOR)
+    # A token is a character at least, but for rare ones.
+    check_actor_room(actor, method, instructions=min(role.sampling.max_new_tokens, config.reflect.max_characters))
+    reflector, _ = load_chat(resolve_model(role.model), multi_turn=False)
+    for family in method.families:
+        check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])
