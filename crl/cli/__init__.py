@@ -12,11 +12,13 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, cast
 
 import typer
+from typer.main import get_command
 
 from crl.cli import (
     approve,
@@ -98,12 +100,18 @@ def _disk_error(error: Exception) -> CrlError | None:
     return disk_error(error)
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """All commands, put together once: tests, notebooks and servers call :func:`main` again and again."""
+    return get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _check_utf8(words)
-        code = app(args=words, prog_name="crl", standalone_mode=False)
+        code = _command()(args=words, prog_name="crl", standalone_mode=False)
         with suppress(BrokenPipeError):  # whoever read has seen enough
             sys.stdout.flush()
     except typer.TyperException as error:  # an unknown command or option: as typer would print it, but escaped

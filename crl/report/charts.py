@@ -202,6 +202,7 @@ def _drawn(
 ) -> str:
     """A chart from 0 to `top`, or to a round number above the `heights`; `told` is what each mark says."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
@@ -244,11 +245,12 @@ def _drawn(
             labelcolor=_hex("text"), title_fontproperties={"weight": "bold", "size": 13},
         )  # fmt: skip
         legend.get_title().set_color(_hex("text"))
-        # Saved with a layout engine, a figure is laid out and drawn twice.
+        # `savefig` would lay out the figure twice, and draw it twice.
+        canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
         layout.execute(figure)
         figure.set_layout_engine("none")
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return _for_pages(out.getvalue(), f"{title}: {', '.join(names) or 'nothing to show yet'}", told)
 
 

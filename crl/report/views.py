@@ -106,8 +106,10 @@ def write_catalog(run_path: Path) -> Path:
         scratch.mkdir()
         with duckdb.connect(str(made)) as connection:
             files = Patterns(run_path)
+            connection.begin()  # or every definition would be written to the disk by itself, and waited for
             _create(connection, run_path, files)
             connection.execute(f"COMMENT ON VIEW {MARKED} IS {place_of(files)}")
+            connection.commit()
             connection.execute("CHECKPOINT")  # closing does it as well, and says nothing where the disk is full
         cache.discard_damaged(run_path)
         cache.seal(run_path, CATALOG, made)
