@@ -64,6 +64,7 @@ AWKWARD: dict[str, Callable[[], Chart]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_word_of_a_report_is_cut_off_or_covered(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     assert page.page.locator("svg").count() > 15

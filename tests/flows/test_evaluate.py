@@ -69,6 +69,7 @@ def test_an_error_says_why(run_path: Path) -> None:
     assert "there is no run" in evaluate("nobody", return_state=True).message
 
 
+@pytest.mark.slow
 def test_a_cancelled_evaluation_ends_with_its_process(run_path: Path) -> None:
     """Cancel in the UI sends SIGTERM to the process of the flow run."""
     variables = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}

@@ -28,6 +28,8 @@ from crl.run.directory import RunDirectory
 from tests.learning.harness import rows, train
 from tests.marks import NEEDS_BFLOAT16
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENT = """
 name: exact
 method:
@@ -184,9 +186,9 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunDirecto
 
 VARIANTS = [
     pytest.param("float32", False, id="float32"),
-    pytest.param("bfloat16", False, id="bfloat16", marks=[pytest.mark.slow, NEEDS_BFLOAT16]),
-    pytest.param("float32", True, id="float32-lora", marks=pytest.mark.slow),
-    pytest.param("bfloat16", True, id="bfloat16-lora", marks=[pytest.mark.slow, NEEDS_BFLOAT16]),
+    pytest.param("bfloat16", False, id="bfloat16", marks=NEEDS_BFLOAT16),
+    pytest.param("float32", True, id="float32-lora"),
+    pytest.param("bfloat16", True, id="bfloat16-lora", marks=NEEDS_BFLOAT16),
 ]
 
 # Measured on a CPU with `pytest -s tests/learning/test_token_exactness.py -m "slow or not slow"`. In bfloat16 (8 bits
@@ -301,7 +303,6 @@ def test_extractor_outputs_are_recorded_alike(run_of: Callable[..., RunDirectory
         assert prompt == "".join(re.split(r"(?:^|\n\n)\[(?:system|user)\]\n", generation.prompt)[1:])
 
 
-@pytest.mark.slow
 def test_answers_restricted_to_the_legal_actions_are_recorded_with_their_choices(tmp_path: Path) -> None:
     """Every turn is legal; what was drawn is trained, under the distribution it was drawn from; the rest is not."""
     experiment = make_experiment("float32", constrain="actions")
@@ -354,7 +355,6 @@ method:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=NEEDS_BFLOAT16)])
 def test_smollm2(tmp_path: Path, dtype: str) -> None:
     """24 episodes sampled after an update: a real model, and fewer episodes for the time it takes."""

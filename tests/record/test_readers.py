@@ -143,11 +143,12 @@ def enough(note: Path) -> bool:
     return seen["rounds"] > 2 and seen["joined"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "ways"),
     [
         (25, ["library", "views", "catalog"]),
-        pytest.param(300, ["library", "views", "catalog"] * 2 + ["views", "catalog"], marks=pytest.mark.slow),
+        (300, ["library", "views", "catalog"] * 2 + ["views", "catalog"]),
     ],
 )
 def test_readers_never_see_a_wrong_an_empty_or_a_torn_bank(tmp_path: Path, rounds: int, ways: list[str]) -> None:

@@ -102,6 +102,7 @@ def test_both_count_the_same_broken_rows(row_type: type[Row], data: st.DataObjec
     assert compiled == native
 
 
+@pytest.mark.slow
 def test_twice_the_rows_break_rules_of_every_row_type() -> None:
     """The comparison above is of something: keys at least are broken then, and both say so."""
     for row_type in ROW_TYPES:

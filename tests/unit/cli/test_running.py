@@ -98,6 +98,7 @@ def test_a_run_is_held_against_a_head_that_was_kept_and_what_is_lost_is_made_aga
     assert noted.code == 0 and "note: journal.jsonl is missing" in noted.out
 
 
+@pytest.mark.slow
 def test_a_failed_stage_is_told_and_resume_goes_on(crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRL_FAKE", json.dumps({"learn": ["raise", ""]}))
     failed = crl("train", fake, "--rounds", "1", "--no-prefect")

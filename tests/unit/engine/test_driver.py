@@ -198,7 +198,8 @@ def test_cancelling_ends_the_engine_and_the_next_call_starts_a_new_one(tmp_path,
         assert digests(driver.run) == undisturbed
 
 
-@pytest.mark.parametrize("stage", ["spread", pytest.param("spread-killed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["spread", "spread-killed"])
 def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed, seen, stage):
     mishaps = {"spread/1": ["kill_once", str(tmp_path / "marker")]} if stage == "spread-killed" else {}
     with make_driver(tmp_path, mishaps, shards=3) as driver:

@@ -159,6 +159,7 @@ class Writer:
         return (text, StopReason.length) if self.rng.random() < 0.03 else text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lines", "json"])
 def test_ten_thousand_outputs(kit, form):
     """5,000 a form: 20 rounds of 250 episodes of two families, with a merge in every round."""

@@ -17,6 +17,7 @@ from crl.report.summary import summarize
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["static_online", "offline_bank"])
 def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recipe: str) -> None:
     played = Played(tmp_path, experiment(method__recipe__kind=recipe, method__recipe__warm_up_rounds=1), 3)

@@ -56,6 +56,7 @@ def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> N
     assert streams(child, 2) == {"synthetic", "real"} and not problems_of(child, recipe_in(child))
 
 
+@pytest.mark.slow
 def test_a_fork_applies_its_own_floors_to_the_last_figures(tmp_path: Path) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
     child = forked(parent, 1, tmp_path, recipe__truth__observation_floor=1.0)
@@ -82,17 +83,18 @@ def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path) 
     assert "credit" in read and "validate" not in read, "the plan of the round with the fit has applied these floors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "change"),
     [
         pytest.param({}, {**TAUGHT, "recipe__explore__every": 1}, id="the parent had no teacher"),
         pytest.param(
             {**TAUGHT, **ONE_FIT}, {"recipe__explore__every": 1},
-            id="the parent had other intervals", marks=pytest.mark.slow,
+            id="the parent had other intervals",
         ),
         pytest.param(
             {**TAUGHT, **ONE_FIT, "recipe__fit__most": 5}, {"recipe__explore__every": 1, "recipe__fit__most": 4096},
-            id="the parent fitted fewer", marks=pytest.mark.slow,
+            id="the parent fitted fewer",
         ),
     ],
 )  # fmt: skip

@@ -48,6 +48,7 @@ def digests(root: Path, *, first: dict[str, list[int]], **changes: Any) -> tuple
     return run, found
 
 
+@pytest.mark.slow
 def test_the_parts_make_one_digest_whoever_runs_them_and_the_rows_of_one_piece(tmp_path: Path) -> None:
     run, found = digests(tmp_path / "in order", first={"distill": [], "merge": []})
     _, others = digests(tmp_path / "in disorder", first={"distill": [5, 2, 0], "merge": [1]})

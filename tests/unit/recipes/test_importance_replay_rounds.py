@@ -150,6 +150,7 @@ def test_scores_are_neutral_first_then_those_of_the_network_of_the_round_before(
             assert row.score == pytest.approx(score_by_hand(run, row, number), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_between_two_refreshes_scores_stay_and_new_samples_are_neutral(tmp_path: Path) -> None:
     slow = played(
         tmp_path, 3, method__evaluation__every=0, method__recipe__extractor__refresh_every=2,
@@ -252,6 +253,7 @@ def test_playing_and_evaluation_read_no_probe_and_no_buffer(run: Played) -> None
         assert read == {"plan": set(), "collect": {"plan", before}, "evaluate": {"update_actor"}}
 
 
+@pytest.mark.slow
 def test_the_record_is_intact_and_the_same_again(run: Played, tmp_path: Path) -> None:
     assert problems_of(RunDirectory.open(run.run.path), run.recipe, record_of(run.run.path)) == []
     assert played(tmp_path, ROUNDS).digests() == run.digests()

@@ -67,6 +67,7 @@ def compare(found: dict[str, list[Episode]], ways: list[str]) -> None:
             assert (each.success, each.reward, each.turns) == ((True, 1.0, 2) if way == "well" else (False, 0.0, 1))
 
 
+@pytest.mark.slow
 def test_it_costs_its_own_episode_whatever_it_does(tmp_path: Path) -> None:
     compare(round_of(tmp_path, list(WAYS), isolate=True, workers=4), list(WAYS))
 

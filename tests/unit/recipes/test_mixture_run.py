@@ -249,6 +249,7 @@ def test_the_report_has_every_task_and_their_average(run: RunDirectory) -> None:
     assert all(tasks.rate(arm, name).episodes for arm in ("with_bank", "without_bank") for name in tasks.names)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_makes_the_same_record(run: RunDirectory) -> None:
     def digests() -> dict[tuple[int, str], str]:
         return {(n, s): run.manifest(n, s).digest for n in run.rounds() for s in run.complete_stages(n)}

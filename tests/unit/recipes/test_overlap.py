@@ -85,10 +85,11 @@ def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return played(tmp_path_factory.mktemp("one"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     [
-        pytest.param(second_track_late, id="late", marks=pytest.mark.slow),
+        pytest.param(second_track_late, id="late"),
         pytest.param(partial(at_random, seed=3), id="random"),
     ],
 )

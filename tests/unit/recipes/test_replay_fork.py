@@ -44,6 +44,7 @@ def forked(parent: RunDirectory, root: Path, **changes: Any) -> RunDirectory:
     return fork(parent, 2, experiment_of(parent, "child", changed(parent.method, **changes)), root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["uniform", "none"])
 def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighting: str) -> None:
     parent = finished(tmp_path / "parent", method__recipe__weighting=weighting)

@@ -79,6 +79,7 @@ def test_evaluation_passes_it_over_as_well(masked: Played) -> None:
     assert figures["texts_suppressed"] == len(harmful)
 
 
+@pytest.mark.slow
 def test_the_same_run_has_the_same_digests(masked: Played, tmp_path: Path) -> None:
     made = experiment(method__recipe__suppress={"uses": 2, "sureness": 0.2, "below": -0.1}, **FEW)
     assert Played(tmp_path, made, ROUNDS).digests() == masked.digests()

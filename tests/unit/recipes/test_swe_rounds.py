@@ -124,6 +124,7 @@ def test_a_resumed_round_replays_no_call_of_what_is_played(tmp_path: Path, monke
         services.environment("repairs", 1).close()
 
 
+@pytest.mark.slow
 @needs_bwrap
 def test_a_resumed_wave_replays_no_call_of_an_episode_that_was_over(tmp_path: Path, monkeypatch: Any) -> None:
     """Collecting ends in the middle of a wave, when one episode is over and others are not."""

@@ -210,6 +210,7 @@ def test_a_person_sees_the_trial_of_a_note(tried: Played) -> None:
     assert counted == [(len(rows), sum(row.admitted for row in rows))]
 
 
+@pytest.mark.slow
 def test_equal_settings_give_equal_digests_whatever_ran_before(tried: Played, tmp_path: Path) -> None:
     assert played(tmp_path, trial={"holds": 1}).digests() == tried.digests()
 

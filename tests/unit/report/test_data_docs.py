@@ -112,6 +112,7 @@ def test_own_suites_are_in_the_docs(run: RunDirectory) -> None:
     assert text.count("failed") == 1 and text.count("passed") == 2
 
 
+@pytest.mark.slow
 def test_the_report_links_to_them_from_wherever_it_lies(run: RunDirectory, tmp_path: Path) -> None:
     attempt(run, 2)
     assert "crl checks docs" in write_report(run.path).read_text(encoding="utf-8")

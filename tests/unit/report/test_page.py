@@ -214,10 +214,12 @@ def test_the_page_loads_nothing(html: str) -> None:
     assert not re.search(r"url\(|@import|http://|https://", html), "no style may load anything either"
 
 
+@pytest.mark.slow
 def test_equal_records_give_equal_pages(finished: Path, html: str) -> None:
     assert render(finished) == html
 
 
+@pytest.mark.slow
 def test_a_report_is_no_part_of_the_record(copied: Path) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != REPORT}
     written = write_report(copied)
@@ -272,6 +274,7 @@ def test_a_long_round_is_cut_and_the_rest_has_a_command(tmp_path: Path, monkeypa
     assert "(3009 characters)" in page.text and len(text) < 200_000
 
 
+@pytest.mark.slow
 def test_a_thousand_rounds_make_a_small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 

@@ -35,6 +35,7 @@ def _won(environment, seed):
     return untouched.reward, step.reward
 
 
+@pytest.mark.slow
 def test_tasks_that_ship_are_played(shipped):
     """One written by hand, one generated, one held out."""
     assert [_won(shipped, seed) for seed in (0, 1, FROM)] == [(0.0, 1.0)] * 3

@@ -94,6 +94,7 @@ def test_no_container_runtime_is_refused(tmp_path, monkeypatch):
         config_of(tmp_path, sandbox="container").make()
 
 
+@pytest.mark.slow
 def test_a_container_per_command_is_told_what_it_needs(tmp_path, runtime):
     """The commands reach a stand-in for docker; that a container keeps them in, docker says."""
     record = make_row(tmp_path, image_name="an/image:1")
