@@ -45,7 +45,7 @@ def train(
         rounds: Rounds to train beyond those that are complete.
         settings: What people change first. Empty: as the file has it.
         overrides: Any other key that differs from the file, by its dotted name, such as
-            `{"method.merge.every": 2, "runtime.shards": 4}`. All keys: docs/config.md.
+            `{"method.recipe.merge.every": 2, "runtime.shards": 4}`. All keys: docs/config.md.
     """
     if (state := superseded()) is not None:
         return state
