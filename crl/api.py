@@ -96,9 +96,9 @@ class Run:
         guided: bool | None = None,
         success: bool | None = None,
     ) -> DuckDBPyRelation:
-        """Training episodes: one row each, columns as in the view `episodes`. What is None does not narrow.
+        """Recorded episodes: one row each, columns as in the view `episodes`; `stage` says what each was played for.
 
-        Raises RecordDamaged.
+        A filter that is None selects everything. Raises RecordDamaged.
         """
         played = self.sql("SELECT * FROM episodes ORDER BY round, episode_id")
         return _where(played, round=round, family=family, guided=guided, success=success)
@@ -140,7 +140,7 @@ class Entry:
 
 
 def _where(relation: DuckDBPyRelation, **wanted: str | int | None) -> DuckDBPyRelation:
-    """The rows whose columns have these values; None does not narrow."""
+    """The rows whose columns have these values; a filter that is None selects everything."""
     for column, value in wanted.items():
         if value is not None:
             condition: Expression = ColumnExpression(column) == ConstantExpression(value)

@@ -45,7 +45,7 @@ means that the other system is better.
   the one that reached the recall soonest here (IVF_PQ, its default, took many times as long to build).
 - **Chroma** {chroma}. It has an HNSW index only, so it appears under approximate search, and the index is
   made while entries are added. It has no versions: a snapshot is a copy of its directory.
-- **JSON + NPZ** writes everything anew for every snapshot, synced by nobody, and searches with NumPy.
+- **JSON + NPZ** writes everything anew for every snapshot, never synced to the disk, and searches with NumPy.
 - **Approximate search** uses the least effort that reaches a recall@{count} of {recall} on other queries ({efforts}).
 - **Reopening** happens in a new process, libraries loaded: from the files to the first {batch} answers. Files are in
   the page cache for all.

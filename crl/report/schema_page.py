@@ -22,7 +22,7 @@ a run that is being trained). `"group"`, `"order"` and `"index"` are words of SQ
 has 17 questions with their SQL.
 
 Rows of most views are in the Parquet file of that name of the stage that wrote them (named at each view, for the
-recipe `complementary` with every mechanism switched on), in
+recipe `complementary` with every mechanism switched on; [method.md](method.md#a-round-stage-by-stage) says what each stage does), in
 `rounds/<round>/<stage>/<view>.parquet`. The [tables of other recipes](#tables-of-other-recipes) come last; what they are
 for is on the recipes' pages: [erl.md](erl.md), [importance_replay.md](importance_replay.md), [dreamgym.md](dreamgym.md).
 Put together from these are

@@ -136,8 +136,8 @@ def test_paired_differences(study):
     raw, page = study
     _, *rows = table_under(page, "Paired differences")
     assert len(rows) >= len(raw.arm_of) - 1
-    for title, less, with_bank, without, pairs in rows:
-        arm, reference = raw.arm_of[title], raw.arm_of[less]
+    for title, minus, with_bank, without, pairs in rows:
+        arm, reference = raw.arm_of[title], raw.arm_of[minus]
         against = raw.final(reference, True) or raw.final(reference, False)
         agree(with_bank, difference_of(found, against) if (found := raw.final(arm, True)) else None)
         agree(without, difference_of(raw.final(arm, False), raw.final(reference, False)))
@@ -165,13 +165,13 @@ def test_success_at_equal_budgets(study, kind):
         return
     header, *rows = table_under(page, f"At equal {kind}: {amount:,}")
     assert [row[0] for row in rows] == [title for title, arm in raw.arm_of.items() if raw.final(arm, False)]
-    for title, with_bank, without, *less in rows:
+    for title, with_bank, without, *differences in rows:
         arm = raw.arm_of[title]
         bank, free = raw.at(column, amount, arm, True), raw.at(column, amount, arm, False)
         agree(with_bank, interval_of(bank) if bank else None)
         agree(without, interval_of(free))
-        for name, cell in zip(header[3:], less, strict=True):
-            which, reference = name.split(" less ")
+        for name, cell in zip(header[3:], differences, strict=True):
+            which, reference = name.split(", minus ")
             if cell != "–":
                 agree(
                     cell,

@@ -73,9 +73,11 @@ class Study(Model):
     seed_keys: list[str] = Field(
         ["method.seed"], min_length=1, description="Every key that takes the seed; `*` stands for each item of a list."
     )
-    compare_with: str | list[str] = Field([], description="The arm, or arms, that paired differences are against.")
+    compare_with: str | list[str] = Field(
+        [], description="Arm or arms that every other arm is compared with, seed by seed."
+    )
     level: float = Field(0.5, gt=0, le=1, description="Success level of `rounds to` and `episodes to`.")
-    last: int = Field(1, ge=1, le=1000, description="Last evaluations that final success is the mean of.")
+    last: int = Field(1, ge=1, le=1000, description="Number of evaluations, counted from the last, whose mean is final success.")
     arms: dict[ArmName, Arm] = Field(min_length=1, description="The arms by name.")
     scales: dict[ArmName, Scale] = Field({}, description="What is varied, by a short name: arms at several values.")
 

@@ -14,14 +14,14 @@ from crl.lab.study.statistics import Interval, Reached, area, final, first_at, i
 
 
 class Difference(BaseModel):
-    """An arm less a reference, seed by seed."""
+    """An arm minus a reference, seed by seed."""
 
     model_config = ConfigDict(frozen=True)
 
     arm: str
     reference: str
     with_bank: Interval | None
-    """The arm with its bank, less the reference with its bank where it has one, else without. None: no bank."""
+    """The arm with its bank, minus the reference with its bank where it has one, else without. None: no bank."""
     without_bank: Interval
     """Both without a bank."""
     equal_episodes: bool

@@ -66,7 +66,7 @@ def _differences(result: StudyResult) -> Table:
                 pairs if each.equal_episodes else f"{pairs}, unequal episodes",
             ]
         )
-    return Table("Paired differences", ("arm", "less", "with bank", "without bank", "pairs"), rows, named=2)
+    return Table("Paired differences", ("arm", "minus", "with bank", "without bank", "pairs"), rows, named=2)
 
 
 def _scale(result: StudyResult, scale: Varied, *, bank: bool) -> Table:
@@ -82,13 +82,13 @@ def _scale(result: StudyResult, scale: Varied, *, bank: bool) -> Table:
 def _at_budget(result: StudyResult, budget: Budget) -> Table:
     titles = {arm.arm: arm.title for arm in result.arms}
     references = list(dict.fromkeys(name for each in budget.arms for name in each.differences))
-    less = [f"{which} less {titles[name]}" for name in references for which in ("with bank", "without bank")]
+    differences = [f"{which}, minus {titles[name]}" for name in references for which in ("with bank", "without bank")]
     rows = []
     for each in budget.arms:
         compared = [value for name in references for value in each.differences.get(name, (None, None))]
         reached = [interval_text(each.with_bank), interval_text(each.without_bank)]
         rows.append([titles[each.arm], *reached, *(interval_text(value, signed=True) for value in compared)])
-    columns = ["arm", "with bank", "without bank", *map(plain, less)]
+    columns = ["arm", "with bank", "without bank", *map(plain, differences)]
     told = [place for place in range(len(columns)) if place < 3 or any(row[place] != NONE for row in rows)]
     return Table(
         f"At equal {KINDS[budget.kind]}: {budget.amount:,}",

@@ -67,7 +67,7 @@ def test_the_table_says_how_much_that_is() -> None:
     result = summarize_study(STUDY, FIGURES)
     (table,) = [each for each in tables(result) if each.title.startswith("At equal")]
     assert table.title == "At equal generated tokens: 200"
-    assert table.columns[3:] == ["with bank less plain", "without bank less plain"]
+    assert table.columns[3:] == ["with bank, minus plain", "without bank, minus plain"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert "success between two evaluations is interpolated" in study_markdown(result)
 
