@@ -15,7 +15,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-PAGES = {"recipes": "recipes.md", "coevolution": "coevolution.md"}
+PAGES = {"recipes": "recipes.md", "coevolution": "coevolution.md", "coevolution_again": "coevolution_again.md"}
 """The page that a study's tables are in, by the name of its raw results."""
 ROUNDING = 0.005 + 1e-9
 BUDGETS = {
