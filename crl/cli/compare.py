@@ -30,7 +30,9 @@ def compare(
     runs: Annotated[
         Path | None, typer.Option(help="Directory that holds its runs; default $CRL_RUNS or ./runs.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at a time; default: cores / method.threads.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Runs at a time; default: cores / method.threads.")
+    ] = None,
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="These arms only.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="1,2", help="These seeds only.")] = None,
     table_only: Annotated[bool, typer.Option("--table-only", help="Only make the table of finished runs.")] = False,

@@ -77,7 +77,7 @@ class Study(Model):
         [], description="Arm or arms that every other arm is compared with, seed by seed."
     )
     level: float = Field(0.5, gt=0, le=1, description="Success level of `rounds to` and `episodes to`.")
-    last: int = Field(1, ge=1, le=1000, description="Number of evaluations, counted from the last, whose mean is final success.")
+    last: int = Field(1, ge=1, le=1000, description="Final success is the mean of this many last evaluations.")
     arms: dict[ArmName, Arm] = Field(min_length=1, description="The arms by name.")
     scales: dict[ArmName, Scale] = Field({}, description="What is varied, by a short name: arms at several values.")
 
