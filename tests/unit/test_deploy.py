@@ -80,7 +80,7 @@ def test_the_vllm_server_is_started_as_one_that_takes_weights_is() -> None:
     vllm = GPU["services"]["vllm"]
     options = dict(word.partition("=")[::2] for word in vllm["command"])
     own = command_line(Path("python"), Path("model"), Path("socket"), RoleConfig(), ServerConfig())
-    (typed,) = re.findall(r"^VLLM_SERVER_DEV_MODE=1 (python .*\\\n.*)$", ENGINES, re.MULTILINE)
+    (typed,) = re.findall(r"^VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 (python .*\\\n.*)$", ENGINES, re.MULTILINE)
     for words in (own, shlex.split(typed)):
         assert vllm["entrypoint"][1:] == words[1:3]
         for name in ("--logprobs-mode", "--generation-config"):
