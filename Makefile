@@ -96,9 +96,15 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: lint ## lint, then every test that is neither slow nor needs a GPU
+test: setup ## ruff, then mypy beside every test that is neither slow nor needs a GPU
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@# mypy is one process: on its own it would leave the other processor idle for a minute.
 	@# A test that hangs is ended with every thread's stack in the output; the longest takes a minute.
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu" -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
+	@mkdir -p build; $(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; failed=0; \
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "not slow and not gpu" -o faulthandler_timeout=400 \
+	  -o faulthandler_exit_on_timeout=true || failed=$$?; \
+	wait $$types || failed=$$?; echo "mypy: $$(cat build/mypy.txt)"; exit $$failed
 
 test-slow: setup ## the slow tests: learning, kills, several processes
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu"

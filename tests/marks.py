@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from crl.policies.precision import computes_bfloat16
@@ -9,3 +12,8 @@ from crl.policies.precision import computes_bfloat16
 NEEDS_BFLOAT16 = pytest.mark.skipif(
     not computes_bfloat16(), reason="bfloat16 is computed in float32 here: this CPU has no kernels for it"
 )
+
+
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """Values of a parameter of which the first of `every` is a fast test, and the others, like it, are slow ones."""
+    return [case if at % every == 0 else pytest.param(case, marks=pytest.mark.slow) for at, case in enumerate(cases)]

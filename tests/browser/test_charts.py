@@ -71,6 +71,7 @@ def test_no_word_of_a_report_is_cut_off_or_covered(show: Callable[..., Opened], 
     assert page.page.evaluate(FAULTS) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", AWKWARD)
 def test_no_word_of_an_awkward_chart_is_cut_off_or_covered(browser: Any, which: str) -> None:
     page = browser.new_page()

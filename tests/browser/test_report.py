@@ -40,6 +40,7 @@ def numbers(found: dict[str, str]) -> dict[str, float]:
     return {number: float(cell) for number, cell in found.items() if cell != "–"}
 
 
+@pytest.mark.slow
 def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     bank = by_round(finished, "SELECT round, count(*) FROM bank GROUP BY round")
@@ -77,6 +78,7 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     )
 
 
+@pytest.mark.slow
 def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     last = rows(finished, "SELECT max(round) FROM credits")[0][0]
@@ -173,6 +175,7 @@ def test_games_of_other_recipes_replay(show: Callable[..., Opened], run_of: Call
     assert page.text("#turn") == f"Turn 1 of {turns}" and page.text("#observation") == observation
 
 
+@pytest.mark.slow
 def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
 
@@ -207,6 +210,7 @@ def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], fin
     assert page.text("#guide dd") == wanted or wanted in page.text("#distilled")
 
 
+@pytest.mark.slow
 def test_the_keyboard_is_enough(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     name, count = rows(
@@ -243,6 +247,7 @@ def test_the_keyboard_is_enough(show: Callable[..., Opened], finished: Path) -> 
     assert unnamed == 0, "every control has a name"
 
 
+@pytest.mark.slow
 def test_play_runs_to_the_end_and_stops(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     shortest = "SELECT episode_id, turns FROM episodes WHERE stage = 'collect' AND turns > 1 ORDER BY turns LIMIT 1"
@@ -266,6 +271,7 @@ def test_a_phone_and_a_desk_show_all_of_it(show: Callable[..., Opened], any_run:
     assert small == 0 or width > PHONE["width"], "fingers find every button"
 
 
+@pytest.mark.slow
 def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened], any_run: Path) -> None:
     page = show(any_run, color_scheme="dark")
     page.page.emulate_media(media="print")
@@ -275,6 +281,7 @@ def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened],
     assert page.page.pdf().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_without_a_script_everything_but_the_replay_is_there(show: Callable[..., Opened], any_run: Path) -> None:
     page = show(any_run, java_script_enabled=False)
     assert page.page.locator("#browser").is_hidden() and page.page.locator("svg").first.is_visible()

@@ -75,6 +75,7 @@ def hostile_run(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_others_wrote_stays_text(
     show: Callable[..., Opened],
     tmp_path: Path,
@@ -108,6 +109,7 @@ def _useful(standings: list[Standing]) -> Usefulness:
     return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], standings, [], 0)
 
 
+@pytest.mark.slow
 def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:
     """The second line of defence: a script that got into the page would not run and could send nothing."""
     path = write_report(finished, tmp_path / "page.html")

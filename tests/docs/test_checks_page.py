@@ -50,6 +50,7 @@ def test_the_commands_that_list_and_show(capsys: pytest.CaptureFixture[str]) -> 
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_suite_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

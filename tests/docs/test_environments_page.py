@@ -51,6 +51,7 @@ def test_the_class_has_about_40_lines() -> None:
     assert len(lines) <= 40
 
 
+@pytest.mark.slow
 def test_every_command_runs_and_what_was_played_is_learned_from(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,7 @@ def _all_files(run_path: Path) -> list[str]:
 each_damage = pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(_corrupt, id="corrupt"),
+        pytest.param(_corrupt, id="corrupt", marks=pytest.mark.slow),
         pytest.param(_truncate, id="truncate", marks=pytest.mark.slow),
         pytest.param(_delete, id="delete", marks=pytest.mark.slow),
     ],

@@ -33,6 +33,7 @@ from crl.report.bank import snapshot
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from tests.faults.disks import fill, small_disk, turn_read_only
+from tests.marks import sampled
 from tests.study.studies import NAME as STUDY
 from tests.study.studies import write as write_study
 from tests.tiny_run import CONFIG, NAME, ROOT, ROUNDS, options
@@ -239,19 +240,19 @@ def _check(ending: Ending, code: int, said: str) -> None:
     assert words in said and "What to do: " in said and "Traceback" not in said, said
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.words)
+@pytest.mark.parametrize("case", sampled(CASES, 5), ids=lambda case: case.words)
 def test_on_a_read_only_disk(case: Case, read_only: Path, crl: Crl) -> None:
     _check(case.read_only, *crl(case.words, read_only))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.words)
+@pytest.mark.parametrize("case", sampled(CASES, 5), ids=lambda case: case.words)
 def test_on_a_full_disk(case: Case, full: Path, crl: Crl) -> None:
     before = _contents(full)
     _check(case.full, *crl(case.words, full))
     assert _contents(full) == before
 
 
-@pytest.mark.parametrize("case", WRITERS, ids=lambda case: case.words)
+@pytest.mark.parametrize("case", sampled(WRITERS, 5), ids=lambda case: case.words)
 def test_a_disk_that_fills_up_meanwhile(case: Case, full: Path, crl: Crl) -> None:
     """What is there stays as it was, nothing is left over, and with room again the same command works."""
     before = _contents(full)

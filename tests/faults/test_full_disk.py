@@ -52,6 +52,7 @@ def test_it_fills_in_the_middle_of_a_stage(finished: Path, small_disk: Path, sta
     assert verify(path) == []
 
 
+@pytest.mark.slow
 def test_without_a_single_free_block_nothing_begins(finished: Path, small_disk: Path) -> None:
     path = small_disk / NAME
     shutil.copytree(finished, path)

@@ -28,6 +28,7 @@ def test_every_subcommand_is_shown() -> None:
     assert shown == {command.name for command in app.registered_commands}
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

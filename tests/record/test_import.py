@@ -117,6 +117,7 @@ def test_a_bank_told_in_batches_is_the_same(source: Source, monkeypatch: pytest.
     assert source.bank().tables == whole.tables
 
 
+@pytest.mark.slow
 def test_datasets_reads_the_hugging_face_folder(source: Source, tmp_path: Path) -> None:
     write_folder(source.bank(), tmp_path / "out", Format.huggingface)
     code = (
@@ -179,6 +180,7 @@ def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) ->
     assert any(name.startswith(IMPORTS) for name in shared), "the chain vouches for the import"
 
 
+@pytest.mark.slow
 def test_it_is_played_with_credited_and_told_in_both_halves(source: Source, tmp_path: Path) -> None:
     run = begin(tmp_path, source.bank())
     kept, merged = f"first-r0002-{source.kept}", f"first-r0002-{source.merged}"
@@ -290,6 +292,7 @@ def test_what_cannot_be_imported_is_refused(source: Source, tmp_path: Path) -> N
         run_by_hand.initialise()
 
 
+@pytest.mark.slow
 def test_a_killed_import_leaves_nothing(source: Source, tmp_path: Path) -> None:
     write_folder(source.bank(), tmp_path / "out", Format.parquet)
     code = (

@@ -173,6 +173,7 @@ def test_a_changed_method_names_the_keys(crl: Crl, fake: Path, runs: Path) -> No
     assert outcome.code == 2 and "seed" in outcome.err and "99" in outcome.err
 
 
+@pytest.mark.slow
 def test_redo_refuses_what_is_no_stage(crl: Crl, fake: Path, runs: Path) -> None:
     assert crl("train", fake, "--rounds", "1", "--no-prefect").code == 0
     for place in ("spread", "one/spread", "0001/", "0001/nothing", "0009/draw"):

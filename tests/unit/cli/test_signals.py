@@ -63,6 +63,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[Place, str], Training]]:
         training.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefect", PREFECT)
 @pytest.mark.parametrize(
     ("place", "number", "code"),

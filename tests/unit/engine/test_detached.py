@@ -113,6 +113,7 @@ def test_a_part_whose_attempt_ends_meanwhile_is_ended_with_its_engine(tmp_path):
         assert not driver.run.part_is_complete(1, "spread", 0)
 
 
+@pytest.mark.slow
 def test_an_idle_engine_goes_when_its_attempt_ends_and_a_killed_one_is_replaced(tmp_path):
     marker = tmp_path / "marker"
     with make_driver(tmp_path / "runs", {"spread/0": ["kill_once", str(marker)]}, shards=2) as driver:

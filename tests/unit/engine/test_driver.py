@@ -185,6 +185,7 @@ def test_a_stage_past_its_time_limit_is_ended_with_its_engine(tmp_path, monkeypa
         assert not driver.run.is_complete(1, "draw")
 
 
+@pytest.mark.slow
 def test_cancelling_ends_the_engine_and_the_next_call_starts_a_new_one(tmp_path, undisturbed):
     marker = tmp_path / "marker"
     with make_driver(tmp_path, {"draw": ["sleep_once", str(marker)]}) as driver:
@@ -227,6 +228,7 @@ def test_progress_and_output_reach_whoever_watches(tmp_path, seen):
     ]
 
 
+@pytest.mark.slow
 def test_what_a_stage_will_take_is_known_from_the_round_before(tmp_path, seen):
     with make_driver(tmp_path, shards=3) as driver:
         driver.subscribe(seen.append)
@@ -298,6 +300,7 @@ def test_a_recipe_that_cannot_be_loaded_is_refused(tmp_path, monkeypatch):
         make_driver(tmp_path)
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_parent_takes_the_engine_along_and_a_resume_gives_equal_digests(tmp_path, undisturbed):
     marker = tmp_path / "marker"
     script = f"""
@@ -319,6 +322,7 @@ with make_driver(Path({str(tmp_path)!r}), {{"spread/2": ["sleep", {str(marker)!r
         assert not leftovers(driver.run)
 
 
+@pytest.mark.slow
 def test_run_directory_opens_without_a_driver(tmp_path, undisturbed):
     """What a reader sees does not depend on any lease."""
     with make_driver(tmp_path) as driver:
@@ -326,6 +330,7 @@ def test_run_directory_opens_without_a_driver(tmp_path, undisturbed):
     assert digests(RunDirectory.open(tmp_path / "fake")) == undisturbed
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_engine_and_gives_the_lease_back(tmp_path, undisturbed):
     """Ctrl-C and Prefect's cancellation both arrive as an exception in the thread that waits for the stage."""
     marker = tmp_path / "marker"

@@ -112,6 +112,7 @@ class Dying(Count):
         os._exit(5)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_set_and_a_death_are_found_through_processes() -> None:
     findings = check(plan(Hashed()))
     assert found(findings, "determinism").outcome == "failed"
@@ -257,6 +258,7 @@ def test_tool_calls_are_drawn_from_their_schemas_valid_and_not() -> None:
     assert {"search[red]", "search[shoe]", None} <= forms
 
 
+@pytest.mark.slow
 def test_a_check_that_takes_too_long_is_a_finding() -> None:
     findings = check(plan(Sleeping(), time_limit_seconds=2.0))
     assert findings == [Finding("start", "failed", findings[0].said)]

@@ -12,6 +12,7 @@ from crl.envs.frozenlake import ACTIONS, FrozenLakeConfig, lakes
 from crl.protocols import StopReason
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1), low=st.integers(3, 9), more=st.integers(0, 4),

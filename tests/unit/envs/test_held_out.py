@@ -95,6 +95,7 @@ def test_no_level_is_both_trained_and_held_out(made, config, levels):
         assert not {seen for _, seen in sides[0]} & {seen for _, seen in sides[1]}
 
 
+@pytest.mark.slow
 @EVERY
 def test_equal_seeds_are_equal_levels_in_whatever_order_they_are_asked_for(made, config, levels):
     seeds = [*range(20), *range(FROM, FROM + 20), FROM + BLOCK + 3]
@@ -119,6 +120,7 @@ def test_equal_seeds_are_equal_levels_in_another_process(made):
 # -- what a held-out level is worth ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_held_out_maps_need_three_moves_and_those_of_training_any_number():
     held_out, trained = ([levels.of(seed) for seed in range(first, first + 200)]
                          for levels in [lakes(FrozenLakeConfig())] for first in (FROM, 0))  # fmt: skip
@@ -183,6 +185,7 @@ def test_settings_without_such_levels_are_refused(config, found):
     assert f"seed {FROM}" in str(caught.value) and "held_out_moves" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_task_with_one_level_is_refused_unless_it_says_so(made):
     one = MiniHackConfig(id="MiniHack-Room-5x5-v0")
     made(one)

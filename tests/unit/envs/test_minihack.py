@@ -84,6 +84,7 @@ def test_python_random_state_is_left_alone(room):
     assert random.getstate() == before
 
 
+@pytest.mark.slow
 def test_random_play_reaches_the_goal_about_as_often_as_measured(room):
     steps = [step for first in range(0, 100, 20) for step in random_play(room, list(range(first, first + 20)))[1]]
     wins = sum(each[-1].success for each in steps)

@@ -150,6 +150,7 @@ def test_ids_that_nobody_asked_for_and_nameless_people_are_refused(waiting: Path
     assert load_decision(waiting, 1) is None
 
 
+@pytest.mark.slow
 def test_the_command_line_from_waiting_to_published(waiting: Path, crl: Callable[..., tuple[int, str, str]]) -> None:
     code, said, complaint = crl("resume", waiting)
     assert code == 6 and not complaint

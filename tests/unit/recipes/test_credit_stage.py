@@ -93,6 +93,7 @@ class Pairs(Services):
         )
 
 
+@pytest.mark.slow
 def test_an_output_that_repeats_two_texts_of_another_names_each_and_counts_a_use_once(tmp_path: Path) -> None:
     changes = {
         "method__recipe__bank__duplicates": "reject",
@@ -124,6 +125,7 @@ class AllNotesFail(Services):
         self._policies["actor"] = Policy(lose_when_guided)
 
 
+@pytest.mark.slow
 def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_extractor_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

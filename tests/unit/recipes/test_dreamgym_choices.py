@@ -70,6 +70,7 @@ def test_a_task_may_be_as_hard_as_the_measured_capability_and_a_step(tmp_path: P
     assert all(row.parent_group is None for row in made)
 
 
+@pytest.mark.slow
 def test_where_levels_have_no_grade_the_model_writes_the_start(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("crl.recipes.dreamgym.plan.Graded", type("Nothing", (), {}))
     run = played(tmp_path, 2, **ALL_SYNTHETIC)
@@ -109,6 +110,7 @@ def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(
     assert shown["reward"].endswith("!")
 
 
+@pytest.mark.slow
 def test_after_the_synthetic_rounds_all_is_real_and_nothing_more_is_explored(tmp_path: Path) -> None:
     run = played(tmp_path, 2, method__recipe__synthetic_rounds=1)
     for number, streams in ((1, {"synthetic", "real"}), (2, {"real"})):
@@ -183,6 +185,7 @@ def test_what_would_do_nothing_is_refused(key: str, value: Any, where: str) -> N
         experiment(**{key: value})
 
 
+@pytest.mark.slow
 def test_figures_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, monkeypatch: Any) -> None:
     """A figure that the newer validation has not is unknown: that of the fit before is of other weights."""
 

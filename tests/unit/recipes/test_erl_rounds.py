@@ -249,6 +249,7 @@ def test_the_figures_of_a_round(run: Played) -> None:
     assert attempt_figures([], []) == {}
 
 
+@pytest.mark.slow
 def test_the_record_is_intact_and_the_same_again(run: Played, tmp_path: Path) -> None:
     directory = RunDirectory.open(run.run.path)
     assert problems_of(directory, run.recipe, record_of(run.run.path)) == []
@@ -266,6 +267,7 @@ def test_whatever_is_lost_is_made_again_with_the_same_digests(run: Played, tmp_p
     assert played(tmp_path, ROUNDS).digests() == run.digests()
 
 
+@pytest.mark.slow
 def test_further_revisions_have_fresh_feedback_and_are_streams_of_their_own(tmp_path: Path) -> None:
     twice = played(tmp_path, 1, luck=0.0, method__recipe__revisions=2)
     names = [stage.name for stage in twice.recipe.stages_of(twice.method, 1)]
@@ -283,6 +285,7 @@ def test_further_revisions_have_fresh_feedback_and_are_streams_of_their_own(tmp_
     assert all(kept[row.retry_id] == (row.text or played_by[row.episode_id].experience) for row in second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [

@@ -60,6 +60,7 @@ def test_evaluation_takes_the_most_relevant_entry_however_often_training_used_it
     assert any(counted.get(entry_id or "", 0) for entry_id in shown.values()), "training used it, and it is still shown"
 
 
+@pytest.mark.slow
 def test_the_old_way_is_an_option(played: Played, tmp_path: Path) -> None:
     counting = {
         **SMALL_BANK,

@@ -189,6 +189,7 @@ def asking(read: str, generator: np.random.Generator) -> str:
     return "ASK: where?" if "Advice:" in read and "where?" not in read else act(read, generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_answers_of_older_weights_than_the_update_begins_with_are_told_apart(tmp_path: Path, overlap: bool) -> None:
     """By the digest of the weights in each token record, which the update does not go by."""

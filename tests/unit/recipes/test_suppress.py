@@ -120,6 +120,7 @@ def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) 
     assert problems_of(run.run, run.recipe) == []
 
 
+@pytest.mark.slow
 def test_by_trend_an_output_is_scored_when_it_is_written(tmp_path: Path) -> None:
     made = experiment(method__recipe__extractor_objective__credit="trend", method__evaluation__every=0)
     run = Played(tmp_path, made, ROUNDS)

@@ -77,6 +77,7 @@ def test_a_refused_stage_keeps_its_rows_and_the_docs_show_them(run: RunDirectory
     assert "is broken in 1 row: row 0 (r0001-room-g0000-m0000)" in broken
 
 
+@pytest.mark.slow
 def test_values_of_rows_are_text_in_the_docs(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "\x1b[2J\u202e<img src=x onerror='y'></script><script>z</script>$column"
 
@@ -106,6 +107,7 @@ def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
     assert refused(run.path) == {}
 
 
+@pytest.mark.slow
 def test_own_suites_are_in_the_docs(run: RunDirectory) -> None:
     attempt(run, 2)
     text = write_data_docs(run.path, [2], OWN).read_text(encoding="utf-8")

@@ -153,6 +153,7 @@ def test_charts_have_their_numbers_beside_them(finished: Path, html: str) -> Non
     assert reasons and all(f"{reason.replace('_', ' ')} {count}" in page.text for reason, count in reasons)
 
 
+@pytest.mark.slow
 def test_a_round_on_its_way_has_no_bank_yet(copied: Path) -> None:
     from tests.tiny_run import ROUNDS, cut_back
 
@@ -260,6 +261,7 @@ def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
     assert "no round yet" in Page(render(tmp_path)).text
 
 
+@pytest.mark.slow
 def test_a_long_round_is_cut_and_the_rest_has_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = tuple(
         Change("added", f"e{index}", "room", f"o{index}", "add", None, f"advice {index} " + "x" * 3000, None, (), None)
@@ -329,6 +331,7 @@ def test_addresses_of_pages() -> None:
     assert page_url("http://127.0.0.1:4201/", Path("/runs/a b")) == "http://127.0.0.1:4201/a%20b/report.html"
 
 
+@pytest.mark.slow
 def test_history_reads_new_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.report import history as module
     from crl.report.summary import summarize

@@ -6,6 +6,7 @@ import io
 import shutil
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from crl.records import Metric
@@ -84,6 +85,7 @@ def test_a_run_without_stages_has_no_table(tmp_path: Path) -> None:
     assert round_tables([]) == []
 
 
+@pytest.mark.slow
 def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
     alarm = "fewer than 95% of the turns name a legal action"

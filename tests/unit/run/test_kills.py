@@ -70,6 +70,7 @@ def _copy(run: RunDirectory, root: Path) -> RunDirectory:
     return RunDirectory.open(root / run.path.name)
 
 
+@pytest.mark.slow
 def test_pruning_can_be_killed_anywhere(tmp_path: Path) -> None:
     kill_at = 1
     made = finished_run(tmp_path / "made", rounds=3)

@@ -117,6 +117,7 @@ def test_figures_come_from_the_record(run: RunDirectory) -> None:
     assert told.path == run.path and told.experiment == "tiny" and told.method["seed"] == run.method.seed
 
 
+@pytest.mark.slow
 def test_a_round_that_failed_comes_with_the_next_and_is_warned_of_once(run: RunDirectory) -> None:
     Recorder.fails = {0, 1, 2}
     (warning,) = track(run, 2, RECORDER)
