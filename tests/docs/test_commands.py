@@ -88,12 +88,15 @@ def test_the_page_of_study_files_is_current() -> None:
     assert text == study_file_page(), "write it anew: python -m crl.lab.reference > docs/study_file.md"
 
 
-KEY = re.compile(r"`((?:method|runtime)\.[a-z_.]+)\b")
+KEY = re.compile(r"[`\"]((?:method|runtime)\.[a-z_.]+)\b")
+FORMS = sorted((ROOT / "flows").glob("*.py"))
+"""Their docstrings explain the fields of Prefect's forms."""
 
 
 def test_every_key_named_exists() -> None:
-    named = {(path.name, key.rstrip(".")) for path in PAGES for key in KEY.findall(path.read_text(encoding="utf-8"))}
-    assert len(named) > 30
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (*PAGES, *FORMS)}
+    named = {(name, key.rstrip(".")) for name, text in texts.items() for key in KEY.findall(text)}
+    assert len(named) > 30 and ("train.py", "runtime.shards") in named
     for where, key in sorted(named):
         try:
             field_schema(key)
