@@ -25,7 +25,7 @@ from crl.run import experiment_file
 from crl.run.directory import RunDirectory
 from flows.automations import SILENT
 from flows.ui import server_command
-from tests.processes import PATIENCE_SECONDS, command_line, environ, free_port, kill, reap, wait_until
+from tests.processes import PATIENCE_SECONDS, client_of, command_line, environ, free_port, kill, reap, wait_until
 from tests.tiny_run import ROOT, cut_back, environment
 
 CLOSED = (httpx.ReadError, httpx.RemoteProtocolError)
@@ -73,7 +73,7 @@ class Operation:
             MARK: self.mark,
             **(extra or {}),
         }
-        self._http = httpx.Client(base_url=f"{self.url}/api", timeout=PATIENCE_SECONDS)
+        self._http = client_of(self.url)
         self._server: subprocess.Popen[bytes] | None = None
         self._worker: subprocess.Popen[bytes] | None = None
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 PATIENCE_SECONDS = 900.0
@@ -36,6 +37,16 @@ def crowd() -> float:
 def scaled(seconds: float) -> float:
     """A time limit for this machine as busy as it is, given what it is where `make test` runs alone."""
     return seconds * max(1.0, crowd() / USUAL_CROWD)
+
+
+def client_of(url: str) -> httpx.Client:
+    """A client of a Prefect server's API at `url`.
+
+    The server closes a connection that was idle for 5 seconds, as long as httpx keeps one: a request that is sent on it
+    at that moment is lost. So none is used again after one second.
+    """
+    limits = httpx.Limits(keepalive_expiry=1.0)
+    return httpx.Client(base_url=f"{url}/api", timeout=PATIENCE_SECONDS, limits=limits)
 
 
 @contextlib.contextmanager

@@ -64,7 +64,9 @@ class Client:
         self.name, self.address = name, address.rstrip("/")
         self._server, self._tries = server, tries
         self._key = key_of(server)
-        limits = httpx.Limits(max_connections=server.requests)
+        # vLLM's server closes a connection that was idle for 5 seconds, which is as long as httpx keeps one: a
+        # request that is sent on it at that moment is lost, and a server that is well would be taken for dead.
+        limits = httpx.Limits(max_connections=server.requests, keepalive_expiry=1.0)
         self._http = httpx.Client(
             transport=None if socket is None else httpx.HTTPTransport(uds=socket, limits=limits),
             limits=limits,

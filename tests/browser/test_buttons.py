@@ -22,7 +22,7 @@ from tests.browser.conftest import OpenUi
 from tests.browser.screen import Screen
 from tests.faults.segments import SAID, Fault, Segment, Way
 from tests.operate import as_parameter, copy_run
-from tests.processes import PATIENCE_SECONDS, scaled, wait_until
+from tests.processes import client_of, scaled, wait_until
 from tests.tiny_run import ROUNDS, digests, experiment
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_schedule_switched_on_trains_the_next_round(screen: Screen, desk: Open
     screen.open_deployment("nightly")
     screen.shows("At 02:00 AM")
     screen.shoot("nightly", 560)
-    with httpx.Client(base_url=f"{desk.url}/api", timeout=PATIENCE_SECONDS) as client:
+    with client_of(desk.url) as client:
         deployment = client.get("/deployments/name/train/nightly").raise_for_status().json()
         (schedule,) = deployment["schedules"]
         assert schedule["active"] is False

@@ -24,6 +24,7 @@ from tests.processes import (
     PATIENCE_SECONDS,
     as_in_a_terminal,
     as_in_the_background,
+    client_of,
     command_line,
     environ,
     free_port,
@@ -53,7 +54,7 @@ class Ui:
                 cwd=ROOT, env={**inherited, **variables, MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=screen, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self.http = httpx.Client(base_url=f"{self.url}/api", timeout=PATIENCE_SECONDS)
+        self.http = client_of(self.url)
 
     def _two_ports(self) -> int:
         while True:
