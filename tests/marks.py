@@ -15,5 +15,13 @@ NEEDS_BFLOAT16 = pytest.mark.skipif(
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Values of a parameter of which the first of `every` is a fast test, and the others, like it, are slow ones."""
-    return [case if at % every == 0 else pytest.param(case, marks=pytest.mark.slow) for at, case in enumerate(cases)]
+    """Values of one parameter or, as tuples, of several.
+
+    The first of `every` is a fast test; the others, which are like it, are slow ones.
+    """
+    return [
+        case
+        if at % every == 0
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for at, case in enumerate(cases)
+    ]

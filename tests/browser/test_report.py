@@ -18,11 +18,12 @@ from crl.report.views import query
 from tests.browser.opened import Opened
 from tests.recipe_runs import OTHERS
 
+pytestmark = pytest.mark.slow
 LARGEST_PICTURE = 300_000
 PHONE = {"width": 390, "height": 844}
 
 
-@pytest.fixture(params=["complementary", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.fixture(params=["complementary", *OTHERS])
 def any_run(request: pytest.FixtureRequest, finished: Path) -> Path:
     """A finished run of each recipe."""
     return finished if request.param == "complementary" else request.getfixturevalue("run_of")(request.param)  # type: ignore[no-any-return]
@@ -40,7 +41,6 @@ def numbers(found: dict[str, str]) -> dict[str, float]:
     return {number: float(cell) for number, cell in found.items() if cell != "–"}
 
 
-@pytest.mark.slow
 def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     bank = by_round(finished, "SELECT round, count(*) FROM bank GROUP BY round")
@@ -78,7 +78,6 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     )
 
 
-@pytest.mark.slow
 def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     last = rows(finished, "SELECT max(round) FROM credits")[0][0]
@@ -158,7 +157,6 @@ def test_a_game_replays_as_the_record_has_it(show: Callable[..., Opened], finish
             assert ("rejected" in told) == (became == "rejected")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", OTHERS)
 def test_games_of_other_recipes_replay(show: Callable[..., Opened], run_of: Callable[[str], Path], recipe: str) -> None:
     run = run_of(recipe)
@@ -175,7 +173,6 @@ def test_games_of_other_recipes_replay(show: Callable[..., Opened], run_of: Call
     assert page.text("#turn") == f"Turn 1 of {turns}" and page.text("#observation") == observation
 
 
-@pytest.mark.slow
 def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
 
@@ -210,7 +207,6 @@ def test_filters_and_search_find_what_sql_finds(show: Callable[..., Opened], fin
     assert page.text("#guide dd") == wanted or wanted in page.text("#distilled")
 
 
-@pytest.mark.slow
 def test_the_keyboard_is_enough(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     name, count = rows(
@@ -247,7 +243,6 @@ def test_the_keyboard_is_enough(show: Callable[..., Opened], finished: Path) -> 
     assert unnamed == 0, "every control has a name"
 
 
-@pytest.mark.slow
 def test_play_runs_to_the_end_and_stops(show: Callable[..., Opened], finished: Path) -> None:
     page = show(finished)
     shortest = "SELECT episode_id, turns FROM episodes WHERE stage = 'collect' AND turns > 1 ORDER BY turns LIMIT 1"
@@ -271,7 +266,6 @@ def test_a_phone_and_a_desk_show_all_of_it(show: Callable[..., Opened], any_run:
     assert small == 0 or width > PHONE["width"], "fingers find every button"
 
 
-@pytest.mark.slow
 def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened], any_run: Path) -> None:
     page = show(any_run, color_scheme="dark")
     page.page.emulate_media(media="print")
@@ -281,14 +275,12 @@ def test_on_paper_there_are_figures_and_no_controls(show: Callable[..., Opened],
     assert page.page.pdf().startswith(b"%PDF")
 
 
-@pytest.mark.slow
 def test_without_a_script_everything_but_the_replay_is_there(show: Callable[..., Opened], any_run: Path) -> None:
     page = show(any_run, java_script_enabled=False)
     assert page.page.locator("#browser").is_hidden() and page.page.locator("svg").first.is_visible()
     assert "needs JavaScript" in page.page.locator("noscript").inner_text()
 
 
-@pytest.mark.slow
 def test_pictures(show: Callable[..., Opened], finished: Path, pictures: Path) -> None:
     """The pictures of docs/report.md: `CRL_PICTURES=docs/pictures`, and the run they show in `CRL_PICTURES_RUN`."""
     run = Path(os.environ.get("CRL_PICTURES_RUN", finished))

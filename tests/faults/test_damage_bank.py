@@ -26,6 +26,7 @@ from crl.run.lease import Lease
 from crl.run.manifest import MANIFEST, FileDigest, Manifest
 from crl.run.verify import Problem, Severity, require_intact
 from crl.run.writer import parquet_bytes
+from tests.marks import sampled
 from tests.tiny_run import ROUNDS, crl_here
 from tests.unit.report.scripted import Ask, ScriptedRun, Services
 
@@ -180,7 +181,7 @@ def test_any_file_of_a_trained_store_is_named_by_its_readers_and_mended(copied: 
         _try(run, name, DAMAGES[number % 3], truth)
 
 
-@pytest.mark.parametrize("with_texts", [False, True])
+@pytest.mark.parametrize("with_texts", sampled([False, True], 2))
 def test_a_whole_stage_that_is_gone_is_put_back(victim: RunDirectory, with_texts: bool) -> None:
     stage, truth = victim.stage_path(2, "consolidate"), _read(victim)
     whole = victim.manifest(2, "consolidate")

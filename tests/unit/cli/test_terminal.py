@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from crl.report.views import query
+from tests.marks import sampled
 from tests.tiny_run import ROOT
 
 
@@ -60,7 +61,7 @@ def test_what_is_longer_than_the_terminal_goes_to_the_pager(finished: Path) -> N
     assert len(on_a_terminal("sql", str(finished), told, lines=count + 10, pager="head -3")) == count + 2
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", sampled([60, 80, 120], 3))
 def test_the_bank_is_listed_with_every_id_on_one_line(finished: Path, columns: int) -> None:
     lines = on_a_terminal("bank", "show", str(finished), columns=columns)
     ids = [name for (name,) in query(finished, "SELECT entry_id FROM bank_at(latest_round())")[1]]

@@ -17,6 +17,7 @@ from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sam
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from crl.preflight.work import SHARE, longest, work_of
 from tests import tiny_run
+from tests.marks import sampled
 
 SCALE = tiny_run.ROOT / "conf/scale/qwen-7b.yaml"
 SHAPE = ModelShape(vocabulary=1000, hidden=64, layers=3, key_value=32, intermediate=160, query=128)
@@ -111,7 +112,7 @@ def plain_linear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plain_linear")
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
-@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+@pytest.mark.parametrize("autocast", sampled(["none", "bfloat16"], 2))
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 def test_activations_are_what_autograd_keeps_of_a_layer(
     lora: LoraConfig | None, autocast: str, checkpointing: bool, tmp_path: Path

@@ -33,6 +33,7 @@ from crl.records import (
 from crl.report.why import why
 from crl.run.directory import RunDirectory
 from crl.run.verify import record_of
+from tests.marks import sampled
 from tests.tiny_run import cut_back
 from tests.unit.recipes.erl_played import OWN, experiment, played
 from tests.unit.recipes.played import Played
@@ -256,10 +257,13 @@ def test_the_record_is_intact_and_the_same_again(run: Played, tmp_path: Path) ->
     assert played(tmp_path, ROUNDS).digests() == run.digests()
 
 
-_SLOW = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("collect", "distill", "consolidate", "health")]
+_SLOW = [
+    pytest.param(stage, marks=pytest.mark.slow)
+    for stage in ("retry", "credit", "collect", "distill", "consolidate", "health")
+]
 
 
-@pytest.mark.parametrize("stage", ["reflect", "retry", "credit", *_SLOW])
+@pytest.mark.parametrize("stage", ["reflect", *_SLOW])
 def test_whatever_is_lost_is_made_again_with_the_same_digests(run: Played, tmp_path: Path, stage: str) -> None:
     copied = shutil.copytree(run.run.path, tmp_path / run.run.path.name)
     cut_back(copied, 2, stage)
@@ -311,7 +315,7 @@ def test_each_mechanism_can_be_left_out(tmp_path: Path, changes: dict[str, None]
         assert {row.role for row in without.rows(Sample, "credit", 2)} == {"actor"}
 
 
-@pytest.mark.parametrize(("order", "most"), [("recency", 2), ("last", 1)])
+@pytest.mark.parametrize(("order", "most"), sampled([("recency", 2), ("last", 1)], 2))
 def test_the_memory_by_age(tmp_path: Path, order: str, most: int) -> None:
     aged = played(tmp_path, 2, method__recipe__memory__order=order)
     bank = aged.run.read(1, "consolidate", BankChange).sort_by([("order", "descending")])

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.made_run import Size, make
 from crl.errors import BadInput, RecordDamaged
 from crl.report.views import connect, query
+from tests.marks import sampled
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background
 
 SECRET = "a secret of the neighbour"
@@ -165,7 +166,7 @@ READING = [
 ]
 
 
-@pytest.mark.parametrize("statement", [*CHANGING, *READING])
+@pytest.mark.parametrize("statement", sampled([*CHANGING, *READING], 3))
 def test_attempts_are_refused_and_leave_no_trace(
     place: Path, statement: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
