@@ -80,6 +80,7 @@ def test_no_word_of_an_awkward_chart_is_cut_off_or_covered(browser: Any, which: 
     page.close()
 
 
+@pytest.mark.slow
 def test_no_word_of_a_picture_that_stands_alone_is_cut_off(browser: Any) -> None:
     page = browser.new_page()
     lines = [Line(LONG, 0, points(0.1, 0.2)), Line("free", 1, points(0.1, 0.2)), Line("random policy", 4, points(0, 0))]
@@ -138,5 +139,6 @@ def test_each_mark_says_its_value_and_words_stay_words(browser: Any) -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_equal_figures_give_equal_bytes() -> None:
     assert [make().svg for make in AWKWARD.values()] == [make().svg for make in AWKWARD.values()]

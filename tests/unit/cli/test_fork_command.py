@@ -27,6 +27,7 @@ def own(runs: Path, tmp_path: Path) -> Path:
     return shutil.copytree(runs, tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_the_run_it_makes_is_gone_on_with_and_the_tree_shows_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr("crl.preflight.check_ready", lambda made, path, rounds: checked.append(made.name))

@@ -126,6 +126,7 @@ def test_a_teacher_is_asked_once_about_whatever_a_fit_learns(
     assert any(row.output.startswith("Reasoning: because it is so") for row in learned)
 
 
+@pytest.mark.slow
 def test_kept_rollouts_keep_the_fit_that_they_were_played_in(tmp_path: Path) -> None:
     made = experiment(method__recipe__explore__every=1)
     parent = begun(tmp_path / "parent", made)

@@ -108,6 +108,7 @@ def test_a_reflection_reads_how_near_an_answer_was_and_what_was_found(tmp_path: 
     assert {episode.reward for episode in further if episode.success} == {1.0}, "good instructions lead to the answer"
 
 
+@pytest.mark.slow
 def test_tiny_models_train_two_rounds_on_it(tmp_path: Path) -> None:
     cut = {
         "method.families.0.environment": {**OWN, "max_turns": 2, "paragraph_characters": 40},

@@ -229,6 +229,7 @@ def test_a_report_is_no_part_of_the_record(copied: Path) -> None:
     assert verify(copied) == []
 
 
+@pytest.mark.slow
 def test_a_failure_stands_at_the_head_of_the_page(tmp_path: Path) -> None:
     from crl.errors import DataCheckFailed
     from crl.run.journal import Journal

@@ -104,6 +104,7 @@ def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path
     assert {"turns with a legal action", "cut off by the length limit"} <= set(titles)
 
 
+@pytest.mark.slow
 def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
     told = "this run has collapsed: the extractor writes no notes, since round 1"
