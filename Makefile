@@ -30,7 +30,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=fal
 # Each is at most nine minutes and can be run apart: make gpu-rollout.
 GPU_PIECES := tests rollout update vllm index round
 
-.PHONY: help setup vllm train ui docs test test-slow test-browser test-gpu gpu $(GPU_PIECES:%=gpu-%) lint format bench clean distclean
+.PHONY: help setup vllm train ui docs test test-slow test-browser test-gpu gpu $(GPU_PIECES:%=gpu-%) style lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,18 +87,18 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@$(PIP) -e ".[docs]"
 	@touch $@
 
-lint: setup ## ruff, its formatter and mypy
+style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+lint: style ## ruff, its formatter and mypy
 	@$(BIN)/mypy
 
 format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: setup ## ruff, then mypy beside every test that is neither slow nor needs a GPU
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+test: style ## ruff, then mypy beside every test that is neither slow nor needs a GPU
 	@# mypy is one process: on its own it would leave the other processor idle for a minute.
 	@# A test that hangs is ended with every thread's stack in the output; the longest takes a minute.
 	@mkdir -p build; $(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; failed=0; \

@@ -183,8 +183,8 @@ def clip_figures(role: str, figures: Mapping[str, float]) -> Figures:
 def mismatch_alarms(figures: Mapping[str, float]) -> dict[str, str]:
     """What to say where a role's sampler and trainer disagree about fresh tokens, by the figure's name."""
     told = (
-        f"sampler and trainer differ by more than {MOST_MISMATCH_KL}: sample in float32 (dtype of the role), or with "
-        "optimizer.passes 1 and an objective that has it, set `correction`"
+        f"sampler and trainer differ by more than {MOST_MISMATCH_KL}: sample in float32 (dtype of the role), or, with "
+        "optimizer.passes 1, set `correction` where the role's objective has it"
     )
     return {name: told for name, value in figures.items() if name.endswith("_mismatch_kl") and value > MOST_MISMATCH_KL}
 

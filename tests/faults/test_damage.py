@@ -57,14 +57,7 @@ def _all_files(run_path: Path) -> list[str]:
     return sorted(name for name in files if name not in (REPORT, LEDGER) and not name.startswith(f"{FOLDER}/"))
 
 
-each_damage = pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(_corrupt, id="corrupt", marks=pytest.mark.slow),
-        pytest.param(_truncate, id="truncate", marks=pytest.mark.slow),
-        pytest.param(_delete, id="delete", marks=pytest.mark.slow),
-    ],
-)
+each_damage = pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +77,6 @@ def copy_of(
     return copy
 
 
-each_recipe = pytest.mark.parametrize(
-    "recipe", ["complementary", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
-
-
 def test_there_is_one_of_everything(copy_of: Callable[[str], Path]) -> None:
     victim = copy_of("complementary")
     files = _all_files(victim)
@@ -106,7 +94,8 @@ def test_there_is_one_of_everything(copy_of: Callable[[str], Path]) -> None:
     assert verify(victim) == []
 
 
-@each_recipe
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["complementary", *OTHERS])
 @each_damage
 def test_any_one_file_is_named_with_digests_and_the_mending_command(
     copy_of: Callable[[str], Path], damage: Damage, recipe: str
@@ -265,6 +254,7 @@ def test_a_damaged_experiment_file_stops_and_the_same_config_writes_it_again(cop
     assert verify(copied) == []
 
 
+@pytest.mark.slow
 @each_damage
 def test_what_is_derived_is_rebuilt(copied: Path, damage: Damage, capsys: pytest.CaptureFixture[str]) -> None:
     from crl.cli import main

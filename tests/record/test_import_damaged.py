@@ -22,6 +22,7 @@ from crl.run.imports import bank_import, load_import
 from crl.transfer.folder import Format, read_folder, write_folder
 from crl.transfer.gather import Gathered, gather
 from crl.transfer.rows import TABLES
+from tests.marks import sampled
 from tests.record.damages import (
     Damage,
     at,
@@ -228,18 +229,15 @@ EVERY += [("jsonl", *case) for case in json_cases()]
 EVERY += [("parquet", *case) for case in (*FILES, *VECTORS)] + [("jsonl", *case) for case in NEAR]
 
 
-def _case(at: int, form: str, name: str, damage: Damage) -> Any:
-    """Every seventh is a fast test."""
-    return pytest.param(form, damage, id=f"{form} {name}", marks=[] if at % 7 == 0 else [pytest.mark.slow])
-
-
 def damaged(exports: Path, tmp_path: Path, form: str, damage: Damage) -> Path:
     shutil.copytree(exports / form, tmp_path / "bank")
     damage(tmp_path / "bank")
     return tmp_path / "bank"
 
 
-@pytest.mark.parametrize(("form", "damage"), [_case(at, *case) for at, case in enumerate(EVERY)])
+@pytest.mark.parametrize(
+    ("form", "damage"), sampled([(f, d) for f, _, d in EVERY], 7), ids=[f"{f} {n}" for f, n, _ in EVERY]
+)
 def test_a_damaged_export_is_refused(exports: Path, tmp_path: Path, form: str, damage: Damage) -> None:
     with pytest.raises(BadInput) as caught:
         read_folder(damaged(exports, tmp_path, form, damage))

@@ -27,6 +27,7 @@ from crl.recipes.importance_replay.rows import (
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn, Weights
 from crl.run.directory import RunDirectory
 from crl.run.verify import record_of
+from tests.marks import sampled
 from tests.tiny_run import cut_back
 from tests.unit.recipes.played import Played, Trainer
 from tests.unit.recipes.replay_played import IMPROVED, ROOT, TIE, WORSE, by_id, experiment, played
@@ -271,10 +272,7 @@ def test_the_experiment_that_ships_is_evaluated_on_five_variants_whose_probes_ar
         assert training.count + probes.count == family.train_seeds.count
 
 
-_SLOW = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("collect", "probe_after", "measure")]
-
-
-@pytest.mark.parametrize("stage", ["credit", *_SLOW])
+@pytest.mark.parametrize("stage", sampled(["credit", "collect", "probe_after", "measure"], 4))
 def test_whatever_is_lost_is_made_again_with_the_same_digests(run: Played, tmp_path: Path, stage: str) -> None:
     copied = shutil.copytree(run.run.path, tmp_path / run.run.path.name)
     cut_back(copied, 3, stage)

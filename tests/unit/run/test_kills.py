@@ -14,6 +14,7 @@ from crl.run.lease import Lease
 from crl.run.prunelog import pruned
 from crl.run.retention import prune
 from crl.run.verify import Severity, require_intact, verify
+from tests.marks import sampled
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed
 from tests.unit.run.support import ORDER, digests, finished_run, leftovers, resume
@@ -26,7 +27,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return digests(finished_run(tmp_path_factory.mktemp("quiet"), ROUNDS))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", sampled(range(8), 8))
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not(
     tmp_path: Path, undisturbed: dict[str, str], seed: int
 ) -> None:

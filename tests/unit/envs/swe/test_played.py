@@ -14,6 +14,7 @@ from crl.envs.swe import SweConfig
 from crl.envs.swe.shipped import shipped_tasks
 from crl.envs.swe.sources import tasks_of
 from crl.envs.swe.variants import Variants
+from tests.marks import sampled
 from tests.unit.envs.swe.world import Player, config_of, files_below, made, mounts, needs_bwrap
 
 pytestmark = needs_bwrap
@@ -41,9 +42,7 @@ def test_tasks_that_ship_are_played(shipped):
     assert [_won(shipped, seed) for seed in (0, 1, FROM)] == [(0.0, 1.0)] * 3
 
 
-@pytest.mark.parametrize(
-    "which", ["written", *(pytest.param(each, marks=pytest.mark.slow) for each in ("generated", "both"))]
-)
+@pytest.mark.parametrize("which", sampled(["written", "generated", "both"], 3))
 def test_seeds_of_the_tasks_that_ship(which):
     tasks = SweConfig(tasks=which)
     found = tasks_of(tasks)
