@@ -20,6 +20,7 @@ from crl.report.schema_page import page
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND_LINE: Any = typer.main.get_command(app)
 INLINE = re.compile(r"`((?:crl|make) [^`]+)`")
 
 
@@ -50,7 +51,7 @@ def test_every_make_target_exists(where: str, command: str) -> None:
 def test_every_crl_command_is_understood(where: str, command: str) -> None:
     """Each is parsed as typed, its options and arguments too; nothing is run."""
     words = shlex.split(command, comments=True)[1:]
-    place: Any = typer.main.get_command(app)
+    place = COMMAND_LINE
     while words and words[0] in getattr(place, "commands", {}):
         place = place.commands[words.pop(0)]
     assert not hasattr(place, "commands"), f"{where}: {command} names no command"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import sampled
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "great_expectations", "pandas", "trl", "deepspeed", "peft", "faiss")
 MODEL_LIBRARIES = {"torch", "transformers", "trl", "deepspeed", "peft"}
@@ -169,7 +171,7 @@ def loaded_after(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    [
+    sampled([
         "import crl",
         "import crl.config, crl.records, crl.protocols, crl.config.load",
         HELP.format(["--help"]),
@@ -177,8 +179,8 @@ def loaded_after(statement: str) -> set[str]:
         "import crl.report.views, crl.report.summary, crl.report.bank, crl.run.directory",
         "import crl.api",
         "import crl.report.diff, crl.recipes.approvals, crl.recipes.complementary.round",
-    ],
-)
+    ], 2),
+)  # fmt: skip
 def test_start_up_is_light(statement: str) -> None:
     assert loaded_after(statement) == set()
 

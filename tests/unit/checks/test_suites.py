@@ -221,7 +221,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(
     ("stage", "row_type", "index", "changes", "rule"),
-    sampled(BREACHES, 4),
+    sampled(BREACHES, 8),
     ids=[f"{b[1].table}-{b[4][:40]}" for b in BREACHES],
 )
 def test_a_breach_names_table_rule_and_row(

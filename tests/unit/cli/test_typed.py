@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import sampled
 from tests.unit.cli.conftest import ROOT, Outcome
 
 Crl = Callable[..., Outcome]
@@ -103,7 +104,7 @@ def test_odd_names_of_files_runs_and_folders(name: str, refuse: Callable[..., st
         refuse(*words)
 
 
-@pytest.mark.parametrize("case", FILES)
+@pytest.mark.parametrize("case", sampled(FILES, 2))
 def test_files_that_are_no_experiment(case: str, refuse: Callable[..., str], tmp_path: Path) -> None:
     content, words = FILES[case]
     path = tmp_path / "odd.yaml"
@@ -124,7 +125,7 @@ def test_odd_settings(setting: str, refuse: Callable[..., str]) -> None:
     assert SETTINGS[setting] in refuse("train", "conf/tiny.yaml", "--no-prefect", "--set", setting)
 
 
-@pytest.mark.parametrize("listed", ["", ",", " , ", "x", "²", "-1", "9" * 10_000])
+@pytest.mark.parametrize("listed", sampled(["", ",", " , ", "x", "²", "-1", "9" * 10_000], 3))
 @pytest.mark.parametrize("option", ["--arms", "--seeds"])
 def test_a_study_of_which_nothing_is_selected(option: str, listed: str, refuse: Callable[..., str]) -> None:
     for more in ((), ("--table-only",)):

@@ -21,6 +21,7 @@ from crl.envs.shrines import ShrinesConfig
 from crl.envs.sokoban import SokobanConfig
 from crl.errors import BadInput
 from crl.protocols import Leveled
+from tests.marks import sampled
 
 FROM = 1_000_000
 ROOM = "MiniHack-Room-Ultimate-5x5-v0"
@@ -173,12 +174,12 @@ def test_the_oracle_finds_the_stairs_of_a_level_where_its_content_says(made):
 
 @pytest.mark.parametrize(
     ("config", "found"),
-    [
+    sampled([
         (FrozenLakeConfig(size_min=2, size_max=2), "takes at least 3 moves"),
         (FrozenLakeConfig(frozen_probability=0.05, held_out_moves=6), "takes at least 6 moves"),
         (RealmsConfig(side=3, objects=2, symbols=4, longest_path=8, held_out_moves=8), "takes at least 8 moves"),
-    ],
-)
+    ], 2),
+)  # fmt: skip
 def test_settings_without_such_levels_are_refused(config, found):
     with pytest.raises(BadInput, match=found) as caught:
         check_environment(config)

@@ -19,6 +19,7 @@ from crl.recipes import recipe_in
 from crl.records import Episode
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
+from tests.marks import sampled
 from tests.unit.recipes.branched import begun, play
 from tests.unit.recipes.dreamgym_played import SETTINGS, DreamServices, dream, experiment
 from tests.unit.recipes.played import Played, one_by_one
@@ -61,7 +62,7 @@ def services(made: Any, broken: Broken) -> DreamServices:
     return found
 
 
-@pytest.mark.parametrize("place", ["model", "store"])
+@pytest.mark.parametrize("place", sampled(["model", "store"], 2))
 @pytest.mark.parametrize(
     ("error", "told", "fatal"),
     [
