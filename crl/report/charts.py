@@ -11,7 +11,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,6 @@ def line_chart(
     this one; `share` labels it in percent. With `named` each place is labelled by the `at` of its points."""
     drawn = [line for line in lines if line.points]
     places = dict(sorted((point.x, point.at) for line in drawn for point in line.points))
-    values = [{point.x: point.told for point in line.points} for line in drawn]
     names = [
         f"{line.name} {f'{100 * line.points[-1].y:.0f} %' if share else f'{line.points[-1].y:.3g}'}" for line in drawn
     ]
@@ -134,9 +133,28 @@ def line_chart(
             told={f"line {place}": [f"{point.at}: {line.name} {point.told}" for point in line.points]
                   for place, line in enumerate(drawn)},
         ),
-        [axis, *(line.name for line in drawn)],
-        [[at, *(value.get(x, "–") for value in values)] for x, at in places.items()],
+        *_table(axis, drawn),
     )  # fmt: skip
+
+
+def over_steps(
+    title: str, lines: Sequence[Line], steps: Sequence[Mapping[float, float]], *, top: float | None = None
+) -> Chart:
+    """Shares over rounds, drawn over the real environment steps taken by then: `steps` has them by line and round."""
+    told = [
+        replace(line, points=[
+            replace(point, told=f"{point.told} at {taken[point.x]:,.0f}") for point in line.points if point.x in taken
+        ])
+        for line, taken in zip(lines, steps, strict=True)
+    ]  # fmt: skip
+    moved = [
+        replace(line, points=[replace(point, x=taken[point.x], at=f"round {point.at}") for point in line.points])
+        for line, taken in zip(told, steps, strict=True)
+    ]
+    # Rounds without a real step are above each other, and no two arms are at the same place: the table is by round.
+    columns, rows = _table("round", [line for line in told if line.points])
+    drawn = line_chart(f"{title}, over real steps", moved, top=top, share=True, axis="real environment steps")
+    return replace(drawn, columns=columns, rows=rows)
 
 
 def bar_chart(
@@ -175,6 +193,14 @@ def bar_chart(
         [axis, *names],
         [[bar.at, *(f"{bar.heights[index]:.4g}" for index in shown)] for bar in bars] if shown else [],
     )  # fmt: skip
+
+
+def _table(axis: str, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the numbers of lines: a row per place."""
+    places = dict(sorted((point.x, point.at) for line in lines for point in line.points))
+    values = [{point.x: point.told for point in line.points} for line in lines]
+    rows = [[at, *(value.get(x, "–") for value in values)] for x, at in places.items()]
+    return [axis, *(line.name for line in lines)], rows
 
 
 def _plotted(axes: Axes, place: int, line: Line) -> Artist:
@@ -227,7 +253,7 @@ def _drawn(
             axes.yaxis.set_major_locator(locator)
             axes.yaxis.set_major_formatter(_percent if share else amount)
             axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1))
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_major_formatter((lambda value, _: f"{value:g}") if along == "round" else amount)
             half = 0.5 if min(xs) == max(xs) else 0.0
             axes.set_xlim(min(xs) - half, max(xs) + half)
             # The last tick covers the highest value; a rounding error may put it just below.

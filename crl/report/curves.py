@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from crl.report.attempts import ATTEMPTS
-from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart
+from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, over_steps
 from crl.report.dreams import DREAMS
 from crl.report.rates import NONE, Rate, wilson
 from crl.report.replayed import REPLAYED
@@ -72,6 +72,8 @@ def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[L
         Line("guided", _WITH, points(lambda each: each.guided)),
         Line("free", _WITHOUT, points(lambda each: each.free)),
     ]
+    dreamt = points(lambda each: each.synthetic)
+    training += [Line("in the experience model", _THIRD, dreamt)] if dreamt else []
     held_out = [
         Line("with bank", _WITH, points(lambda each: each.with_bank)),
         Line("without", _WITHOUT, points(lambda each: each.without_bank)),
@@ -85,17 +87,37 @@ def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[L
 
 
 def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """The success charts: in training, on held-out seeds, and of a mixture the average over its tasks."""
+    """The success charts: in training, on held-out seeds, and of a mixture the average over its tasks; where a run
+    counts real steps (DreamGym), held-out success over these too."""
     training, held_out = success_lines(summaries)
     lines = [*training, *held_out]
     charts = [(_TRAINING, training), (_HELD_OUT, held_out)]
     if newest_tasks(summaries) is not None:
         charts.append((_AVERAGE, average_lines([group[-1] for group in _pooled(summaries)])))
-    return [
+    found = [
         line_chart(title, drawn, top=_top(lines), share=True, rounds=_span(lines))
         for title, drawn in charts
         if title != _AVERAGE or any(line.points for line in drawn)
     ]
+    steps = _real_steps(summaries)
+    if any(steps.values()):
+        found.append(over_steps(_HELD_OUT, held_out, [steps] * len(held_out), top=_top(lines)))
+    return found
+
+
+def _real_steps(summaries: Sequence[RoundSummary]) -> dict[float, float]:
+    """Real environment steps taken when a point's rounds were evaluated, by the place of the point; none in round 0."""
+    found = {}
+    for group in _pooled(summaries):
+        totals = [
+            each.health.get("real_steps_total", None if each.round else 0.0)
+            for each in group
+            if each.without_bank.episodes
+        ]
+        known = [total for total in totals if total is not None]
+        if known:
+            found[_middle(group)] = sum(known) / len(known)
+    return found
 
 
 def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:

@@ -15,6 +15,10 @@ DREAMS = (
         ("next observation", "observation_agreement", 1), ("outcome and reward", "reward_accuracy", 0),
         ("outcome of last steps", "ending_accuracy", 2),
     )),
+    ("unseen held-out steps that the experience model predicts", True, (
+        ("next observation", "unseen_observation_agreement", 1), ("outcome and reward", "unseen_reward_accuracy", 0),
+        ("outcome of last steps", "unseen_ending_accuracy", 2),
+    )),
     ("synthetic share of the actor's batch", True, (
         ("of what is trained", "synthetic_share", 1), ("bound", "synthetic_bound", 2),
     )),
@@ -24,25 +28,42 @@ DREAMS = (
     ("real environment steps", False, (("so far", "real_steps_total", 0), ("of the round", "real_steps", 1))),
 )  # fmt: skip
 """Charts: title, whether shares are drawn, their lines as (name, figure, color)."""
+TRUTH = (
+    ("seen", "seen_share"),
+    ("next state", "observation_agreement"), ("reward", "reward_accuracy"), ("ending", "ending_accuracy"),
+    ("unseen next state", "unseen_observation_agreement"), ("unseen reward", "unseen_reward_accuracy"),
+    ("unseen ending", "unseen_ending_accuracy"),
+)  # fmt: skip
+"""Columns of how true the model is, as (name, figure)."""
 
 
 def dream_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
-    """One row per round that counts real steps; none for a run of another recipe. An alarm of the stage `validate` is
-    marked: the model is below its floor, or was when it was last held to the truth."""
+    """One row per round that counts real steps; none for a run of another recipe."""
     return [
         {
             "round": each.label,
             "real steps": count(each.health.get("real_steps")),
             "in all": count(each.health.get("real_steps_total")),
             "synthetic": percent(each.health.get("synthetic_share")),
-            "next state": percent(each.health.get("observation_agreement")),
-            "reward": percent(each.health.get("reward_accuracy")) + (" !" if _alarmed(each) else ""),
-            "drift": signed(each.health.get("drift")),
             "malformed": percent(each.health.get("dream_malformed")),
             "new tasks": count(each.health.get("new_tasks")),
         }
         for each in summaries
-        if "real_steps" in each.health or _alarmed(each)
+        if "real_steps" in each.health
+    ]
+
+
+def truth_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
+    """One row per round that knows how true its experience model is: of all held-out steps, and of the unseen ones
+    where they are enough. An alarm of the stage `validate` is marked: the model is below a floor."""
+    return [
+        {
+            "round": each.label + (" !" if _alarmed(each) else ""),
+            **{name: percent(each.health.get(figure)) for name, figure in TRUTH},
+            "drift": signed(each.health.get("drift")),
+        }
+        for each in summaries
+        if "observation_agreement" in each.health or _alarmed(each)
     ]
 
 

@@ -18,7 +18,7 @@ from crl.report.checks import StageChecks
 from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import NOTHING
-from crl.report.round_tables import success_rows, training_rows
+from crl.report.round_tables import recipe_tables, success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
 from crl.text.unicode import escaped
@@ -64,6 +64,8 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
         *_table(success_rows(shown, random_policy(summaries))),
     ]
     lines += tasks_markdown(summaries)
+    for title, rows in recipe_tables(shown).items():
+        lines += [f"## {title.capitalize()}", "", *_table(rows)]
     trained = [each for each in shown if each.label == str(each.round)]
     taken = [f"{sum(each.seconds.values()):.1f}" if each.seconds else NOTHING for each in trained]
     training = [

@@ -103,7 +103,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
     trained = [each for each in summaries if each.label == str(each.round)]
     listed = summaries[-LISTED_ROUNDS:]
     checked = [(number, history.checks(number)) for number in rounds[-1:]]
-    played = {each.round: each.guided.episodes + each.free.episodes for each in trained}
+    played = {each.round: each.guided.episodes + each.free.episodes + each.synthetic.episodes for each in trained}
     page = (
         environment()
         .get_template("report.html")

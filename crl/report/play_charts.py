@@ -17,7 +17,7 @@ FORM: tuple[Observed, ...] = (
     ("cut off by the length limit", True, (("turns", "turns_cut", 1), ("extractor outputs", "outputs_cut", 0))),
 )
 """Figures of the stage `health`."""
-_TRAINING = (("guided", "guided", 0), ("free", "free", 1))
+_TRAINING = (("guided", "guided", 0), ("free", "free", 1), ("in the experience model", "synthetic", 2))
 _HELD_OUT = (("with bank", "with_bank", 0), ("without", "without_bank", 1))
 _TOKENS = (
     ("actor read", "actor_tokens_read", 1), ("actor wrote", "actor_tokens_sampled", 3),

@@ -31,8 +31,8 @@ SELECT
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
-    SELECT round, stage, if(guided, 'guided', 'free') AS arm, family, success, turns, invalid_actions, tokens_read,
-        tokens_sampled
+    SELECT round, stage, CASE WHEN stream = 'synthetic' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+        family, success, turns, invalid_actions, tokens_read, tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
     SELECT round, stage, arm, family, success, turns, invalid_actions, tokens_read, tokens_sampled FROM evaluations
@@ -44,7 +44,8 @@ SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
-    ("arm", "VARCHAR", "guided or free in training; with_bank, without_bank or random (any legal action) held out"),
+    ("arm", "VARCHAR", "guided, free, or synthetic (in an experience model, which says itself what is won) in "
+     "training; with_bank, without_bank or random (any legal action) held out"),
     ("won", "BIGINT", "games won"),
     ("games", "BIGINT", "games played"),
     ("success", "DOUBLE", "share of them won"),

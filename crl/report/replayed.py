@@ -16,8 +16,8 @@ REPLAYED = (
         ("mean", "score_mean", 0), ("largest", "score_max", 2), ("least", "score_min", 1),
     )),
     ("probes: reward after an update less before", False, (("mean", "probe_gain", 0),)),
-    ("losses of the extractor network", False, (
-        ("cross-entropy", "extractor_loss", 0), ("coupling", "coupling_loss", 1),
+    ("losses of replay", False, (
+        ("actor", "actor_loss", 2), ("cross-entropy", "extractor_loss", 0), ("coupling", "coupling_loss", 1),
     )),
     ("age of what is replayed, in rounds", False, (
         ("mean", "replay_age_mean", 0), ("oldest", "replay_age_max", 2),
@@ -37,7 +37,9 @@ def replay_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
             "mean score": plain(each.health.get("score_mean")),
             "probe gain": signed(each.health.get("probe_gain")),
             "probe games": count(each.health.get("probe_episodes")),
-            "network loss": plain(each.health.get("extractor_loss")),
+            "actor loss": plain(each.health.get("actor_loss")),
+            "cross-entropy": plain(each.health.get("extractor_loss")),
+            "coupling": plain(each.health.get("coupling_loss")),
         }
         for each in summaries
         if "replay_buffer" in each.health

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from crl.report.attempts import attempt_rows
 from crl.report.cells import percent
-from crl.report.dreams import dream_rows
+from crl.report.dreams import dream_rows, truth_rows
 from crl.report.rates import NOTHING, Rate
 from crl.report.replayed import replay_rows
 from crl.report.summary import RoundSummary, random_policy
@@ -24,19 +24,22 @@ Rows = list[dict[str, str]]
 
 
 def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
-    """Games won out of those played; the random policy in the last row, where it was measured."""
+    """Games won out of those played, apart those in an experience model, which itself says what is won; the random
+    policy in the last row, where it was measured."""
+    dreamt = any(each.synthetic.episodes for each in summaries)
     rows = [
         {
             "round": each.label,
-            "guided": f"{each.guided} {each.guided.percent}" if each.guided.episodes else NOTHING,
-            "free": f"{each.free} {each.free.percent}" if each.free.episodes else NOTHING,
+            "guided": _won(each.guided),
+            "free": _won(each.free),
+            **({"in the model": _won(each.synthetic)} if dreamt else {}),
             "held out, with bank": each.with_bank.told,
             "without bank": each.without_bank.told,
         }
         for each in summaries
     ]
     if rows and random.episodes:
-        rows.append(dict(zip(rows[0], ("random", *3 * [NOTHING], random.told), strict=True)))
+        rows.append(dict.fromkeys(rows[0], NOTHING) | {"round": "random", "without bank": random.told})
     return rows
 
 
@@ -61,9 +64,19 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
     ]
 
 
+def recipe_tables(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
+    """By title: attempts, where some are tried again; replay; the experience model, if any, and its truth."""
+    tables = {
+        "attempts and reflections": attempt_rows(summaries),
+        "replay and probes": replay_rows(summaries),
+        "experience model": dream_rows(summaries),
+        "experience model on held-out steps": truth_rows(summaries),
+    }
+    return {title: rows for title, rows in tables.items() if rows}
+
+
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
-    """Success; of a mixture by task; attempts, where some are tried again; replay; the experience model, where there is
-    one; form, bank and training; seconds by stage.
+    """Success; of a mixture by task; those of the recipe; form, bank and training; seconds by stage.
 
     None for an empty run. All but the last fit 80 columns.
     """
@@ -81,13 +94,15 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
         **_by_task(summaries),
-        "attempts and reflections": attempt_rows(summaries),
-        "replay and probes": replay_rows(summaries),
-        "experience model": dream_rows(summaries),
+        **recipe_tables(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
     }
     return [_table(title, rows, ("round", "task", "operations")) for title, rows in tables.items() if rows]
+
+
+def _won(rate: Rate) -> str:
+    return f"{rate} {rate.percent}" if rate.episodes else NOTHING
 
 
 def _by_task(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:

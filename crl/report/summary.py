@@ -59,13 +59,15 @@ class RoundSummary:
     """The round number; `0 base` is the models before the warm start."""
     guided: Rate = NONE
     free: Rate = NONE
+    synthetic: Rate = NONE
+    """Of the episodes played in an experience model, those that it calls won."""
     with_bank: Rate = NONE
     """Held-out success with an experience in the prompt where one was found."""
     without_bank: Rate = NONE
     random: Rate = NONE
     """Held-out success of a policy that takes any legal action; measured once, with round 0."""
     tasks: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
-    """By arm (guided, free, with_bank, without_bank, random) and task family."""
+    """By arm (guided, free, synthetic, with_bank, without_bank, random) and task family."""
     bank: int | None = None
     """Entries after the round."""
     operations: Mapping[str, int] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class RoundSummary:
     malformed_by: Mapping[str, int] = field(default_factory=dict)
     """Malformed outputs by reason, most frequent first."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    """By arm: guided, free, with_bank, without_bank."""
+    """By arm: guided, free, synthetic, with_bank, without_bank."""
     evaluations: tuple[ArmResult, ...] = ()
     """Held-out results by task and arm, in order of their names."""
     timings: Mapping[tuple[str, str], Timing] = field(default_factory=dict)
@@ -231,6 +233,7 @@ class _FiguresByRound:
             label=str(number),
             guided=self._success.get((number, "collect", "guided"), NONE),
             free=self._success.get((number, "collect", "free"), NONE),
+            synthetic=self._success.get((number, "collect", "synthetic"), NONE),
             with_bank=self._success.get((number, "evaluate", "with_bank"), NONE),
             without_bank=self._success.get((number, "evaluate", "without_bank"), NONE),
             random=self._success.get((number, "evaluate", "random"), NONE),

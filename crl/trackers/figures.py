@@ -52,6 +52,7 @@ def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, 
     rates = {
         "success/guided": each.guided,
         "success/free": each.free,
+        "success/synthetic": each.synthetic,
         "held_out/with_bank": each.with_bank,
         "held_out/without_bank": each.without_bank,
         "held_out/random": random_policy(until) if each.without_bank.episodes else each.random,

@@ -181,6 +181,20 @@ def test_success_at_equal_budgets(study, kind):
                 )
 
 
+def test_the_query_of_the_curves_over_real_steps(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (sql,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / PAGES["recipes"]).read_text(), re.DOTALL)
+    found = {(arm, bank, number): points for arm, bank, number, *points in duckdb.sql(sql).fetchall()}
+    expected: dict[tuple[str, bool, int], list[tuple[float, float]]] = defaultdict(list)
+    for (arm, bank), runs in Raw("recipes").curves.items():
+        for points in runs.values():
+            for point in points:
+                expected[arm, bank, point["round"]].append((point["training_real_steps"], point["success"]))
+    assert found.keys() == expected.keys()
+    for place, points in expected.items():
+        assert found[place] == pytest.approx([*np.mean(points, axis=0), len(points)]), place
+
+
 def test_every_seed(study):
     raw, page = study
     header, *rows = table_under(page, "Every seed: with bank / without")

@@ -16,6 +16,8 @@ import tasks.progress
 from crl.engine.events import Progress, StageDone
 from crl.errors import DataCheckFailed
 from crl.report.diff import bank_diff
+from crl.report.round_tables import recipe_tables
+from crl.report.summary import summarize
 from crl.report.views import query
 from crl.run.directory import manifests
 from crl.run.head import heads
@@ -90,6 +92,13 @@ def test_rounds_of_other_recipes_are_published_too(prefect_server, run_of, tmp_p
         assert all(str(version.flow_run_id) == flow_run and version.type == "markdown" for version in versions)
     rounds, checks = found["rounds"][-1].data, found["data-checks"][-1].data
     assert re.search(r"^\| 2 \|", rounds, re.MULTILINE) and "Data checks of round 2: passed" in checks
+    # What the recipe records of a round is shown as `crl status` shows it: a table under its title, with a row of it.
+    tables = recipe_tables(summarize(copy))
+    assert tables
+    for title, rows in tables.items():
+        _, _, after = rounds.partition(f"## {title.capitalize()}\n\n| {' | '.join(rows[0])} |\n")
+        shown = after.partition("\n\n")[0].replace("\u00a0", " ")
+        assert f"| {' | '.join(rows[-1].values())} |" in shown, title
     assert "<html" in (copy / "report.html").read_text(encoding="utf-8")
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "artifact" in record.message]
 

@@ -49,7 +49,12 @@ def equal_budgets(study: Study, runs: Runs) -> list[Budget]:
     """Every budget that some runs used more of than others."""
     found = []
     for kind in KINDS:
-        used = [amounts[max(amounts)] for each in runs.values() for run in each.values() if (amounts := _of(run, kind))]
+        used = [
+            amounts[max(amounts)]
+            for each in runs.values()
+            for run in each.values()
+            if (amounts := amounts_of(run, kind))
+        ]
         if used and 0 < min(used) < max(used):
             found.append(Budget(kind=kind, amount=min(used), arms=_arms(study, runs, kind, min(used))))
     return found
@@ -62,7 +67,7 @@ def reached(run: RunFigures, kind: str, amount: int, *, bank: bool) -> float:
     return float(np.interp(amount, [used[number] for number in numbers], [curve[number] for number in numbers]))
 
 
-def _of(run: RunFigures, kind: str) -> dict[int, int]:
+def amounts_of(run: RunFigures, kind: str) -> dict[int, int]:
     """What a run had used when it was evaluated."""
     used: dict[int, int] = getattr(run, kind)
     return {number: used[number] for number in run.without_bank if number in used}

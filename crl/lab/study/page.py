@@ -1,8 +1,9 @@
 """`study.html`: the page of a study. One file that loads nothing; its numbers are those of `study.json`.
 
-Curves show mean success over seeds with the 95 % interval of that mean; an arm without a bank is in both charts.
-Arms that switch a mechanism have charts of their own, beside the arms they are compared with; what is varied has charts
-of success by its values.
+Curves show mean success over seeds with the 95 % interval of that mean; an arm without a bank is in both charts. Where
+runs took different numbers of real environment steps, the same evaluations are drawn over these, at the mean of the
+steps that the seeds had taken: nothing is interpolated. Arms that switch a mechanism have charts of their own, beside
+the arms they are compared with; what is varied has charts of success by its values.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import ArmResult, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval
 from crl.lab.study.table import interval_text, notes, seed_words, tables
-from crl.report.charts import Chart, Line, Point, line_chart
+from crl.report.charts import Chart, Line, Point, line_chart, over_steps
 from crl.report.page import REPORT, Inline, environment
 from crl.run.files import unwritable, write_atomically
 from crl.text.unicode import escaped
@@ -69,7 +70,7 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
 
 
 def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
-    """(mechanism, or what is varied, and its two charts); None is for the arms that switch none."""
+    """(mechanism, or what is varied, and its charts); None is for the arms that switch none."""
     arms = {arm.arm: arm for arm in result.arms if arm.without_bank is not None}
     against = {(each.arm, each.reference) for each in result.differences}
     groups: list[tuple[str | None, list[ArmResult]]] = []
@@ -81,20 +82,22 @@ def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
             mine = [arms[name] for name in arms if name in compared and arms[name] not in mine] + mine
         # More lines than colors cannot be told apart: they take further charts.
         groups += [(switch, mine[at : at + COLORS]) for at in range(0, len(mine), COLORS)]
-    charts = [(switch, _curves(shown)) for switch, shown in groups]
+    charts = [(switch, _curves(shown, steps=result.over_steps)) for switch, shown in groups]
     return [*charts, *((title, found) for title, scale in varied.items() if (found := _by_value(scale, arms)))]
 
 
-def _curves(arms: Sequence[ArmResult]) -> list[Chart]:
+def _curves(arms: Sequence[ArmResult], *, steps: bool) -> list[Chart]:
     top = _top(each for arm in arms for shown in _both(arm) for each in shown.curve.values())
-    charts = []
+    taken: list[dict[float, float]] = [{number: value.mean for number, value in arm.real_steps.items()} for arm in arms]
+    over_rounds, over = [], []
     for title, bank in (("success with bank", True), ("success without bank", False)):
         lines = [
             Line(_name(arm.title, [arm], bank), color, _points(_shown(arm, bank).curve))
             for color, arm in enumerate(arms)
         ]
-        charts.append(line_chart(title, lines, top=top, share=True))
-    return charts
+        over_rounds.append(line_chart(title, lines, top=top, share=True))
+        over += [over_steps(title, lines, taken, top=top)] if steps else []
+    return [*over_rounds, *over]
 
 
 def _by_value(scale: Varied, arms: Mapping[str, ArmResult]) -> list[Chart]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from crl.lab.study.budgets import Budget, equal_budgets
+from crl.lab.study.budgets import Budget, amounts_of, equal_budgets
 from crl.lab.study.config import Study
 from crl.lab.study.figures import GameCost, RunFigures, read_run
 from crl.lab.study.plan import PlannedRun
@@ -83,6 +83,8 @@ class ArmResult(BaseModel):
     """Of an answered question."""
     episodes: dict[int, int]
     """Training episodes by seed, warm-up rounds included."""
+    real_steps: dict[int, Interval] = {}
+    """Steps of the real environment in training up to each evaluated round, over seeds."""
     malformed: Interval | None
     """Share of extractor outputs of all rounds that are malformed."""
     returned: Interval | None
@@ -128,6 +130,11 @@ class StudyResult(BaseModel):
     def unfinished(self) -> int:
         """Runs that are missing."""
         return sum(len(arm.seeds) - len(arm.finished) for arm in self.arms)
+
+    @property
+    def over_steps(self) -> bool:
+        """Whether runs took different numbers of real environment steps, so that curves over these say more."""
+        return any(budget.kind == "real_steps" for budget in self.budgets)
 
 
 RunsByArm = dict[str, dict[int, RunFigures]]
@@ -200,6 +207,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         retrieval_seconds=_mean(runs, lambda run: run.retrieval_seconds),
         answer_seconds=_mean(runs, lambda run: run.answer_seconds),
         episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
+        real_steps=_curve([amounts_of(run, "real_steps") for run in runs.values()]) if runs else {},
         malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
         returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
         notes_true=_mean(runs, lambda run: run.notes_true),

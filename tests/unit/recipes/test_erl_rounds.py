@@ -112,6 +112,8 @@ def test_the_reflector_reads_attempt_feedback_instructions_and_memory(run: Playe
     assert len(seen) == len(rows)
     for prompt, row in zip(seen, rows, strict=True):
         assert OWN in prompt and row.feedback in prompt and "wait" in prompt and "no possible action" in row.feedback
+        outcome = re.search(r"\. The episode ended: (failure|turn limit)\. Reward: (\S+)\.$", row.feedback)
+        assert outcome is not None and float(outcome[2]) == row.reward, "and the outcome"
         if row.entry_ids:
             bank = run.run.read(row.round - 1, "consolidate", BankChange)
             texts = load_texts(run.run.path, bank)
@@ -318,6 +320,22 @@ def test_the_memory_by_age(tmp_path: Path, order: str, most: int) -> None:
     newest = bank["entry_id"].to_pylist()[:most]
     rows = aged.rows(Reflection, "reflect", 2)
     assert newest and rows and all(row.entry_ids == newest for row in rows)
+
+
+@pytest.mark.parametrize("order", sampled(["last", "recency"], 2))
+def test_of_two_families_last_shows_the_newest_of_both_and_recency_that_of_ones_own(tmp_path: Path, order: str) -> None:
+    family = experiment().method.families[0].model_dump(mode="json")
+    families = [{**family, "name": name} for name in ("lake", "pond")]
+    bank = {"capacity": 64, "duplicates": "keep"}
+    run = played(
+        tmp_path, 2, method__families=families, method__recipe__memory__order=order, method__recipe__bank=bank,
+    )  # fmt: skip
+    entries = run.run.read(1, "consolidate", BankChange).sort_by("order").to_pylist()
+    newest = {each["family"]: each["entry_id"] for each in entries}
+    rows = run.rows(Reflection, "reflect", 2)
+    assert len(newest) == len({row.family for row in rows}) == 2, "both remember, and both reflect"
+    shown = {row.family: row.entry_ids[0] for row in rows}
+    assert shown == (newest if order == "recency" else dict.fromkeys(newest, entries[-1]["entry_id"]))
 
 
 def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_with_tags_the_last_one_is_what_was_meant():
     assert shop.given == [None, None]
 
 
+def test_words_about_one_step_do_not_hide_how_the_episode_ended():
+    one, _ = played(Shop(last(legal=False, feedback="No such door.", reward=0.25)), "x")
+    assert one.feedback == "No such door. The episode ended: failure. Reward: 0.25."
+    cut = Shop(seen("b" * 500, feedback="3 found.", reward=-0.75), last())
+    one, _ = played(cut, "x", "y", context=400)
+    assert one.feedback == "3 found. The episode ended: context limit. Reward: -0.75."
+
+
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_an_error_of_its_slot(reward):
     one, _ = played(Shop(last(success=True, reward=reward)), "x")

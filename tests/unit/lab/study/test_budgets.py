@@ -11,9 +11,10 @@ import pytest
 from crl.lab.study.budgets import equal_budgets
 from crl.lab.study.config import Study
 from crl.lab.study.figures import Rate, RunFigures, read_run
+from crl.lab.study.page import chart_groups, render_study
 from crl.lab.study.results import summarize_study
 from crl.lab.study.statistics import interval
-from crl.lab.study.table import study_markdown, tables
+from crl.lab.study.table import interval_text, study_markdown, tables
 from crl.records import Episode, Generation
 from tests.unit.recipes import dreamgym_played, erl_played
 
@@ -70,6 +71,37 @@ def test_the_table_says_how_much_that_is() -> None:
     assert table.columns[3:] == ["with bank, minus plain", "without bank, minus plain"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert "success between two evaluations is interpolated" in study_markdown(result)
+
+
+def test_where_real_steps_differ_curves_are_drawn_over_their_means_too() -> None:
+    """The costly arm takes no real step before round 2 on one seed, and none after it on the other."""
+    figures = {
+        "plain": FIGURES["plain"],
+        "costly": {
+            1: run([0, 30, 80], [0] * 5, [0, 0, 0, 8, 8], bank=[0, 50, 90]),
+            2: run([0, 40, 80], [0] * 5, [0, 4, 9, 9, 9], bank=[0, 60, 80]),
+        },
+    }
+    result = summarize_study(STUDY, figures)
+    assert result.over_steps and not summarize_study(STUDY, FIGURES).over_steps
+    ((_, charts),) = chart_groups(result)
+    assert [chart.title for chart in charts[2:]] == [f"{chart.title}, over real steps" for chart in charts[:2]]
+    assert len(chart_groups(summarize_study(STUDY, FIGURES))[0][1]) == 2
+    bank, free = charts[2:]
+    assert bank.columns == ["round", "plain (no bank)", "Costly | arm"]
+
+    def cell(wins: list[int], steps: str) -> str:
+        return f"{interval_text(interval([each / 100 for each in wins]))} at {steps}"
+
+    assert bank.rows == [
+        ["0", cell([0, 10], "0"), cell([0, 0], "0")],
+        ["2", cell([20, 30], "10"), cell([50, 60], "4")],  # 4.5, rounded to even
+        ["4", cell([40, 30], "20"), cell([90, 80], "8")],
+    ]
+    assert free.rows[1] == ["2", cell([20, 30], "10"), cell([30, 40], "4")]
+    page = render_study(result, [])
+    assert "over real environment steps a point is an evaluation" in page.lower()
+    assert "a point is an evaluation" not in render_study(summarize_study(STUDY, FIGURES), [])
 
 
 def test_nothing_is_said_where_all_used_the_same() -> None:
