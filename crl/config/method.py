@@ -91,6 +91,10 @@ class RecipeConfig(Model):
             )
         return method.recipe
 
+    def after_rollouts(self) -> frozenset[str]:
+        """`AFTER_ROLLOUTS`; for a recipe whose settings decide which of its stages play, those of these settings."""
+        return self.AFTER_ROLLOUTS
+
     def roles(self) -> Mapping[str, RoleUse]:
         """Roles that the recipe works with, by name; each must be configured in `method.roles`."""
         raise NotImplementedError(f"{type(self).__name__} must name its roles")

@@ -65,8 +65,8 @@ def worth_losses(
 class ExtractorNetwork:
     """F features to a score between 0 and 1."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], settings: WorthSettings) -> None:
-        """Continue from tensors (:func:`first_tensors` gives those to begin with).
+    def __init__(self, tensors: Mapping[str, Tensor], settings: WorthSettings | None = None) -> None:
+        """Continue from tensors (:func:`first_tensors` gives those to begin with). Without settings it only scores.
 
         Raises RecordDamaged where they are not those of one network.
         """
@@ -80,7 +80,7 @@ class ExtractorNetwork:
         self._parameters = {
             name: torch.tensor(tensors[name].weights, dtype=torch.float32, requires_grad=True) for name in _NAMES
         }
-        self._optimizer = torch.optim.Adam(self._parameters.values(), lr=settings.learning_rate)
+        self._optimizer = torch.optim.Adam(self._parameters.values(), lr=settings.learning_rate if settings else 0.0)
         if self._steps:
             for name, parameter in self._parameters.items():
                 self._optimizer.state[parameter] = {
@@ -105,6 +105,8 @@ class ExtractorNetwork:
 
         Raises StageFailed where a loss is not finite.
         """
+        if self._settings is None:
+            raise ValueError("the network was given no settings to be trained by")
         inputs = [torch.from_numpy(np.ascontiguousarray(each)) for each in (features_NF, labels_N, draws_N)]
         before: WorthLosses | None = None
         with _one_thread():

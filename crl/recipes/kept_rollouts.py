@@ -7,7 +7,7 @@ log-probabilities are its. It is one round: those of the round after were played
 
 What the rollouts depend on must be as it was. Of rows that follows from the stages: each has the same reads and writes
 in both recipes. Roles that none of these stages needs may change. Of all other settings those may change that nothing
-reads before the episodes are over: `RecipeConfig.AFTER_ROLLOUTS`, which a test holds against what the stages read. An
+reads before the episodes are over: `RecipeConfig.after_rollouts`, which a test holds against what the stages read. An
 update that rollouts of its own round follow (of an experience model, or of the actor between two probes) is taken with
 them: its optimizer may not change, and its checkpoint has to be there.
 """
@@ -106,7 +106,7 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
     updated = {stage.role for stage in played if stage.update}
     of_updates = [f"roles.{name}.{key}" for name in new.roles if name not in updated for key in OF_UPDATES]
     unneeded = [f"roles.{name}" for name in new.roles if name not in needed]
-    free = ["evaluation", *of_updates, *new.recipe.AFTER_ROLLOUTS, *unneeded]
+    free = ["evaluation", *of_updates, *new.recipe.after_rollouts(), *unneeded]
     changes = [key for key, *_ in differences(old.model_dump(mode="json"), new.model_dump(mode="json"))]
     bound = [key for key in changes if not any(within(key, each) for each in free)]
     if bound:

@@ -44,8 +44,12 @@ SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
-    ("arm", "VARCHAR", "guided, free, or synthetic (in an experience model, which says itself what is won) in "
-     "training; with_bank, without_bank or random (any legal action) held out"),
+    (
+        "arm",
+        "VARCHAR",
+        "guided, free, or synthetic (in an experience model, which says itself what is won) in "
+        "training; with_bank, without_bank or random (any legal action) held out",
+    ),
     ("won", "BIGINT", "games won"),
     ("games", "BIGINT", "games played"),
     ("success", "DOUBLE", "share of them won"),

@@ -74,15 +74,30 @@ class PredictConfig(Model):
     batch: int = Field(64, ge=1, le=4096, description="Predictions sampled side by side.")
 
 
+FEWEST_UNSEEN = 10
+"""Fewer unseen steps than these say too little: floors then apply to all held-out steps."""
+
+
 class ValidateConfig(Model):
     """Held to the truth at every fit, on real transitions that no fit sees."""
 
     most: int = Field(256, ge=1, le=100_000, description="Transitions that are predicted: the newest.")
     observation_floor: float | None = Field(
-        0.5, ge=0, le=1, description="Least share of right next observations; below it nothing is played. None: any."
+        0.5,
+        ge=0,
+        le=1,
+        description="Least share of right next observations, of the unseen held-out steps where these are at least "
+        f"{FEWEST_UNSEEN}, else of all; below it nothing is played. None: any.",
     )
     reward_floor: float | None = Field(
         0.8, ge=0, le=1, description="Least share of right outcomes, likewise. None: any."
+    )
+    ending_floor: float | None = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Least share of right outcomes among the steps with which the environment ends an episode (not by "
+        "its turn limit), likewise; where no held-out step is one, it is not applied. None: any.",
     )
     gamma: float = Field(0.9, ge=0, lt=1, description="Discount of the bound on the gap to the real environment.")
 

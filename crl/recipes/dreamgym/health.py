@@ -15,6 +15,7 @@ from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.plan import DRAWN
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
+from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
@@ -23,7 +24,7 @@ from crl.records import Episode, Generation, Metric, Turn
 REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
 MOST_MALFORMED = 0.25
 """Above this share of malformed predictions many synthetic episodes are lost."""
-TRUTH = ("observation_agreement", "reward_accuracy", "ending_accuracy", "epsilon_r", "epsilon_p", "gap_bound")
+TRUTH = (*FLOORED, *map(UNSEEN.format, FLOORED), "seen_share", "epsilon_r", "epsilon_p", "gap_bound")
 SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
 
 

@@ -15,6 +15,8 @@ REAL, SYNTHETIC, EXPLORED = "real", "synthetic", "explored"
 FIT, HELD_OUT, NEITHER = "fit", "held_out", "none"
 """Real transitions that fits may use, and those that none does; predicted ones are neither."""
 CONTINUES, SUCCESS, FAILURE, TURN_LIMIT = OUTCOMES = ("continues", "success", "failure", "turn_limit")
+ENDINGS = (SUCCESS, FAILURE)
+"""Outcomes with which an environment ends an episode. Its turn limit is a rule that episodes of the model keep too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

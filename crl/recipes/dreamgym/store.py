@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from crl.bank.index.exact import ExactIndex
 from crl.config import Method
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import StoreConfig, config_of
-from crl.recipes.dreamgym.prompts import Situation
+from crl.recipes.dreamgym.prompts import Situation, situation_of
 from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, SYNTHETIC, PoolItem, Transition, TransitionVector
 from crl.records import rows_of, rows_with
 
@@ -103,6 +104,19 @@ def vectors_of(ctx: StageContext, items: Sequence[PoolItem]) -> NDArray[np.float
         names, values = table["transition_id"].to_pylist(), table["vector"].combine_chunks().flatten()
         vectors.update(zip(names, values.to_numpy(zero_copy_only=False).reshape(len(names), -1), strict=True))
     return np.stack([vectors[item.transition_id] for item in items]).astype(np.float32)
+
+
+def seen(ctx: StageContext, rows: Sequence[Transition]) -> list[bool]:
+    """Of each row, whether the model could copy what follows it: whether a real step of its family with that state and
+    action was ever in the store, for fits to learn and prompts to show. What left the store was learned before."""
+    if not rows:
+        return []
+    entered: list[PoolItem] = []
+    for number in range(1, ctx.round_of(POOL) + 1):
+        table = ctx.table_at(PoolItem, number, GATHER)
+        entered += items_of(table.filter(pc.equal(table["entered"], number)), [REAL])
+    known = {(row.family, situation_of(row).query) for row in transitions_of(ctx, entered)}
+    return [(row.family, situation_of(row).query) in known for row in rows]
 
 
 def gather(ctx: StageContext) -> None:

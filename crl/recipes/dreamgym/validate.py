@@ -18,7 +18,7 @@ from crl.recipes.dreamgym.explore import EXPLORE
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
-from crl.recipes.dreamgym.store import POOL, Store, items_of, transitions_of
+from crl.recipes.dreamgym.store import POOL, Store, items_of, seen, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.recipes.forked import ForkedRecipe
 from crl.records import Generation, Metric
@@ -47,7 +47,7 @@ def validate(ctx: StageContext) -> None:
     config = config_of(ctx.method).truth
     true = held_out_rows(ctx)
     rows, records = predicted(ctx, true, VALIDATE)
-    figures = truth_figures(rows, true, config.gamma)
+    figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     alarms = alarms_of(figures, config)
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
@@ -59,7 +59,7 @@ def drift(ctx: StageContext) -> None:
     config = config_of(ctx.method).truth
     true = [row for row in ctx.rows(Transition, EXPLORE) if row.split == HELD_OUT][-config.most :]
     rows, records = predicted(ctx, true, DRIFT)
-    figures = truth_figures(rows, true, config.gamma)
+    figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
     ctx.write(Metric, [_metric(ctx, f"drift_{name}", value, None) for name, value in figures.items()])

@@ -84,6 +84,13 @@ class ImportanceReplayConfig(RecipeConfig):
 
     kind: Literal["importance_replay"] = "importance_replay"
     BUILDER: ClassVar[str] = "crl.recipes.importance_replay.round:build"
+    AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "recipe.extractor.coupling_coefficient", "recipe.extractor.epochs",
+            "recipe.extractor.extractor_coefficient", "recipe.extractor.learning_rate", "recipe.extractor.window",
+            "recipe.probe.margin", "recipe.probe.scope",
+        }
+    )  # fmt: skip
 
     weighting: Literal["learned", "uniform", "none"] = Field(
         "learned",
@@ -107,6 +114,13 @@ class ImportanceReplayConfig(RecipeConfig):
     def learns(self) -> bool:
         """Whether worth is measured, learned, and drawn by."""
         return self.replays and self.weighting == "learned"
+
+    def after_rollouts(self) -> frozenset[str]:
+        """Where nothing is probed, draws and updates follow all play. A probe after the update depends on them."""
+        if self.learns:
+            return self.AFTER_ROLLOUTS
+        drawing = {f"recipe.{key}" for key in ("weighting", "buffer", "extractor", "objective", "probe.tasks")}
+        return self.AFTER_ROLLOUTS | drawing
 
     def training_seeds(self, family: FamilyConfig) -> SeedRange:
         """The train seeds that rounds draw from. Equal for every weighting, so that these can be compared."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from crl.learn.credit import usable
 from crl.recipes.context import StageContext
 from crl.recipes.importance_replay.config import ACTOR, ReplayProbeConfig, config_of
-from crl.recipes.importance_replay.network import matrix, network_of, rows_of_network
+from crl.recipes.importance_replay.network import matrix, network_of, rows_of_network, settings_of
 from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE, probe_id
 from crl.recipes.importance_replay.rows import (
     IMPROVED,
@@ -146,7 +146,7 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
         ctx.write(ExtractorTensor, ctx.rows(ExtractorTensor, BEFORE))
         return figures
     features_NF = matrix([draw.features for draw, _ in examples])
-    network = network_of(ctx, features_NF.shape[1], BEFORE)
+    network = network_of(ctx, features_NF.shape[1], BEFORE, settings_of(config))
     [labels_N] = matrix([[label for _, label in examples]])
     [draws_N] = matrix([[draw.draws for draw, _ in examples]])
     with ctx.timed("extractor network", len(examples)):

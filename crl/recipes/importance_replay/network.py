@@ -19,15 +19,18 @@ NETWORK = "network"
 """Name of the read of the network of the round before."""
 
 
-def network_of(ctx: StageContext, features: int, read: str = NETWORK) -> ExtractorNetwork:
-    """The network as the round before left it; before the first round one that scores everything 0.5."""
+def network_of(
+    ctx: StageContext, features: int, read: str = NETWORK, settings: WorthSettings | None = None
+) -> ExtractorNetwork:
+    """The network as the round before left it; before the first round one that scores everything 0.5. `settings`
+    where it is to be trained: scoring reads none of them."""
     from crl.learn.worth import ExtractorNetwork, Tensor, first_tensors
 
     config = config_of(ctx.method).extractor
     rows = ctx.rows(ExtractorTensor, read)
     if not rows:
         seed = seed_for(ctx.method.seed, "extractor_network")
-        return ExtractorNetwork(first_tensors(features, config.hidden, seed), _settings(config))
+        return ExtractorNetwork(first_tensors(features, config.hidden, seed), settings)
     tensors = {}
     for row in rows:
         weights, first, second = (
@@ -35,7 +38,7 @@ def network_of(ctx: StageContext, features: int, read: str = NETWORK) -> Extract
             for values in (row.weights, row.first_moment, row.second_moment)
         )
         tensors[row.name] = Tensor(weights, first, second, row.steps)
-    return ExtractorNetwork(tensors, _settings(config))
+    return ExtractorNetwork(tensors, settings)
 
 
 def rows_of_network(network: ExtractorNetwork) -> list[ExtractorTensor]:
@@ -58,7 +61,8 @@ def matrix(features: Sequence[Sequence[float]]) -> np.ndarray[tuple[int, int], n
     return np.array(features, dtype=np.float32)
 
 
-def _settings(config: ExtractorNetworkConfig) -> WorthSettings:
+def settings_of(config: ExtractorNetworkConfig) -> WorthSettings:
+    """How the network is trained."""
     from crl.learn.worth import WorthSettings
 
     return WorthSettings(config.learning_rate, config.extractor_coefficient, config.coupling_coefficient)

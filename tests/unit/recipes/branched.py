@@ -18,6 +18,8 @@ from tests.unit.recipes.dreamgym_played import experiment as dream_experiment
 from tests.unit.recipes.erl_played import ErlServices
 from tests.unit.recipes.erl_played import experiment as erl_experiment
 from tests.unit.recipes.played import Services, Trainer, experiment
+from tests.unit.recipes.replay_played import ReplayServices
+from tests.unit.recipes.replay_played import experiment as replay_experiment
 
 FEW = {
     "method__families__0__evaluation_seeds__count": 2,
@@ -49,7 +51,7 @@ def stepping(services: Services) -> Services:
 
 
 def services_of(made: Experiment) -> Services:
-    others = {"erl": ErlServices, "dreamgym": DreamServices}
+    others = {"erl": ErlServices, "dreamgym": DreamServices, "importance_replay": ReplayServices}
     return stepping(others.get(made.method.recipe.kind, Services)(made))
 
 
@@ -79,12 +81,14 @@ def play(run: RunDirectory, last: int, services: Any = None) -> list[str]:
 
 
 def finished(root: Path, rounds: int, kind: str = "complementary", **changes: Any) -> RunDirectory:
-    """A run of so many rounds; `kind` is a recipe, or `overlap`."""
+    """A run of so many rounds; `kind` is a recipe, `overlap`, or a weighting of replay."""
     match kind:
         case "erl":
             made = erl_experiment(**{**FEW, **changes})
         case "dreamgym":
             made = dream_experiment(**changes)
+        case "uniform" | "learned":
+            made = replay_experiment(**{"method__evaluation__every": 2, "method__recipe__weighting": kind, **changes})
         case "overlap":
             made = experiment(**{**FEW, **MERGES, "method__overlap": True, **changes})
         case _:

@@ -24,12 +24,14 @@ from tests.unit.recipes.tracing import settings_read
                            "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
         ("erl", {}),
         ("dreamgym", {"method__recipe__mix": 0.5}),
+        ("uniform", {}),
+        ("learned", {}),
     ],
 )  # fmt: skip
 def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     run = finished(tmp_path, 1, kind, **settings)
     recipe, services = recipe_in(run), services_of(Experiment.model_construct(name="any", method=run.method))
-    free = {*ALWAYS_AFTER, *run.method.recipe.AFTER_ROLLOUTS}
+    free = {*ALWAYS_AFTER, *run.method.recipe.after_rollouts()}
     seen: dict[str, set[str]] = {}
     for stage in recipe.stages_of(run.method, 1):
         scratch = tmp_path / stage.name
@@ -57,4 +59,5 @@ def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: 
         for key in seen[name]
         if not any(within(key, pattern) for pattern in updated)
     } == set()  # fmt: skip
-    assert seen["credit"] and seen.get("consolidate", True), "what follows reads them, so the watch sees something"
+    follows = "measure" if kind == "learned" else "credit"
+    assert seen[follows] and seen.get("consolidate", True), "what follows reads them, so the watch sees something"

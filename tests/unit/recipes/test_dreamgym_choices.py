@@ -103,11 +103,11 @@ def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(
     assert "validate" in run.complete_stages(1) and "plan" not in run.complete_stages(1)
     alarms = run.read(1, "validate", Metric).to_pylist()
     assert [row["name"] for row in alarms if row["alarm"]] == ["observation_agreement"]
-    from crl.report.dreams import dream_rows
+    from crl.report.dreams import truth_rows
     from crl.report.summary import summarize
 
-    [shown] = dream_rows(summarize(path))
-    assert shown["reward"].endswith("!")
+    [shown] = truth_rows(summarize(path))
+    assert shown["round"] == "1 !"
 
 
 @pytest.mark.slow
@@ -189,8 +189,8 @@ def test_what_would_do_nothing_is_refused(key: str, value: Any, where: str) -> N
 def test_figures_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, monkeypatch: Any) -> None:
     """A figure that the newer validation has not is unknown: that of the fit before is of other weights."""
 
-    def figures(rows: list[Prediction], true: Any, gamma: float) -> dict[str, float]:
-        found = truth_figures(rows, true, gamma)
+    def figures(rows: list[Prediction], true: Any, gamma: float, seen: list[bool]) -> dict[str, float]:
+        found = truth_figures(rows, true, gamma, seen)
         found.pop("ending_accuracy", None)
         return {**found, "ending_accuracy": 0.25} if rows and rows[0].round == 1 else found
 
@@ -202,9 +202,9 @@ def test_figures_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, mo
 
 
 def test_a_floor_needs_steps_to_hold_the_model_to() -> None:
-    figures = truth_figures([], [], 0.9)
+    figures = truth_figures([], [], 0.9, [])
     assert figures == {"held_out": 0.0}
     assert list(alarms_of(figures, ValidateConfig())) == ["held_out"]
-    assert alarms_of(figures, ValidateConfig(observation_floor=None, reward_floor=None)) == {}
+    assert alarms_of(figures, ValidateConfig(observation_floor=None, reward_floor=None, ending_floor=None)) == {}
     found = {"held_out": 4.0, "observation_agreement": 0.5, "reward_accuracy": 0.75}
     assert list(alarms_of(found, ValidateConfig(observation_floor=0.5, reward_floor=0.8))) == ["reward_accuracy"]

@@ -15,6 +15,7 @@ from crl.recipes.dreamgym.rows import Annotation, Transition
 from crl.recipes.fork import fork
 from crl.records import Episode, Generation, rows_of
 from crl.run.directory import RunDirectory
+from tests.marks import sampled
 from tests.unit.recipes.branched import begun, changed, digests, experiment_of, play, services_of
 from tests.unit.recipes.dreamgym_played import DreamServices, experiment
 
@@ -74,9 +75,10 @@ def test_a_fork_applies_its_own_floors_to_the_last_figures(tmp_path: Path) -> No
     assert streams(child, 2) == {"real"}, "what is not played in need not be true"
 
 
-def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", sampled([1, 0], 2))
+def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path, number: int) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
-    child = forked(parent, 1, tmp_path)
+    child = forked(parent, number, tmp_path)
     go_on(child, 2)
     assert digests(child) == digests(parent)
     read = {key.split("/")[1] for key in parent.manifest(2, "plan").digested.inputs}

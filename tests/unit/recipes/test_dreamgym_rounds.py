@@ -13,6 +13,8 @@ from crl.recipes.dreamgym.rows import DreamTask, PoolItem, Prediction, TaskValue
 from crl.recipes.dreamgym.truth import gap_bound
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn
 from crl.report.dreams import dream_rows
+from crl.report.rates import NONE
+from crl.report.round_tables import success_rows
 from crl.report.summary import summarize
 from tests.unit.recipes.dreamgym_played import SECRET, played
 from tests.unit.recipes.played import Played
@@ -314,3 +316,16 @@ def test_tasks_are_played_where_the_plan_says_and_their_groups_are_valued(run: P
 def test_a_shorter_run_has_the_digests_of_the_longer_one(run: Played, tmp_path: Path) -> None:
     again = played(tmp_path, 1).digests()
     assert again == {key: digest for key, digest in run.digests().items() if key in again} and len(again) > 10
+
+
+def test_what_the_model_calls_won_is_shown_apart_from_what_was_won(run: Played) -> None:
+    rows = success_rows(summarize(run.run.path), NONE)
+    for number in range(1, ROUNDS + 1):
+        episodes = run.rows(Episode, "collect", number)
+        shown = next(row for row in rows if row["round"] == str(number))
+        for column, played_there in (
+            ("free", [episode for episode in episodes if episode.stream == "real"]),
+            ("in the model", [episode for episode in episodes if episode.stream == "synthetic"]),
+        ):
+            won = sum(episode.success for episode in played_there)
+            assert played_there and shown[column].startswith(f"{won}/{len(played_there)} "), (number, column)

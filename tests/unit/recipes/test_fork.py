@@ -28,7 +28,7 @@ from tests.marks import sampled
 from tests.unit.recipes.branched import changed, digests, experiment_of, finished, play, services_of, stages
 from tests.unit.recipes.played import CRITIC
 
-ROUNDS = {"complementary": 2, "overlap": 3, "erl": 2}
+ROUNDS = {"complementary": 2, "overlap": 3, "erl": 2, "uniform": 2, "learned": 2}
 """Rounds of the finished runs. Where rounds overlap, the third is the first that reads two different ones before it."""
 
 
@@ -36,11 +36,13 @@ PLAYED = {
     "complementary": {"plan", "collect"},
     "overlap": {"plan", "collect"},
     "erl": {"plan", "collect", "reflect", "retry"},
+    "uniform": {"plan", "collect"},
 }
 FOLLOWS: dict[str, dict[str, Any]] = {
     "complementary": {"recipe__actor_objective__normalise": "mean", "evaluation__every": 0},
     "overlap": {"recipe__actor_objective__normalise": "mean", "evaluation__every": 0},
     "erl": {"recipe__objective__normalise": "mean", "evaluation__every": 0},
+    "uniform": {"recipe__objective__normalise": "mean", "recipe__buffer__steps": 2, "evaluation__every": 0},
 }
 """Changes of what follows the rollouts; without evaluation nothing else plays in the round."""
 
@@ -190,7 +192,7 @@ def test_a_pruned_checkpoint_is_no_damage(parents: dict[str, RunDirectory], tmp_
     assert not problems_of(child, recipe_in(child))
 
 
-@pytest.mark.parametrize("kind", ROUNDS)
+@pytest.mark.parametrize("kind", PLAYED)
 def test_nothing_is_played_again_and_what_follows_is_made_by_the_changed_method(
     parents: dict[str, RunDirectory], tmp_path: Path, kind: str
 ) -> None:
@@ -239,6 +241,8 @@ def test_with_nothing_changed_it_is_the_parents_round(parents: dict[str, RunDire
         ("complementary", {"recipe__actor_critic": {}, "prompts__critic": CRITIC}, "judge|reads other stages"),
         ("overlap", {"overlap": False}, "plan reads other stages"),
         ("erl", {"recipe__gate": 0.5}, "method.recipe.gate"),
+        ("uniform", {"recipe__probe__pool": 32}, "method.recipe.probe.pool"),
+        ("uniform", {"recipe__weighting": "learned"}, "would play in it too"),
         ("erl", {"recipe__revisions": 2}, "reflect2|would play in it too"),
         ("erl", {"roles__reflector__sampling__temperature": 0.5}, "method.roles.reflector.sampling.temperature"),
     ],

@@ -25,6 +25,8 @@ from crl.recipes.importance_replay.rows import (
     ReplayItem,
 )
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn, Weights
+from crl.report.replayed import REPLAYED, replay_rows
+from crl.report.summary import summarize
 from crl.run.directory import RunDirectory
 from crl.run.verify import record_of
 from tests.marks import sampled
@@ -228,6 +230,10 @@ def test_the_network_learns_from_labelled_rounds_and_rests_in_others(run: Played
     assert (said["extractor_loss"], said["coupling_loss"]) == pytest.approx((math.log(2), 0.5)), "neutral, label 1"
     assert said["actor_loss"] == 0.25 and said["draws_labelled"] == 16
     assert "extractor_loss" not in figures(run, TIE) and figures(run, TIE)["draws_labelled"] == 0
+    told = {row["round"]: row for row in replay_rows(summarize(run.run.path))}[str(IMPROVED)]
+    assert [told[name] for name in ("actor loss", "cross-entropy", "coupling")] == ["0.25", "0.693", "0.5"]
+    drawn = {figure for _, _, lines in REPLAYED for _, figure, _ in lines}
+    assert {"actor_loss", "extractor_loss", "coupling_loss"} <= drawn, "table and charts: each apart"
     # The window: the draws of both labelled rounds.
     examples = [len(run.rows(ReplayDraw, "credit", number)) for number in (IMPROVED, WORSE)]
     assert figures(run, WORSE, "measure")["extractor_examples"] == sum(examples)

@@ -15,7 +15,7 @@ from crl.recipes.fork import fork
 from crl.recipes.importance_replay.rows import ExtractorTensor, ReplayDraw
 from crl.records import rows_of
 from crl.run.directory import RunDirectory
-from tests.unit.recipes.branched import begun, changed, experiment_of, play
+from tests.unit.recipes.branched import begun, changed, digests, experiment_of, play
 from tests.unit.recipes.replay_played import ReplayServices, experiment
 
 EMBEDDED = {"recipe__weighting": "learned", "recipe__extractor__embedder": "lexical"}
@@ -80,8 +80,19 @@ def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunD
         made = experiment_of(learned, "child", changed(learned.method, **changes))
         return fork(learned, 1, made, tmp_path, keep_rollouts=True)
 
-    for change in ({"roles__actor__optimizer__learning_rate": 0.5}, {"roles__actor__deepspeed__zero_stage": 1}):
+    for change in (
+        {"roles__actor__optimizer__learning_rate": 0.5},
+        {"roles__actor__deepspeed__zero_stage": 1},
+        {"recipe__objective__clip_low": 0.1},
+        {"recipe__buffer__steps": 2},
+        {"recipe__extractor__refresh_every": 2},
+        {"recipe__probe__tasks": 2},
+    ):
         with pytest.raises(BadInput, match=next(iter(change)).replace("__", ".")):
             kept(**change)
-    child = kept(evaluation__every=0)
-    assert "2/measure" in play(child, 2, services(experiment_of(child, "child")))
+    child = kept(
+        evaluation__every=0, recipe__extractor__epochs=1, recipe__extractor__learning_rate=0.5,
+        recipe__extractor__window=1, recipe__probe__scope="family", recipe__probe__margin=0.01,
+    )  # fmt: skip
+    assert play(child, 2, services(experiment_of(child, "child")))[0] == "2/measure", "played and learned stays"
+    assert digests(child)["2/measure"] != digests(learned)["2/measure"] and not problems_of(child, recipe_in(child))
