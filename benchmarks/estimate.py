@@ -5,8 +5,9 @@
 
 The default has 1.0 billion parameters (bfloat16, adapters, one set of weights for actor and extractor) and needs about
 12 GB of memory and 3 GB of disk. The model is made in DIRECTORY (default: one that is removed afterward) with the
-tokenizer of SmolLM2; `--model` takes one that is there. Memory is the largest
-resident size of any process of the round; disk is what the round left.
+tokenizer of SmolLM2; `--model` takes one that is there. Memory is the largest resident size of any process of the
+round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a second.
+That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,21 +106,30 @@ def experiment_on(model: Path, runs: Path, threads: int) -> Experiment:
 
 
 def one_round(experiment: Experiment, runs: Path) -> tuple[int, int, int, float]:
-    """Peak resident bytes of the largest process; bytes of checkpoints and of rows of round 1; its seconds."""
+    """Peak bytes of the GPU, or without one of the largest process; bytes of checkpoints and of rows of round 1; its
+    seconds."""
     run = RunDirectory.create_or_open(experiment, runs / experiment.name)
-    peaks = [0]
+    peaks, on_gpu, ended = [0], gpu_bytes(), threading.Event()
+
+    def watch(before: int) -> None:
+        while not ended.wait(0.2):
+            peaks.append((gpu_bytes() or 0) - before)
 
     def look(event: Event) -> None:
         if isinstance(event, StageDone):
-            peaks.extend(_peaks())
+            if on_gpu is None:
+                peaks.extend(_peaks())
             print(f"  {event.stage}: {event.seconds:.0f} s, so far {gigabytes(max(peaks))}", flush=True)
 
+    if on_gpu is not None:
+        threading.Thread(target=watch, args=(on_gpu,), daemon=True).start()
     with Driver(run, experiment.runtime) as driver:
         driver.subscribe(look)
         driver.run_round(0)
         began = time.monotonic()
         driver.run_round(1)
         seconds = time.monotonic() - began
+    ended.set()
     files = [path for path in (run.path / "rounds/0001").rglob("*") if path.is_file()]
     checkpoints = sum(path.stat().st_size for path in files if "checkpoint" in path.parts)
     return max(peaks), checkpoints, sum(path.stat().st_size for path in files) - checkpoints, seconds
@@ -127,8 +138,9 @@ def one_round(experiment: Experiment, runs: Path) -> tuple[int, int, int, float]
 def compare(needed: Estimate, found: tuple[int, int, int, float], seconds: float) -> list[Compared]:
     """Memory, disk of checkpoints, time."""
     memory, checkpoints, _, took = found
+    held = ("memory", needed.memory_bytes or 0) if gpu_bytes() is None else ("memory of the GPU", needed.device_bytes)
     return [
-        Compared("memory", needed.memory_bytes or 0, memory),
+        Compared(*held, memory),
         Compared("checkpoints of the round", needed.written_bytes, checkpoints),
         Compared("seconds", seconds, took),
     ]
@@ -140,6 +152,16 @@ def measure(folder: Path, model: Path, threads: int) -> list[Compared]:
     needed = estimate(experiment)
     seconds = seconds_of(typical_work(experiment).values(), measured(threads))
     return compare(needed, one_round(experiment, folder / "runs"), seconds)
+
+
+def gpu_bytes() -> int | None:
+    """Bytes in use on the first GPU, by all processes; None where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info(0)
+    return int(total - free)
 
 
 def _peaks() -> Iterator[int]:

@@ -27,7 +27,7 @@ from crl.config.servers import ServerConfig, interpreter
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 9 * 60
 MODEL_VARIABLE = "CRL_GPU_MODEL"
-_LINES = 12
+_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,21 @@ def device_name() -> str | None:
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
 
 
+def first_device() -> str:
+    """What makes the first GPU alone visible."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+
+
 def run(name: str, piece: Piece, device: str | None, limit_seconds: float = LIMIT_SECONDS) -> Outcome:
     """Run a piece, or say why not."""
     reason = "torch sees no GPU on this machine" if device is None else piece.missing()
     if reason is not None:
         return Outcome(name, piece.what, device or "no GPU", "skipped", 0.0, (reason,))
     began = time.monotonic()
+    # One GPU, the one that is named: beside several TRL would not start, and nothing here is for them.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": first_device()}
     process = subprocess.Popen(
-        [sys.executable, *piece.command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, *piece.command], cwd=ROOT, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:

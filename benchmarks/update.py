@@ -26,13 +26,14 @@ from typing import Any
 
 from update_systems.recorded import GROUPS, MEMBERS, ROOT, collect, read_batch
 
-from crl.policies.precision import computes_bfloat16
-
 
 class System:
     """A system under measurement: a process that makes one update at a time."""
 
     def __init__(self, name: str, tree: Path, options: argparse.Namespace, weights: str, **more: str) -> None:
+        # Not at the top: workers run this file over an older tree, which may not have it.
+        from crl.policies.precision import computes_bfloat16
+
         self.name = name
         arguments = {"weights": weights, "autocast": "bfloat16" if computes_bfloat16() else "none", **more}
         command = [sys.executable, __file__, "--worker", "trl" if name == "TRL" else "crl"]
@@ -78,7 +79,11 @@ def cosine(first: str, second: str) -> float:
 
 
 def machine() -> str:
-    """The processor's name."""
+    """The GPU's name where there is one, else the processor's."""
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(0))
     path = Path("/proc/cpuinfo")
     names = [line for line in path.read_text().splitlines() if line.startswith("model name")] if path.exists() else []
     return names[0].split(":")[1].strip() if names else platform.machine()
@@ -111,8 +116,9 @@ def measure(options: argparse.Namespace, weights: str, samples: Sequence[Any]) -
     trained = sum(sum(sample.loss_mask) for sample in samples)
     about = f"{len(samples)} episodes, {tokens} tokens, {trained} trained, micro-batch {options.micro_batch}"
     print(f"\n{weights}: {about}\n")
-    print("| | s per update | CPU s | tokens/s | positions computed | of all tokens | peak GB | faster by | CPU, by |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    names = ["", "s per update", "CPU s", "trained tokens/s", "all tokens/s", "positions computed", "of all tokens"]
+    print(f"| {' | '.join([*names, 'peak GB', 'faster by', 'CPU, by'])} |")
+    print("|---" * 10 + "|")
     # The first update is not counted: memory is taken then.
     timed = {name: {key: [each[key] for each in found[1:]] for key in found[0]} for name, found in steps.items()}
     for name, found in timed.items():
@@ -120,10 +126,10 @@ def measure(options: argparse.Namespace, weights: str, samples: Sequence[Any]) -
             spread([theirs / ours for theirs, ours in zip(found[key], timed["this"][key], strict=True)])
             for key in ("seconds", "computed")
         ]
-        positions = found["positions"][-1]
+        positions, middle = found["positions"][-1], statistics.median(found["seconds"])
         columns = [
             name, spread(found["seconds"]), spread(found["computed"]),
-            f"{tokens / statistics.median(found['seconds']):.0f}", f"{positions:.0f}", f"{positions / tokens:.0%}",
+            f"{trained / middle:.0f}", f"{tokens / middle:.0f}", f"{positions:.0f}", f"{positions / tokens:.0%}",
             f"{found['peak'][-1]:.2f}", *(["", ""] if name == "this" else ratios),
         ]  # fmt: skip
         print(f"| {' | '.join(columns)} |", flush=True)
@@ -157,6 +163,8 @@ def main() -> None:
     for name in ("worker", "autocast", "gradients"):  # of the processes it starts
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.against is not None and not (options.against / "crl").is_dir():
+        parser.error(f"--against: {options.against} is no worktree of this project (git worktree add DIRECTORY COMMIT)")
     if options.worker:
         if options.worker == "trl":
             from update_systems.trl_trainer import trl_worker as work

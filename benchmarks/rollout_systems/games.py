@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ MODEL = "smollm2-135m-instruct"
 CONF = Path(__file__).parents[2] / "conf"
 
 
-def method_of(turns, **rollout):
+def method_of(turns, dtype="bfloat16", **rollout):
     """The frozen part of an experiment: one family, free text, six new tokens per turn at temperature 1."""
     return load_experiment(
         CONF / "minihack_room.yaml",
@@ -27,6 +28,7 @@ def method_of(turns, **rollout):
             "method.families.0.environment.max_turns": turns,
             "method.roles.actor.sampling": {"temperature": 1.0, "max_new_tokens": 6},
             "method.roles.actor.context": 2048,
+            "method.roles.actor.dtype": dtype,
             **{f"method.rollout.{key}": value for key, value in rollout.items()},
         },
     ).method
@@ -35,6 +37,50 @@ def method_of(turns, **rollout):
 def game(method):
     """A new environment of the family."""
     return make_environment(method.families[0])
+
+
+class TurnClock:
+    """Seconds by index of turn: turns that end together share the time since others last did.
+
+    They may be of different indices. The shares sum to the time of all turns; the first turn reads the prompt.
+    """
+
+    def __init__(self):
+        self._since, self._seconds, self._turns = time.perf_counter(), Counter(), Counter()
+
+    def ended(self, indices):
+        """Turns of these indices, from 0, have ended."""
+        now = time.perf_counter()
+        for index in indices:
+            self._seconds[index] += (now - self._since) / len(indices)
+            self._turns[index] += 1
+        self._since = now
+
+    def figures(self):
+        """By index: turns, and seconds per turn."""
+        indices = sorted(self._turns)
+        return {
+            "turns_of": [self._turns[index] for index in indices],
+            "seconds_of": [self._seconds[index] / self._turns[index] for index in indices],
+        }
+
+
+class Clocked:
+    """A game that counts the turns of its rows; they may be stepped one by one, so `told` says which ended together."""
+
+    def __init__(self, played_game):
+        self._game, self._taken, self._ended, self.clock = played_game, Counter(), [], TurnClock()
+        self.reset_many, self.steps_together = played_game.reset_many, getattr(played_game, "steps_together", False)
+
+    def step_many(self, actions):
+        self._ended += [self._taken[row] for row in actions]
+        self._taken.update(actions.keys())
+        return self._game.step_many(actions)
+
+    def told(self, _progress):
+        """What the loop calls when it has taken the turns that ended together."""
+        self.clock.ended(self._ended)
+        self._ended = []
 
 
 def slots_of(method, groups, members):
@@ -67,29 +113,31 @@ def seed_of(episode_id):
 
 def played(policy, method, slots):
     """Play with this project's loop; turns, seconds, and tokens as the records count them."""
-    began = time.perf_counter()
+    began, clocked = time.perf_counter(), Clocked(game(method))
     episodes = play_wave(
         policy,
-        game(method),
+        clocked,
         slots,
         method=method,
         seed_of=seed_of,
         sampling=SamplingConfig(temperature=1.0, max_new_tokens=6),
         weights_digest="",
         stage="collect",
+        progress=clocked.told,
     )
     seconds = time.perf_counter() - began
     return {
         "turns": sum(each.episode.turns for each in episodes),
         "seconds": seconds,
+        **clocked.clock.figures(),
         "sampled": sum(each.episode.tokens_sampled for each in episodes),
         "history": sum(each.episode.tokens_read + each.episode.tokens_sampled for each in episodes),
     }
 
 
 def arguments():
-    """GROUPS MEMBERS TURNS, from the command line."""
-    return tuple(int(value) for value in sys.argv[1:4])
+    """GROUPS MEMBERS TURNS DTYPE, from the command line."""
+    return *(int(value) for value in sys.argv[1:4]), sys.argv[4]
 
 
 def report(figures):

@@ -9,8 +9,8 @@ from crl.policies import load_policy, resolve_model
 
 def main() -> None:
     """Load, play once for warming up, play and report."""
-    groups, members, turns = arguments()
-    method = method_of(turns, wave_groups=groups, group_size=members)
+    groups, members, turns, dtype = arguments()
+    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
     policy = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=2)
     played(policy, method_of(3), slots_of(method, 1, 2))
     read = []

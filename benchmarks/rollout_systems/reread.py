@@ -21,8 +21,10 @@ class Reread(WholeTurns):
 
     def sample(self, rows, sampling, answers):
         width = max(len(self.ids[row]) for row in rows)
-        ids = torch.tensor([[0] * (width - len(self.ids[row])) + self.ids[row] for row in rows])
-        mask = torch.tensor([[0] * (width - len(self.ids[row])) + [1] * len(self.ids[row]) for row in rows])
+        gaps = {row: [0] * (width - len(self.ids[row])) for row in rows}
+        device = self.policy.model.device
+        ids = torch.tensor([gaps[row] + self.ids[row] for row in rows], device=device)
+        mask = torch.tensor([gaps[row] + [1] * len(self.ids[row]) for row in rows], device=device)
         self.read += sum(len(self.ids[row]) for row in rows)
         with torch.inference_mode():
             out = self.policy.model.generate(
@@ -66,8 +68,8 @@ class Policy:
 
 def main() -> None:
     """Load, play once for warming up, play and report."""
-    groups, members, turns = arguments()
-    method = method_of(turns, wave_groups=groups, group_size=members)
+    groups, members, turns, dtype = arguments()
+    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
     loaded = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=2)
     loaded.model.set_attn_implementation("sdpa")
     policy = Policy(loaded)

@@ -10,8 +10,8 @@ from crl.policies import load_policy, resolve_model
 
 def main() -> None:
     """Start the server, play once for warming up, play and report. What the server reads is not counted."""
-    groups, members, turns = arguments()
-    method = method_of(turns, wave_groups=groups, group_size=members)
+    groups, members, turns, dtype = arguments()
+    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
     role = RoleConfig.model_validate(method.role("actor").model_dump() | {"engine": "vllm", "lora": None})
     policy = load_policy(role, resolve_model(MODEL).path, None, threads=2, weights="base")
     try:

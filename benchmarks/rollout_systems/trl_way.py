@@ -14,12 +14,11 @@ import time
 import torch
 import trl.trainer.grpo_trainer as module
 from datasets import Dataset
-from games import MODEL, arguments, game, method_of, report, slots_of
+from games import MODEL, TurnClock, arguments, game, method_of, report, slots_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from crl.policies import resolve_model
-from crl.policies.precision import computed
 from crl.protocols import Start
 from crl.rollout.actions import parse_action
 from crl.rollout.prompts import following_text, opened
@@ -34,17 +33,17 @@ TEMPLATE = (
 
 
 def environment_class(method):
-    """The game as TRL takes environments: `reset`, and a tool."""
+    """The game as TRL takes environments: `reset`, and a tool. Its `clock` is begun by who generates."""
 
     class Room:
-        turns = 0
+        turns, clock = 0, TurnClock()
 
         def __init__(self):
             self._game = game(method)
 
         def reset(self, seed=0, **_row):
             start = self._game.reset_many([seed])[0]
-            self._actions, self._goal, self._done = start.actions, start.goal, False
+            self._actions, self._goal, self._done, self._taken = start.actions, start.goal, False, 0
 
         def move(self, action: str) -> str:
             """Make a move.
@@ -56,6 +55,8 @@ def environment_class(method):
                 return OVER
             step = self._game.step_many({0: parse_action(action, self._actions, method.rollout.action_format)})[0]
             Room.turns += 1
+            Room.clock.ended([self._taken])
+            self._taken += 1
             self._actions, self._done = step.actions, step.done
             return (
                 OVER
@@ -75,8 +76,8 @@ def environment_class(method):
 
 def main() -> None:
     """Make the trainer, let it generate once for warming up, generate and report."""
-    groups, members, turns = arguments()
-    method = method_of(turns, wave_groups=groups, group_size=members)
+    groups, members, turns, dtype = arguments()
+    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
     path = resolve_model(MODEL).path
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, {}
@@ -103,7 +104,7 @@ def main() -> None:
         assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == list(ids)
         rows.append({"prompt": messages, "seed": slot.task.environment_seed})
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, computed(method.role("actor")).dtype)),
+        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(),
@@ -133,11 +134,12 @@ def main() -> None:
     scored = {}
 
     def generate(prompts):
-        began, Room.turns = time.perf_counter(), 0
+        began, Room.turns, Room.clock = time.perf_counter(), 0, TurnClock()
         read.clear()
         passes.clear()
         out = GRPOTrainer._generate(trainer, prompts)
         scored.update(seconds=time.perf_counter() - began, turns=Room.turns, read=sum(read), passes=len(passes))
+        scored.update(Room.clock.figures())
         scored["sampled"] = sum(sum(row) for row in out[2])
         raise StopIteration  # what comes behind it is no rollout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,8 @@ from update_systems.worker import (
     CLIP,
     RATE,
     Commands,
+    clock,
     count_positions,
-    cpu_seconds,
     lora_of,
     peak_gigabytes,
     write_gradients,
@@ -46,7 +45,8 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
         """The trainer without its generation."""
 
         def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
-            return dict(rollouts)
+            # The trainer takes what it generated to be on its device.
+            return {name: value.to(self.accelerator.device) for name, value in rollouts.items()}
 
     class Steps(TrainerCallback):  # type: ignore[misc]
         """A step is begun when the parent asks for one, and timed from there to behind the optimizer."""
@@ -56,7 +56,7 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             if not commands.next():
                 os._exit(0)
-            self.started = time.perf_counter(), cpu_seconds()
+            self.started = clock()
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             if options.gradients:
@@ -65,7 +65,7 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
                 write_gradients(options.gradients, found)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            seconds, computed = time.perf_counter() - self.started[0], cpu_seconds() - self.started[1]
+            seconds, computed = (now - then for now, then in zip(clock(), self.started, strict=True))
             commands.answer(seconds=seconds, computed=computed, positions=positions(), peak=peak_gigabytes())
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,8 +78,9 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
                 num_generations=min(MEMBERS, len(samples)),
                 max_steps=1_000_000, learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.0,
                 max_grad_norm=1.0, loss_type="grpo", epsilon=CLIP, beta=0.0, temperature=samples[0].temperature,
-                bf16=options.autocast == "bfloat16", gradient_checkpointing=False, use_cpu=True, report_to="none",
-                save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+                bf16=options.autocast == "bfloat16", gradient_checkpointing=False,
+                use_cpu=not torch.cuda.is_available(), report_to="none", save_strategy="no", logging_strategy="no",
+                disable_tqdm=True, dataloader_pin_memory=False,
             ),
             train_dataset=Dataset.from_list([{"prompt": "recorded"}] * len(samples)),
             processing_class=AutoTokenizer.from_pretrained(path),

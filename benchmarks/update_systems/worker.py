@@ -52,8 +52,21 @@ def count_positions(model: Any) -> Callable[[], int]:
     return told
 
 
+def clock() -> tuple[float, float]:
+    """Seconds of the clock and of CPU, when a GPU has done what it was given."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter(), cpu_seconds()
+
+
 def peak_gigabytes() -> float:
-    """Largest resident memory of this process so far."""
+    """Most that this process held so far: tensors on the GPU where it computes there, else resident memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -91,7 +104,7 @@ def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
         if command == "products":
             commands.answer(**dataclasses.asdict(compared(lambda: trainer.update(samples, terms))), copy=copy_rate())
             continue
-        started = time.perf_counter(), cpu_seconds()
+        started = clock()
         trainer.update(samples, terms, inspect=inspect)
-        seconds, computed = time.perf_counter() - started[0], cpu_seconds() - started[1]
+        seconds, computed = (now - then for now, then in zip(clock(), started, strict=True))
         commands.answer(seconds=seconds, computed=computed, positions=positions(), peak=peak_gigabytes())

@@ -305,15 +305,17 @@ class Trainer:
         """Whose optimizer state this rank reads: without ZeRO all ranks have the same, and rank 0 writes it."""
         return self._ranks.rank if self.role.deepspeed.zero_stage > 0 else 0
 
-    def weights(self) -> Gradients:
-        """Whole trainable tensors by parameter name, on the CPU. Every rank must call it (ZeRO-3 gathers)."""
+    def weights(self, *, copied: bool = True) -> Gradients:
+        """Whole trainable tensors by parameter name, on the CPU. Every rank must call it (ZeRO-3 gathers); one that
+        needs none says so, and copies none."""
         deepspeed = import_deepspeed()
         whole = {}
         for name, parameter in self._engine.module.named_parameters():
             if not parameter.requires_grad and self.role.lora is not None:
                 continue
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.role.deepspeed.zero_stage == 3):
-                whole[name.removeprefix("model.")] = parameter.detach().cpu().clone()
+                if copied:
+                    whole[name.removeprefix("model.")] = parameter.detach().to("cpu", copy=True)
         return whole
 
     def save(self, directory: Path) -> None:
@@ -321,7 +323,7 @@ class Trainer:
 
         Equal updates write equal bytes. Returns when all ranks have written.
         """
-        whole = self.weights()
+        whole = self.weights(copied=self._ranks.rank == 0)
         if self._ranks.rank == 0:
             checkpoints.save_weights(self._engine.module.model, whole, directory)
             checkpoints.write_engine(directory, self._signature, self._updates)

@@ -27,7 +27,7 @@ ATTENTION = "crl_rows"
 """Name of this attention among transformers' implementations."""
 
 _BLOCK = 64
-"""Slots are allocated in multiples of it."""
+"""Slots are allocated in multiples of it, below the longest row."""
 _TOGETHER = 0.5
 """Rows of one new token are attended to as one batch while they are at least this share of the rows up to the last of
 them; those between ride along unseen. Fewer are cheaper one by one."""
@@ -56,8 +56,9 @@ class Piece:
 class RowCache:
     """Keys and values of all layers, [R, H, C, D] each. The caller knows each row's length."""
 
-    def __init__(self, layers: int, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, layers: int, rows: int, longest: int) -> None:
+        """`longest`: slots of a row that is full; no more are allocated."""
+        self.rows, self._longest = rows, longest
         self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
 
     def room(self, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +66,7 @@ class RowCache:
         old = self._layers[index]
         if old is None or old[0].shape[2] < slots:
             # Half as many again: few copies. Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
-            room = -(-(slots + slots // 2) // _BLOCK) * _BLOCK
+            room = min(-(-(slots + slots // 2) // _BLOCK) * _BLOCK, self._longest)
             grown = tuple(like.new_zeros(self.rows, like.shape[0], room, like.shape[2]) for _ in range(2))
             if old is not None:
                 for new, before in zip(grown, old, strict=True):

@@ -21,12 +21,11 @@ import torch
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
 from crl.policies.cache import Pass, Piece, RowCache
+from crl.policies.limits import PASS_TOKENS
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import Turn
 from crl.protocols import Answers, Sampled
 
-_TOKENS = 4096
-"""Most tokens of one pass: bounds the memory of activations."""
 _WORTH = 16
 """Tokens that reading once must spare, over all rows that share; each piece costs some calls of its own."""
 
@@ -69,7 +68,7 @@ class BatchSession:
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
         self._cache = RowCache(
-            model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts))
+            model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts)), context
         )
         self._free = list(range(self._cache.rows))
         self._place: dict[int, int] = {}  # cache row of each row that is in the batch
@@ -182,7 +181,7 @@ class BatchSession:
         order: list[int] = []
         logits = []
         while waiting:
-            room, taken = _TOKENS, list[_Reading]()
+            room, taken = PASS_TOKENS, list[_Reading]()
             while waiting and room:
                 reading = waiting.pop()
                 if len(reading.ids) > room:

@@ -1,8 +1,8 @@
 """What sampling and updates hold in memory, part by part, as formulas of a model's shape and a role's settings.
 
 Bytes of one process, at the longest sequences that the config allows: figures are meant to be reached, not passed. The
-update follows `crl/learn/trainer.py` (float32 weights, torch's AdamW, DeepSpeed's ZeRO), sampling
-`crl/policies/session.py`. What an allocator, a GPU driver or a file cache adds is left out. No tensor is made here.
+update follows `crl/learn/trainer.py` (float32 weights, torch's AdamW, DeepSpeed's ZeRO), sampling `session.py` and
+`cache.py` of `crl/policies`. What an allocator, a GPU driver or a file cache adds is left out. No tensor is made here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from crl.config import RoleConfig
+from crl.policies.limits import PASS_TOKENS
 from crl.preflight.shapes import ModelShape
 
 FLOAT32, FLOAT16 = 4, 2
@@ -21,8 +22,9 @@ _BUCKETS = 2 * 50_000_000 * FLOAT32
 """Flat buffers that ZeRO reduces gradients through (`crl/learn/trainer.py` sets their size)."""
 _GATHERED = 1_000_000_000
 """Parameters that ZeRO-3 keeps gathered at most: DeepSpeed's stage3_max_live_parameters."""
-_CHUNK_TOKENS, _CHUNK_WIDTH = 16_384, 512
-"""Most tokens of one sampling pass, and of one row in it (`crl/policies/session.py`)."""
+_DRAWN, _DRAWN_NUCLEUS = 24, 57
+"""Bytes per row and id of the vocabulary while tokens are drawn (`crl/policies/sampling.py`): float32 logits and
+log-probabilities, float64 probabilities and their running sum; with `top_p`, also their order and what it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class SamplingMemory:
     cache: int
     """Keys and values of every row of a wave at the full context."""
     working: int
-    """One pass: its widest layer, the keys that grouped-query attention repeats, the logits of every row."""
+    """One pass: masks of its tokens, its widest layer or a layer's keys and values moving to a larger place; then the
+    draw of every row."""
     loading: int
     """Above the weights while a LoRA checkpoint is merged, which is done in float32."""
 
@@ -55,7 +58,7 @@ class UpdateMemory:
     head: int
     """Logits of the trained positions and their gradients."""
     copies: int
-    """Of the trained weights: to measure the step, then to write them."""
+    """Of the trained weights, to write them: on the first rank."""
 
     @property
     def kept(self) -> int:
@@ -76,13 +79,15 @@ def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int) -> SamplingM
     """
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
     layer = rows * role.context * 2 * shape.key_value * size
-    tokens = min(rows * min(role.context, _CHUNK_WIDTH), _CHUNK_TOKENS)
+    tokens = min(rows * role.context, PASS_TOKENS)
     widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
-    repeated = layer * shape.attention // shape.key_value if shape.attention > shape.key_value else 0
+    # Queries that share keys have a row of the mask each.
+    masks = tokens * role.context * (shape.attention // max(1, shape.key_value)) * size
+    drawn = (_DRAWN if role.sampling.top_p == 1 else _DRAWN_NUCLEUS) * rows * shape.vocabulary
     return SamplingMemory(
         weights=shape.parameters * size,
         cache=layer * shape.layers,
-        working=max(widest, repeated) + 3 * FLOAT32 * rows * shape.vocabulary,
+        working=max(masks + max(widest, layer), drawn),
         loading=0 if role.lora is None else shape.parameters * (FLOAT32 - size),
     )
 

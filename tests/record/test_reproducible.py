@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import pytest
 
 from crl.engine.driver import Driver
 from crl.run.directory import RunDirectory
+from tests.recipe_runs import OTHERS, tiny_name, train_tiny
 from tests.tiny_run import NAME, ROUNDS, crl, cut_back, digests, experiment, leftovers, train
 
 
@@ -41,6 +43,16 @@ def test_a_round_in_four_shards_is_that_of_one(finished: Path, copied: Path) -> 
 def test_a_whole_fresh_run_makes_the_same(finished: Path, tmp_path: Path, shards: int) -> None:
     crl(tmp_path / "runs", *train(ROUNDS, runtime__shards=shards), extra={"PYTHONHASHSEED": "0"})
     assert digests(tmp_path / "runs" / NAME) == digests(finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_other_recipes_make_the_same_in_three_shards_as_a_flow(
+    run_of: Callable[[str], Path], tmp_path: Path, recipe: str
+) -> None:
+    runs = tmp_path / "runs"
+    crl(runs, *train_tiny(recipe, "--prefect"), "--set", "runtime.shards=3", extra={"PYTHONHASHSEED": "12345"})
+    assert digests(runs / tiny_name(recipe)) == digests(run_of(recipe)) and leftovers(runs) == []
 
 
 @pytest.mark.slow

@@ -50,6 +50,16 @@ def test_pieces_are_run_apart_bounded_and_told_with_the_device(
     assert ended.value.code == 2 and "there are good, bad" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("visible", "expected"), [(None, "0"), ("2,3", "2"), ("MIG-a, MIG-b", "MIG-a")])
+def test_a_piece_sees_the_first_gpu_alone(visible: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL refuses to train where several are visible to one process."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    assert gpu.run("made", gpu.Piece(("-c", code), "devices"), "Made GPU").said == (expected,)
+
+
 def test_the_makefile_has_a_target_a_piece() -> None:
     targets = re.search(r"^GPU_PIECES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert targets is not None and targets[1].split() == list(gpu.pieces(None))

@@ -85,6 +85,20 @@ def test_equal_updates_write_equal_bytes_and_resume_is_bit_exact(
     assert digests(tmp_path / "resumed") != digests(tmp_path / "one")
 
 
+def test_a_rank_that_writes_no_weights_copies_none(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes part in the gathers of ZeRO-3; the bytes that two ranks write are tested in `test_ranks`."""
+    one = trainer(role(), base_model)
+    assert one.weights() and not one.weights(copied=False)
+    asked: list[bool] = []
+    monkeypatch.setattr(Trainer, "weights", lambda _self, *, copied=True: asked.append(copied) or {})
+    one._ranks = dataclasses.replace(one._ranks, rank=1)
+    one.save(tmp_path / "checkpoint")
+    one.dispose()
+    assert asked == [False] and not (tmp_path / "checkpoint").exists()
+
+
 def test_resume_without_the_optimiser_state_differs(
     base_model: Path, random_samples: MakeSamples, tmp_path: Path
 ) -> None:

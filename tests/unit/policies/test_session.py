@@ -83,13 +83,13 @@ def test_stored_logprobs_are_those_of_teacher_forcing(
     prompts = _prompts(np.random.default_rng(seed), groups, members, common=common)
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "_TOKENS", tokens)
+        patch.setattr(session_module, "PASS_TOKENS", tokens)
         ids, logprobs = _play(policy, prompts, turns=4, sampling=sampling, seed=seed, leave=0.25, limit=limit)
     assert _largest_difference(policy, ids, logprobs, temperature) < 1e-4
 
 
 def test_long_and_very_ragged_prompts_are_read_in_pieces(policy, monkeypatch):
-    monkeypatch.setattr(session_module, "_TOKENS", 64)
+    monkeypatch.setattr(session_module, "PASS_TOKENS", 64)
     rng = np.random.default_rng(3)
     base = rng.integers(5, VOCABULARY, 70).tolist()
     prompts = [base + rng.integers(5, VOCABULARY, number).tolist() for number in (1, 150, 3, 90, 33, 17, 16, 200)]

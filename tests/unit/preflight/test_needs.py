@@ -11,7 +11,11 @@ from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig,
 from crl.config.load import load_experiment
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
+from crl.policies.cache import RowCache
+from crl.policies.language_model import load_policy
+from crl.policies.limits import PASS_TOKENS
 from crl.policies.rates import Rates
+from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
@@ -52,9 +56,39 @@ def test_sampling_holds_weights_cache_and_one_pass() -> None:
     made = sampling_memory(SHAPE, role, rows=4)
     assert made.weights == 2 * (3 * LAYER + TABLE) and made.loading == 0
     assert made.cache == 4 * 100 * 3 * 2 * 32 * 2
-    assert made.working == 4 * 100 * (2 * 64 + 3 * 160) * 2 + 3 * 4 * 4 * 1000
+    masks = 4 * 100 * 100 * 4 * 2  # tokens, slots, queries that share a key
+    assert made.working == masks + 4 * 100 * (2 * 64 + 3 * 160) * 2
+    many = sampling_memory(SHAPE, role.model_copy(update={"context": 200}), rows=1000)
+    moved = 1000 * 200 * 2 * 32 * 2  # a layer's keys and values are larger than what one pass computes
+    assert many.working == PASS_TOKENS * 200 * 4 * 2 + moved
+    cut = role.model_copy(update={"sampling": SamplingConfig(top_p=0.9), "context": 2})
+    assert sampling_memory(SHAPE, cut, rows=1000).working == 57 * 1000 * 1000, "the draw over the vocabulary"
     # An adapter is merged into float32 weights, which are then cast one by one.
     assert sampling_memory(SHAPE, role.model_copy(update={"lora": LoraConfig()}), 4).loading > 0
+
+
+@pytest.mark.parametrize("context", [40, 150])
+def test_keys_and_values_are_never_more_than_estimated(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows grow turn by turn until the context is full; then the estimate is reached."""
+    role = RoleConfig(model="tiny", context=context)
+    estimated = sampling_memory(SHAPES["tiny"], role, rows=3)
+    most, room = [0, 0], RowCache.room
+
+    def watched(self: RowCache, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before, made = self.nbytes, room(self, index, slots, like)
+        most[0] = max(most[0], self.nbytes)
+        if self.nbytes > before:  # the smaller place is there until its content has moved
+            most[1] = max(most[1], before + sum(states.nbytes for states in made))
+        return made
+
+    monkeypatch.setattr(RowCache, "room", watched)
+    policy = load_policy(role, resolve_model("tiny").path, None, threads=1)
+    monkeypatch.setattr(policy, "end_ids", frozenset())
+    session = policy.open([[5] * 10, [6] * 9, [7] * 8], range(3))
+    while short := [row for row in range(3) if session.length(row) < context]:
+        session.sample(short, SamplingConfig(max_new_tokens=7))
+    assert most[0] == session.cache_bytes == estimated.cache
+    assert most[1] <= estimated.cache + estimated.working
 
 
 @pytest.mark.parametrize(
