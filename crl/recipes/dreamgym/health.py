@@ -25,6 +25,8 @@ REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
 MOST_MALFORMED = 0.25
 """Above this share of malformed predictions many synthetic episodes are lost."""
 TRUTH = (*FLOORED, *map(UNSEEN.format, FLOORED), "seen_share", "epsilon_r", "epsilon_p", "gap_bound")
+FEWEST_ALIKE = 8
+"""Fewer synthetic episodes may be worth the same by chance."""
 SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
 
 
@@ -62,6 +64,12 @@ def health(ctx: StageContext) -> None:
         alarms["dream_malformed"] = (
             f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
             "nothing"
+        )
+    synthetic = of_stream[SYNTHETIC]
+    if len(synthetic) >= FEWEST_ALIKE and len({row.reward for row in synthetic if row.error is None}) <= 1:
+        alarms["success_synthetic"] = (
+            "every episode in the experience model is worth the same: the actor learns nothing there; "
+            "`ending_accuracy` says whether the model knows how a game ends"
         )
     for owner in sorted(ctx.recipe.trains):
         figures |= clip_figures(owner, ctx.figures(update_name(owner))) if owner != EXPERIENCE else {}

@@ -12,7 +12,7 @@ from crl.errors import BadInput
 from crl.recipes.dreamgym.config import ValidateConfig
 from crl.recipes.dreamgym.rows import PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.truth import alarms_of
-from crl.records import Metric
+from crl.records import Episode, Metric
 from crl.report.dreams import truth_rows
 from crl.report.summary import summarize
 from crl.run.directory import RunDirectory
@@ -81,6 +81,15 @@ def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_a
     assert "plan" not in run.complete_stages(1)
     alarms = {row["name"]: row["alarm"] for row in run.read(1, "validate", Metric).to_pylist()}
     assert [name.removeprefix("unseen_") for name, alarm in alarms.items() if alarm] == ["ending_accuracy"]
+
+
+def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path: Path) -> None:
+    free = {f"method__recipe__truth__{name}_floor": None for name in ("observation", "reward", "ending")}
+    run = played(tmp_path, 1, answer=never_ends, **free, **MOST_HELD_OUT)
+    synthetic = [row for row in run.rows(Episode, "collect", 1) if row.stream == "synthetic"]
+    assert len(synthetic) >= 8 and {row.reward for row in synthetic} == {0.0}
+    [summary] = [each for each in summarize(run.run.path) if each.round == 1]
+    assert [alarm for alarm in summary.alarms if "success_synthetic 0, every episode" in alarm]
 
 
 def test_a_floor_is_for_the_unseen_steps_where_they_have_a_figure() -> None:
