@@ -20,6 +20,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "sql.md").read_text(encoding="utf-8
 (SQL,) = (block for block in re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL) if "real_steps" in block)
 
 
+@pytest.mark.slow
 def test_a_run_in_an_experience_model_has_its_success_over_real_steps(tmp_path: Path) -> None:
     played = dreamgym_played.played(tmp_path, ROUNDS)
     steps, points = 0, []
