@@ -74,6 +74,11 @@ class RowCache:
             self._layers[index] = old = grown[0], grown[1]
         return old
 
+    def copy(self, source: int, target: int, slots: slice) -> None:
+        """Give a row what another holds in these slots."""
+        for states in (states for layer in self._layers for states in layer or ()):
+            states[target, :, slots] = states[source, :, slots]
+
     def clear(self) -> None:
         """Free everything."""
         self._layers = [None] * len(self._layers)

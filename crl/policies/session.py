@@ -1,7 +1,8 @@
 """Rows of one batch with their keys and values, sampled turn by turn (protocol `Session`).
 
-Every token is read once: what rows share at their start is read once for all that come into the batch together, and
-what is appended waits until its row is next sampled. A forward pass holds whatever each row under way has to read,
+Every token is read once: what rows share at their start is read once for all that come into the batch together, and a
+row that comes later takes over what it shares with those that are there, or were last. What is appended waits until its
+row is next sampled. A forward pass holds whatever each row under way has to read,
 without padding (`crl/policies/cache.py`): one row may read an observation while another reads the one token it drew.
 So rows need not be in the same turn, and a row that ends makes room for a waiting one. Log-probabilities are those of
 teacher forcing up to rounding.
@@ -65,6 +66,7 @@ class BatchSession:
                 next_step="Shorten the prompt (examples, experience) or raise the role's context.",
             )
         self._model, self._end_ids, self._context = model, end_ids, context
+        self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
         self._cache = RowCache(
@@ -72,6 +74,7 @@ class BatchSession:
         )
         self._free = list(range(self._cache.rows))
         self._place: dict[int, int] = {}  # cache row of each row that is in the batch
+        self._left: dict[int, list[int]] = {}  # what free cache rows still hold: the start of the row that left
         self._cached = dict.fromkeys(self._lengths, 0)  # tokens of each row that are in the cache
         self._pending = {row: list(prompt) for row, prompt in enumerate(prompts)}  # tokens that are not, in order
         self._turns: dict[int, Turn] = {}
@@ -142,9 +145,11 @@ class BatchSession:
     def drop(self, rows: Sequence[int]) -> None:
         """Free rows that are finished; they may not be used again."""
         for row in rows:
-            del self._lengths[row], self._pending[row], self._cached[row]
             if row in self._place:
-                self._free.append(self._place.pop(row))
+                place = self._place.pop(row)
+                self._free.append(place)
+                self._left[place] = self._prompts[row][: self._cached[row]]
+            del self._lengths[row], self._pending[row], self._cached[row]
         if not self._lengths:
             self._cache.clear()
 
@@ -173,7 +178,7 @@ class BatchSession:
             The rows in the order of the logits, and the logits after each row's last token, [B, V].
         """
         waiting = [
-            *_shared_at_start({row: self._pending[row] for row in rows if not self._cached[row]}),
+            *self._taken_over(_shared_at_start({row: self._pending[row] for row in rows if not self._cached[row]})),
             *(_Reading((row,), self._pending[row], row) for row in rows if self._cached[row]),
         ]
         self._pending |= {row: [] for row in rows}
@@ -185,22 +190,56 @@ class BatchSession:
             while waiting and room:
                 reading = waiting.pop()
                 if len(reading.ids) > room:
-                    waiting.append(replace(reading, ids=reading.ids[room:]))
-                    reading = _Reading(reading.rows, reading.ids[:room], None)
+                    waiting.append(replace(reading, ids=reading.ids[room:], skipped=0))
+                    reading = replace(reading, ids=reading.ids[:room], ends=None)
                 taken.append(reading)
                 room -= len(reading.ids)
             order += [reading.ends for reading in taken if reading.ends is not None]
             logits.append(self._forward(taken))
         return order, logits[0] if len(logits) == 1 else torch.cat(logits)
 
+    def _taken_over(self, readings: Sequence[_Reading]) -> list[_Reading]:
+        """Readings without what the cache holds: left in a row's own place, or copied from another one's."""
+        if not readings:
+            return []
+        there = {place: self._prompts[row][: self._cached[row]] for row, place in self._place.items()}
+        coming = dict.fromkeys(row for reading in readings for row in reading.rows)
+        own = {row: self._left.pop(self._place[row], []) for row in coming}
+        others = {place: ids for place, ids in (there | self._left).items() if ids}
+        if not others and not any(own.values()):
+            return list(readings)
+        # Most tokens of a row that are held: in its place, in another, and in which.
+        held: dict[int, tuple[int, int, int]] = {}
+        for row in own:
+            ids = self._pending[row]
+            length, place = max(((_same(ids, other), place) for place, other in others.items()), default=(0, -1))
+            held[row] = _same(ids, own[row]), length, place
+        kept, begun, passed = [], dict.fromkeys(own, 0), dict.fromkeys(own, 0)
+        for reading in readings:
+            start = begun[reading.rows[0]]
+            most = len(reading.ids) - (reading.ends is not None)  # the last id of a row must be read to sample
+            spared = min(most, *(max(held[row][:2]) - start for row in reading.rows))
+            spared = spared if spared >= _WORTH else 0
+            for row in reading.rows:
+                mine, _, place = held[row]
+                if mine < start + spared:
+                    self._cache.copy(place, self._place[row], slice(start, start + spared))
+                begun[row] += len(reading.ids)
+            skipped = passed[reading.rows[0]] + spared
+            left = reading.ids[spared:]
+            passed |= dict.fromkeys(reading.rows, 0 if left else skipped)
+            if left:
+                kept.append(replace(reading, ids=left, skipped=skipped))
+        return kept
+
     def _forward(self, readings: Sequence[_Reading]) -> torch.Tensor:
         """One pass; the logits [B, V] after each row that ends in it."""
         device, pieces = self._model.device, []
         for reading in readings:
             places = tuple(self._place[row] for row in reading.rows)
-            pieces.append(Piece(places, self._cached[reading.rows[0]], len(reading.ids)))
+            pieces.append(Piece(places, self._cached[reading.rows[0]] + reading.skipped, len(reading.ids)))
             for row in reading.rows:
-                self._cached[row] += len(reading.ids)
+                self._cached[row] += reading.skipped + len(reading.ids)
         current = Pass(self._cache, pieces, device)
         last = np.cumsum([len(reading.ids) for reading in readings]) - 1
         ends = last[[reading.ends is not None for reading in readings]]
@@ -237,11 +276,18 @@ class BatchSession:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Ids to read into rows that hold the same so far; `ends` names the row whose last id is among them."""
+    """Ids to read into rows that hold the same so far; `ends` names the row whose last id is among them. `skipped`: how
+    many ids before them are in the cache and not yet counted."""
 
     rows: tuple[int, ...]
     ids: list[int]
     ends: int | None
+    skipped: int = 0
+
+
+def _same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _shared_at_start(prompts: Mapping[int, list[int]]) -> list[_Reading]:
@@ -255,8 +301,7 @@ def _shared_at_start(prompts: Mapping[int, list[int]]) -> list[_Reading]:
             continue
         lowest, highest = min(prompts[row] for row in rows), max(prompts[row] for row in rows)
         # What these two share, all share. The last id of a row is never shared: it must be read to sample.
-        same = next((i for i, (a, b) in enumerate(zip(lowest, highest, strict=False)) if a != b), len(lowest))
-        same = min(same, min(len(prompts[row]) for row in rows) - 1)
+        same = min(_same(lowest, highest), min(len(prompts[row]) for row in rows) - 1)
         if (len(rows) - 1) * (same - start) >= _WORTH:
             readings.append(_Reading(tuple(rows), prompts[rows[0]][start:same], None))
             start = same

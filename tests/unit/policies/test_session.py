@@ -113,6 +113,39 @@ def test_the_limit_of_a_batch_changes_no_token(policy):
     assert played[0] == played[1] == played[2]
 
 
+def _read_under(policy, prompts, limit):
+    """Ids, log-probabilities, and how many tokens were read: rows come as places become free, play and leave."""
+    session, read = policy.open(prompts, range(len(prompts)), limit), []
+    session.begin(range(len(prompts)), SamplingConfig(max_new_tokens=4))
+    ids, logprobs = [[*prompt] for prompt in prompts], [[np.nan] * len(prompt) for prompt in prompts]
+    hook = policy.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        while found := session.advance():
+            for row, sampled in found.items():
+                ids[row] += sampled.token_ids
+                logprobs[row] += sampled.logprobs
+            session.drop(list(found))
+    finally:
+        hook.remove()
+    return ids, logprobs, sum(read)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_what_rows_share_is_read_once_also_where_they_come_one_after_the_other(policy, limit):
+    rng = np.random.default_rng(15)
+    rules, tasks = rng.integers(5, VOCABULARY, 60).tolist(), [rng.integers(5, VOCABULARY, 40).tolist() for _ in "ab"]
+    prompts = [rules + tasks[row // 4] + [9] * (row % 3) + [10 + row] for row in range(8)]
+    whole, _, once = _read_under(policy, prompts, None)
+    ids, logprobs, read = _read_under(policy, prompts, limit)
+    assert ids == whole
+    assert _largest_difference(policy, ids, logprobs, 1.0) < 1e-4
+    drawn = sum(len(row) for row in ids) - sum(map(len, prompts))
+    assert once <= len(rules) + 2 * len(tasks[0]) + drawn + 8 * 3
+    assert read <= once + 8 * 16, "what is too short to be worth a copy is read again"
+
+
 def test_rows_without_a_turn_keep_their_place(policy):
     """A row whose environment steps holds its place: those that wait for it are sampled once it is dropped."""
     session = policy.open([[9, 10, 11], [9, 10, 12]], range(2), 1)
