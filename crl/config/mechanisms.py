@@ -42,7 +42,7 @@ class RolloutConfig(Model):
         ge=0,
         le=1024,
         description="For slow environments: times that turns of other episodes end before one whose environment is "
-        "stepping takes part again. 0: sampling waits for every step, as the engines vllm and openai do in any case.",
+        "stepping takes part again. 0: sampling waits for every step; a server (vllm, openai) goes on meanwhile.",
         exclude_if=lambda value: not value,
     )
     action_format: Literal["tag", "word"] = Field(

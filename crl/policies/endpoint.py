@@ -6,7 +6,8 @@ points (`endpoint_chat.py`). A seed is sent along; whether the same one gives th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,30 +85,21 @@ class EndpointSession(SentWhole):
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
     ) -> None:
-        self._client, self._model, self._limit = client, model, limit
-        self._context = context
-        super().__init__(prompts)
+        self._model, self._limit, self._context = model, limit, context
+        super().__init__(client, prompts)
         self._seeds = [np.random.SeedSequence(seed) for seed in seeds]
         self._turns = [0] * len(seeds)
 
-    def sample(
-        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
-    ) -> dict[int, Sampled]:
-        """One answer in each row given. Raises EngineDied where the endpoint does not answer, BadInput where it
-        refuses, PromptTooLong where a row is as long as the context."""
+    def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
         assert answers is None, "refused in the config"
-        for row in rows:
-            if self.length(row) >= self._context:
-                raise PromptTooLong(
-                    f"row {row} has {self.length(row)} characters",
-                    expected=f"fewer than {self._context}, the context of the role",
-                    where="a running session",
-                    next_step="raise the role's context: behind an endpoint it counts characters",
-                )
-        found = dict(zip(rows, self._client.all(lambda row: self._answer(row, sampling), rows), strict=True))
-        for row, sampled in found.items():
-            self._ids[row] += sampled.token_ids
-        return found
+        if self.length(row) >= self._context:
+            raise PromptTooLong(
+                f"row {row} has {self.length(row)} characters",
+                expected=f"fewer than {self._context}, the context of the role",
+                where="a running session",
+                next_step="raise the role's context: behind an endpoint it counts characters",
+            )
+        return functools.partial(self._answer, row, sampling)
 
     def _answer(self, row: int, sampling: SamplingConfig) -> Sampled:
         seed = np.random.SeedSequence(self._seeds[row].entropy, spawn_key=(self._turns[row],))

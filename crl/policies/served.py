@@ -1,4 +1,4 @@
-"""Rows of one batch that a vLLM server samples (protocol `Session`): token ids in, token ids out.
+"""Rows of one batch that a server samples (protocol `Session`); of a vLLM server: token ids in, token ids out.
 
 A row is sent whole with every turn; the server's prefix cache, salted with the digest of the weights, keeps what it has
 read. Each request has a seed of its own, from the row's seed and the number of draws before it, so what is drawn does
@@ -8,7 +8,9 @@ not depend on other rows. Log-probabilities are those of the temperature-scaled 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,70 @@ from crl.config import SamplingConfig
 from crl.errors import EngineDied, PromptTooLong
 from crl.policies.serving import Client
 from crl.policies.turn import Turn
-from crl.protocols import Answers, Sampled, StopReason, WholeTurns
+from crl.protocols import Answers, Sampled, StopReason
 
 GENERATE = "/inference/v1/generate"
 
 
-class SentWhole(WholeTurns):
-    """Rows that are kept here and sent whole with every turn. Rows are named by their index at opening."""
+class SentWhole:
+    """Rows that are kept here and sent whole with every turn. Rows are named by their index at opening.
 
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+    Turns end in the order in which the server answers: while the environment of one row steps, others are sampled.
+    """
+
+    def __init__(self, client: Client, prompts: Sequence[Sequence[int]]) -> None:
+        self._client = client
         self._ids = {row: list(prompt) for row, prompt in enumerate(prompts)}
+        self._begun: dict[Future[Sampled], int] = {}
+
+    def begin(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> None:
+        """Send a turn of each row given, all at once; with `answers` one of the row's own.
+
+        Raises PromptTooLong where a row has no room for an answer; nothing is sent then.
+        """
+        turns = {row: self._turn(row, sampling, None if answers is None else answers[row]) for row in rows}
+        self._begun |= {self._client.begin(turn): row for row, turn in turns.items()}
+
+    def advance(self) -> dict[int, Sampled]:
+        """Wait until a turn ends: the turns that have, by row. Empty where none is under way.
+
+        Raises EngineDied where the server is gone, hangs, or gives no answer; BadInput where it refuses. Then no other
+        turn is under way either.
+        """
+        found = {}
+        try:
+            ended, _ = wait(self._begun, return_when=FIRST_COMPLETED)
+            for future in sorted(ended, key=self._begun.__getitem__):
+                found[self._begun.pop(future)] = future.result()
+        except BaseException as error:
+            self._client.give_up(self._begun)
+            self._begun.clear()
+            if isinstance(error, EngineDied):
+                raise self._failed(error) from None
+            raise
+        for row, sampled in found.items():
+            self._ids[row] += sampled.token_ids
+        return found
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> dict[int, Sampled]:
+        """One whole turn in each row given. Raises as :meth:`begin` and :meth:`advance`."""
+        self.begin(rows, sampling, answers)
+        found: dict[int, Sampled] = {}
+        while ended := self.advance():
+            found |= ended
+        return found
+
+    def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
+        """What samples one turn, in a thread of the client."""
+        raise NotImplementedError("a session says how a turn is sampled")
+
+    def _failed(self, error: EngineDied) -> EngineDied:
+        """The error that is raised in place of one of the server."""
+        return error
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample to the rows given."""
@@ -69,36 +125,22 @@ class ServedSession(SentWhole):
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        self._client, self._weights, self._end_ids, self._context = client, weights, end_ids, context
-        super().__init__(prompts)
+        self._weights, self._end_ids, self._context = weights, end_ids, context
+        super().__init__(client, prompts)
         self._streams = [np.random.SeedSequence(seed) for seed in seeds]
         self._draws = [0] * len(seeds)
-        self._failed = failed
+        self._told = failed
         for row in self._ids:
             self._room(row, "the batch")
 
-    def sample(
-        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
-    ) -> dict[int, Sampled]:
-        """Sample one turn in each row given, all rows at once; with `answers` one of the row's own.
+    def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
+        room = min(sampling.max_new_tokens, self._room(row, "a running session"))
+        if answers is None:
+            return functools.partial(self._free, row, room, sampling.temperature)
+        return functools.partial(self._among, row, Turn(room, answers), sampling.temperature)
 
-        Raises EngineDied where the server is gone, hangs, or answers with other weights; PromptTooLong where a row has
-        no room for a token.
-        """
-        rooms = {row: min(sampling.max_new_tokens, self._room(row, "a running session")) for row in rows}
-
-        def turn(row: int) -> Sampled:
-            if answers is None:
-                return self._free(row, rooms[row], sampling.temperature)
-            return self._among(row, Turn(rooms[row], answers[row]), sampling.temperature)
-
-        try:
-            sampled = dict(zip(rows, self._client.all(turn, rows), strict=True))
-        except EngineDied as error:
-            raise self._failed(error) from None
-        for row, found in sampled.items():
-            self._ids[row] += found.token_ids
-        return sampled
+    def _failed(self, error: EngineDied) -> EngineDied:
+        return self._told(error)
 
     def _room(self, row: int, where: str) -> int:
         room = self._context - len(self._ids[row])

@@ -5,10 +5,11 @@ A key is sent in a header and named nowhere else. A redirect is not followed: it
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import httpx
@@ -66,6 +67,7 @@ class Client:
         self._key = key_of(server)
         # vLLM's server closes a connection that was idle for 5 seconds, which is as long as httpx keeps one: a
         # request that is sent on it at that moment is lost, and a server that is well would be taken for dead.
+        self._pool = ThreadPoolExecutor(server.requests, thread_name_prefix="requests")
         limits = httpx.Limits(max_connections=server.requests, keepalive_expiry=1.0)
         self._http = httpx.Client(
             transport=None if socket is None else httpx.HTTPTransport(uds=socket, limits=limits),
@@ -75,7 +77,8 @@ class Client:
         )
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close its connections. What was begun and has not ended fails."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 
     def get(self, path: str, **options: Any) -> Any:
@@ -96,18 +99,25 @@ class Client:
         except httpx.HTTPError:
             return False
 
+    def begin(self, work: Callable[[], R]) -> Future[R]:
+        """Begin `work`, or let it wait where as much is under way as the server takes."""
+        return self._pool.submit(work)
+
+    def give_up(self, begun: Iterable[Future[Any]]) -> None:
+        """Returns when nothing of this is under way any more; what waits is not begun."""
+        wait([each for each in begun if not each.cancel()])
+
     def all(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`work` of every item, as many at a time as the server takes; results in their order.
 
         Raises what the first item raised that failed; what has not begun by then is not begun.
         """
-        with ThreadPoolExecutor(self._server.requests, thread_name_prefix="requests") as pool:
-            waiting = [pool.submit(work, item) for item in items]
-            try:
-                return [each.result() for each in waiting]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        waiting = [self.begin(functools.partial(work, item)) for item in items]
+        try:
+            return [each.result() for each in waiting]
+        except BaseException:
+            self.give_up(waiting)
+            raise
 
     def _send(self, method: str, path: str, options: dict[str, Any]) -> Any:
         for left in reversed(range(self._tries)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
-from crl.protocols import StopReason
+from crl.protocols import Sampled, StopReason
 from tests.fake_vllm import FakeVllm, serving
 
 END = frozenset({4})
@@ -90,6 +91,38 @@ def test_answers_of_its_own_take_a_request_for_each_id_that_leaves_a_choice(fake
     allowed = [body["sampling_params"]["allowed_token_ids"] for body in fake.asked(GENERATE)]
     assert set(map(tuple, allowed)) == {(10, 20), (21, 22)}
     assert all(body["sampling_params"]["max_tokens"] == 1 for body in fake.asked(GENERATE))
+
+
+def test_a_row_that_is_answered_late_holds_up_no_other(fake: FakeVllm) -> None:
+    """Row 0's answer comes after row 1 has had three turns; what is drawn is that of rows in step."""
+    in_step = session(fake)
+    expected = {0: in_step.sample([0], SAMPLING)[0], 1: [in_step.sample([1], SAMPLING)[1] for _ in range(3)]}
+    other_played = threading.Event()
+
+    def late(body: Any) -> None:
+        assert body["token_ids"] != [7, 8] or other_played.wait(60)
+
+    fake.faults[GENERATE] = late
+    rows = session(fake)
+    turns: list[Sampled] = []
+    rows.begin([0, 1], SAMPLING)
+    while len(turns) < 3:
+        found = rows.advance()
+        assert list(found) == [1], "row 0 is still waiting"
+        turns.append(found[1])
+        if len(turns) < 3:
+            rows.begin([1], SAMPLING)
+    other_played.set()
+    assert {0: rows.advance()[0], 1: turns} == expected and rows.advance() == {}
+
+
+def test_where_one_answer_fails_none_is_under_way_any_more(fake: FakeVllm) -> None:
+    fake.faults[GENERATE] = lambda body: (500, {"error": "out of memory"}) if body["token_ids"] == [9] else None
+    rows = session(fake, requests=1)
+    rows.begin([1, 0], SAMPLING)
+    with pytest.raises(EngineDied, match="out of memory"):
+        rows.advance()
+    assert rows.advance() == {} and rows.length(0) == 2
 
 
 def test_a_row_without_room_is_named(fake: FakeVllm) -> None:
