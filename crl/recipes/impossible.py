@@ -32,12 +32,6 @@ def unread_settings(method: Method, *, reward: str, bank: bool = False) -> Itera
             yield refused(f"method.families.{index}.bank.partition", "each family reads its own entries", "family")
 
 
-def mixed_waves(method: Method) -> Iterator[BadInput]:
-    """Waves of several families, in a recipe whose waves are of one."""
-    if method.rollout.mixed_waves:
-        yield refused("method.rollout.mixed_waves", "waves are of one task family in this recipe", "false")
-
-
 def whole_reference(method: Method, objective: ClippedObjective, owners: Iterable[str]) -> Iterator[BadInput]:
     """A penalty for leaving the base model beside ZeRO-3, for the weights that the objective trains."""
     for owner in owners:

@@ -16,6 +16,8 @@ class MixedEnvironment:
     """
 
     steps_together = True
+    spans_families = True
+    """A wave of several task families may be played in it."""
 
     def __init__(self, families: Sequence[str], environment_of: Callable[[str], Environment]) -> None:
         """`families` is the family of each slot of the wave."""

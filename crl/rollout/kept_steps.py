@@ -38,6 +38,11 @@ class KeptSteps:
         self._kept: dict[int, list[_Answered]] = {}
         self._played: list[list[_Answered]] = []
 
+    @property
+    def spans_families(self) -> bool:
+        """Whether a wave of several task families may be played in it."""
+        return getattr(self._environment, "spans_families", False)
+
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per seed, the kept ones too: an action may yet differ from the one that was answered."""
         lines = {line.get("episode"): line.get("steps") for line in self._file.read()}

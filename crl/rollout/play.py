@@ -27,7 +27,7 @@ from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, T
 from crl.rollout.actions import parse_action
 from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
-from crl.rollout.environments import MixedEnvironment, broke, step_or_error
+from crl.rollout.environments import broke, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
 from crl.rollout.prompts import following_text, opened
 from crl.rollout.readable import Readable
@@ -119,7 +119,7 @@ def play_wave(
     """
     if not slots:
         return []
-    if len({slot.task.family for slot in slots}) > 1 and not isinstance(environment, MixedEnvironment):
+    if len({slot.task.family for slot in slots}) > 1 and not getattr(environment, "spans_families", False):
         raise ValueError("a wave of several task families needs an environment of them all")
     environment = Readable(environment, method.rollout.longest_observation)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])

@@ -1,6 +1,8 @@
 """Stage `collect`: the tasks of a round, in the experience model or in the real environment, and their transitions.
 
-Parts are waves of whole groups of one family and of one kind, the synthetic ones first. The same code plays both.
+Parts are waves of whole groups of one kind, the synthetic ones first. The same code plays both. With
+`rollout.mixed_waves` a synthetic wave may hold several families, whose steps are predicted as one batch; a real one is
+of one family.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, PoolItem, Prediction, Tra
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.recipes.dreamgym.watching import Watched
-from crl.recipes.waves import play, sampling_of
+from crl.recipes.waves import environment_of, play, sampling_of, together
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
@@ -28,11 +30,8 @@ COLLECT, PLAN = "collect", "plan"
 def waves(ctx: StageContext) -> list[list[Task]]:
     """The tasks of the round in waves, the synthetic ones first."""
     tasks, width = ctx.rows(Task, PLAN), ctx.method.rollout.wave_groups
-    return [
-        wave
-        for stream in (SYNTHETIC, REAL)
-        for wave in waves_of([task for task in tasks if task.stream == stream], width)
-    ]
+    synthetic, real = ([task for task in tasks if task.stream == stream] for stream in (SYNTHETIC, REAL))
+    return [*waves_of(synthetic, width, together(ctx.method)), *waves_of(real, width)]
 
 
 def count_parts(ctx: StageContext) -> int:
@@ -63,8 +62,8 @@ def collect_part(ctx: StageContext, part: int) -> None:
 
 def dream_of(ctx: StageContext, tasks: Sequence[Task]) -> DreamEnvironment:
     """The experience model as the environment of a wave."""
-    config, family = config_of(ctx.method), tasks[0].family
-    starts = Readable(ctx.environment(family), ctx.method.rollout.longest_observation).reset_many(
+    config, families = config_of(ctx.method), [task.family for task in tasks]
+    starts = Readable(environment_of(ctx, families), ctx.method.rollout.longest_observation).reset_many(
         [task.environment_seed for task in tasks]
     )
     store = Store(ctx, config.store)
@@ -73,7 +72,7 @@ def dream_of(ctx: StageContext, tasks: Sequence[Task]) -> DreamEnvironment:
         tasks,
         starts,
         neighbors=store.nearest,
-        rules=rules_of(ctx, family),
+        rules={family: rules_of(ctx, family) for family in dict.fromkeys(families)},
         history=config.predict.history,
         round_number=ctx.round,
     )

@@ -12,7 +12,7 @@ from pydantic import Field
 from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
-from crl.recipes.impossible import mixed_waves, refused, unread_settings, whole_reference
+from crl.recipes.impossible import refused, unread_settings, whole_reference
 
 ACTOR, EXPERIENCE, TEACHER = "actor", "experience", "teacher"
 PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
@@ -209,7 +209,6 @@ class DreamGymConfig(RecipeConfig):
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from unread_settings(method, reward="the model predicts what the task pays")
-        yield from mixed_waves(method)
         if method.rollout.environment_lag:
             yield refused("method.rollout.environment_lag", "the environment is a model that samples beside", "0")
         fewest = next(count for count in itertools.count(2) if self.held_out(count) < count)

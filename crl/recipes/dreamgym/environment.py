@@ -56,6 +56,7 @@ class DreamEnvironment:
 
     steps_together = True
     """All slots are predicted as one batch."""
+    spans_families = True
 
     def __init__(
         self,
@@ -64,12 +65,12 @@ class DreamEnvironment:
         starts: Sequence[Start],
         *,
         neighbors: Neighbors,
-        rules: Rules,
+        rules: Mapping[str, Rules],
         history: int,
         round_number: int,
     ) -> None:
         """`starts` are those of the real environment, which gives the first actions; goal and first observation are
-        the task's. `history` is the number of earlier turns that the model is shown."""
+        the task's. `rules` are by task family. `history` is the number of earlier turns that the model is shown."""
         self._model, self._tasks, self._starts = model, list(tasks), list(starts)
         self._neighbors, self._rules, self._history = neighbors, rules, history
         self._round = round_number
@@ -133,7 +134,7 @@ class DreamEnvironment:
 
     def _refused(self, state: _Slot, named: Sequence[str]) -> Step:
         state.shown.append((state.observation, ""))
-        over = state.done = state.turn >= self._rules.turns
+        over = state.done = state.turn >= self._rules[state.task.family].turns
         possible = f" Possible: {', '.join(named)}." if named else ""
         return Step(
             state.observation,
@@ -160,9 +161,8 @@ class DreamEnvironment:
     def _asked(self, state: _Slot, action: str, named: tuple[str, ...]) -> Asked:
         task = state.task
         situation = Situation(task.goal, history_of(state.shown, self._history), state.observation, action, state.turn)
-        return Asked(
-            f"{task.episode_id}-{state.turn}", task.family, task.episode_id, situation, named, [], self._rules.rewards
-        )
+        rewards = self._rules[task.family].rewards
+        return Asked(f"{task.episode_id}-{state.turn}", task.family, task.episode_id, situation, named, [], rewards)
 
     def _step(self, state: _Slot, answered: Answered) -> Step:
         predicted, action = answered.predicted, answered.asked.situation.action
@@ -172,7 +172,7 @@ class DreamEnvironment:
         self.transitions.append(self._row(state, answered, predicted))
         state.shown.append((state.observation, action))
         outcome, reward = predicted.outcome, predicted.reward
-        if outcome == CONTINUES and state.turn >= self._rules.turns:
+        if outcome == CONTINUES and state.turn >= self._rules[state.task.family].turns:
             outcome, reward = TURN_LIMIT, 0.0
         state.done = outcome != CONTINUES
         state.observation = predicted.observation

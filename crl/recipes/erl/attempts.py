@@ -16,7 +16,7 @@ from crl.learn.credit import usable
 from crl.recipes.context import StageContext
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import SECOND, Reflection
-from crl.recipes.waves import play_with_actor, write_played
+from crl.recipes.waves import play_with_actor, together, write_played
 from crl.recipes.weights import weights_of
 from crl.records import Episode, StrippedContext, Task
 from crl.rollout.play import EpisodeSlot, waves_of
@@ -53,8 +53,8 @@ class Pending(NamedTuple):
 
 
 def waves(ctx: StageContext) -> list[list[Task]]:
-    """The tasks of the round in waves of whole groups of one family."""
-    return waves_of(ctx.rows(Task, PLAN), ctx.method.rollout.wave_groups)
+    """The tasks of the round in waves of whole groups, of one family or of those that share waves."""
+    return waves_of(ctx.rows(Task, PLAN), ctx.method.rollout.wave_groups, together(ctx.method))
 
 
 def count_parts(ctx: StageContext) -> int:

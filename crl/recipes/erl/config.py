@@ -19,7 +19,7 @@ from crl.config import (
     RoundOutputs,
 )
 from crl.errors import BadInput
-from crl.recipes.impossible import mixed_waves, refused, unread_settings, whole_reference
+from crl.recipes.impossible import refused, unread_settings, whole_reference
 
 ACTOR, REFLECTOR = "actor", "reflector"
 REFLECT = "reflect"
@@ -152,7 +152,6 @@ class ErlConfig(RecipeConfig):
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from unread_settings(method, reward="attempts are compared by what the task pays", bank=True)
-        yield from mixed_waves(method)
         if self.reflect is None and self.memory is not None:
             yield refused(
                 "method.recipe.memory",

@@ -18,6 +18,7 @@ from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
 from crl.recipes.erl.memory import retrieved, texts_of
 from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
+from crl.recipes.waves import environment_of
 from crl.recipes.weights import weights_of
 from crl.records import Generation, Retrieval, Turn
 from crl.rollout.actions import actions_text
@@ -117,16 +118,17 @@ def _attempts(ctx: StageContext, again: Sequence[Pending], revision: int) -> lis
 
 def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
     """The system text of the actor's prompt, filled as it was for each task."""
-    template = ctx.method.prompts_of(again[0].task.family)[ACTOR].system
+    families = [each.task.family for each in again]
+    templates = [ctx.method.prompts_of(family)[ACTOR].system for family in families]
     actions = [""] * len(again)
-    if "actions" in placeholders(template):
-        # Only the environment knows what could be done at the start; a wave is of one family.
-        longest = ctx.method.rollout.longest_observation
-        environment = Readable(ctx.environment(again[0].task.family), longest)
+    if any("actions" in placeholders(template) for template in set(templates)):
+        # Only the environment knows what could be done at the start.
+        environment = Readable(environment_of(ctx, families), ctx.method.rollout.longest_observation)
         starts = environment.reset_many([each.task.environment_seed for each in again])
         actions = [actions_text(start.actions, takes_tools=False) for start in starts]
     return [
-        fill(template, {"goal": each.task.goal, "actions": text}) for each, text in zip(again, actions, strict=True)
+        fill(template, {"goal": each.task.goal, "actions": text})
+        for each, template, text in zip(again, templates, actions, strict=True)
     ]
 
 

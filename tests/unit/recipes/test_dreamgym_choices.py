@@ -148,6 +148,22 @@ def test_a_teacher_explains_each_transition_once(tmp_path: Path) -> None:
     assert not any("because" in text for text in run.services.read("actor"))
 
 
+def test_waves_of_two_families_in_the_model_are_predicted_as_one_batch_and_as_waves_of_one(tmp_path: Path) -> None:
+    family = experiment().method.families[0].model_dump(mode="json")
+    shorter = {**family["environment"], "max_turns": 2}
+    families = [{**family, "name": "lake"}, {**family, "name": "pond", "environment": shorter}]
+    apart, mixed = (
+        played(tmp_path / str(mix), 1, method__families=families, method__rollout__mixed_waves=mix)
+        for mix in (False, True)
+    )
+    for row_type in (Episode, Turn, Transition, Prediction, Generation):
+        found = [sorted(map(repr, run.rows(row_type, "collect", 1))) for run in (apart, mixed)]
+        assert found[0] and found[0] == found[1], row_type
+    synthetic = [row for row in mixed.rows(Episode, "collect", 1) if row.stream == "synthetic"]
+    most = {name: max(row.turns for row in synthetic if row.family == name) for name in ("lake", "pond")}
+    assert most == {"lake": 3, "pond": 2}, "each is as long as its family allows"
+
+
 def test_an_episode_of_the_model_is_no_longer_than_a_real_one(tmp_path: Path) -> None:
     def still(read: str, generator: np.random.Generator) -> str:
         if read.startswith("Vary."):
@@ -173,7 +189,6 @@ def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> N
     ("key", "value", "where"),
     [
         ("method__rollout__environment_lag", 1, "environment_lag"),
-        ("method__rollout__mixed_waves", True, "mixed_waves"),
         ("method__recipe__mix", 0.2, "0.2 of any task family's groups is none"),
         ("method__recipe__curriculum__share", 0.2, r"0.2 of the \d synthetic groups of a task family is none"),
         ("method__roles__experience", {"weights": "actor"}, "experience.weights"),

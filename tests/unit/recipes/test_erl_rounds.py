@@ -17,6 +17,7 @@ from crl.recipes.audit import problems_of
 from crl.recipes.erl.figures import attempt_figures
 from crl.recipes.erl.ready import check_ready
 from crl.recipes.erl.rows import Reflection
+from crl.recipes.waves import together
 from crl.records import (
     BankChange,
     BankEvent,
@@ -28,9 +29,11 @@ from crl.records import (
     Retrieval,
     Sample,
     StrippedContext,
+    Task,
     Turn,
 )
 from crl.report.why import why
+from crl.rollout.play import waves_of
 from crl.run.directory import RunDirectory
 from crl.run.verify import record_of
 from tests.marks import sampled
@@ -338,6 +341,21 @@ def test_of_two_families_last_shows_the_newest_of_both_and_recency_that_of_ones_
     assert shown == (newest if order == "recency" else dict.fromkeys(newest, entries[-1]["entry_id"]))
 
 
+def test_waves_of_two_families_play_and_reflect_what_waves_of_one_do(tmp_path: Path) -> None:
+    family = experiment().method.families[0].model_dump(mode="json")
+    own = {"actor": {**PROMPT, "system": "Go. {actions}"}}
+    families = [{**family, "name": "lake"}, {**family, "name": "pond", "prompts": own}]
+    apart, mixed = (
+        played(tmp_path / str(mix), 1, method__families=families, method__rollout__mixed_waves=mix)
+        for mix in (False, True)
+    )
+    waves = [waves_of(run.rows(Task, "plan", 1), 64, together(run.method)) for run in (apart, mixed)]
+    assert [len(each) for each in waves] == [2, 1]
+    for stage, row_type in (("collect", Turn), ("reflect", Reflection), ("retry", Turn), ("retry", Generation)):
+        found = [sorted(map(repr, run.rows(row_type, stage, 1))) for run in (apart, mixed)]
+        assert found[0] and found[0] == found[1], (stage, row_type)
+
+
 def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) -> None:
     own = {"actor": {**PROMPT, "system": "win, always"}}
     family = {"group_size": 3, "prompts": own, "sampling": {"temperature": 0.5}}
@@ -350,7 +368,6 @@ def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("key", "value", "where"),
     [
-        ("method.rollout.mixed_waves", True, "method.rollout.mixed_waves"),
         ("method.rollout.search_and_ask", {}, "method.rollout.search_and_ask"),
         ("method.recipe.reflect", None, "method.recipe.memory"),
         ("method.families.0.reward", {"success": 1, "failure": -1}, "method.families.0.reward"),
