@@ -16,7 +16,7 @@ from crl.records import Episode, Metric
 from crl.report.dreams import truth_rows
 from crl.report.summary import summarize
 from crl.run.directory import RunDirectory
-from tests.unit.recipes.dreamgym_played import dream, played
+from tests.unit.recipes.dreamgym_played import cells_of, dream, played
 from tests.unit.recipes.played import Played
 
 MOST_HELD_OUT: dict[str, Any] = {
@@ -85,7 +85,14 @@ def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_a
 
 def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path: Path) -> None:
     free = {f"method__recipe__truth__{name}_floor": None for name in ("observation", "reward", "ending")}
-    run = played(tmp_path, 1, answer=never_ends, **free, **MOST_HELD_OUT)
+
+    def stays(read: str, generator: np.random.Generator) -> str:
+        """The goal is never reached: a step toward it changes nothing."""
+        said = dream(read, generator)
+        here = cells_of(read)[1]
+        return f"Reasoning: so\nObservation:\n{here}\nOutcome: continues" if "Outcome: success" in said else said
+
+    run = played(tmp_path, 1, answer=stays, **free, **MOST_HELD_OUT)
     synthetic = [row for row in run.rows(Episode, "collect", 1) if row.stream == "synthetic"]
     assert len(synthetic) >= 8 and {row.reward for row in synthetic} == {0.0}
     [summary] = [each for each in summarize(run.run.path) if each.round == 1]

@@ -31,7 +31,7 @@ from crl.records import (
     StrippedContext,
     Task,
     Turn,
-)
+)  # fmt: skip
 from crl.report.why import why
 from crl.rollout.play import waves_of
 from crl.run.directory import RunDirectory
@@ -345,14 +345,13 @@ def test_waves_of_two_families_play_and_reflect_what_waves_of_one_do(tmp_path: P
     family = experiment().method.families[0].model_dump(mode="json")
     own = {"actor": {**PROMPT, "system": "Go. {actions}"}}
     families = [{**family, "name": "lake"}, {**family, "name": "pond", "prompts": own}]
-    apart, mixed = (
+    runs = [
         played(tmp_path / str(mix), 1, method__families=families, method__rollout__mixed_waves=mix)
         for mix in (False, True)
-    )
-    waves = [waves_of(run.rows(Task, "plan", 1), 64, together(run.method)) for run in (apart, mixed)]
-    assert [len(each) for each in waves] == [2, 1]
+    ]
+    assert [len(waves_of(run.rows(Task, "plan", 1), 64, together(run.method))) for run in runs] == [2, 1]
     for stage, row_type in (("collect", Turn), ("reflect", Reflection), ("retry", Turn), ("retry", Generation)):
-        found = [sorted(map(repr, run.rows(row_type, stage, 1))) for run in (apart, mixed)]
+        found = [sorted(map(repr, run.rows(row_type, stage, 1))) for run in runs]
         assert found[0] and found[0] == found[1], (stage, row_type)
 
 
