@@ -159,10 +159,7 @@ class Instructive(Protocol):
 
 @runtime_checkable
 class Teacher(Instructive, Protocol):
-    """What an environment may also be: one that shows how its work is done, in games whose rules no task has.
-
-    A warm start asks it (`warm_start.demonstrations: practice`); nothing else does.
-    """
+    """What an environment may also be: one that shows its work where rules are of no task. A warm start asks it."""
 
     def practice(self) -> TeachingEnvironment:
         """The same game under rules that no task has."""
@@ -204,16 +201,14 @@ class Session(Protocol):
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> None:
         """Begin a turn in each row given. What is drawn follows from the row's own seed and what it drew before, never
-        from the rows beside it.
-
-        With `answers` a row gives one of its own, from the model's distribution renormalized over them.
+        from the rows beside it. With `answers`: one of the row's own, from the distribution renormalized over them.
         """
 
     def advance(self) -> dict[int, Sampled]:
         """Sample until a turn ends; the turns that have, by row. Their ids have joined the rows.
 
-        Which turns are returned together follows from what was drawn, never from time. Empty where none is under way,
-        and where all that are wait for a place that a row without a turn holds.
+        Nothing recorded may depend on which are returned together: behind a server that follows from time. Empty where
+        none is under way, and where all that are wait for a place that a row without a turn holds.
         """
 
     def drop(self, rows: Sequence[int]) -> None:
@@ -221,6 +216,9 @@ class Session(Protocol):
 
     def length(self, row: int) -> int:
         """Tokens of a row so far."""
+
+    def close(self) -> None:
+        """Give up what is under way. The session is not used again."""
 
 
 class WholeTurns:
@@ -246,6 +244,9 @@ class WholeTurns:
         """The turns that were begun, all of them."""
         begun, self._begun = self._begun, None
         return self.sample(*begun) if begun is not None and begun[0] else {}
+
+    def close(self) -> None:
+        """Nothing is under way between two calls."""
 
 
 class Chat(Protocol):

@@ -57,14 +57,18 @@ class SentWhole:
             for future in sorted(ended, key=self._begun.__getitem__):
                 found[self._begun.pop(future)] = future.result()
         except BaseException as error:
-            self._client.give_up(self._begun)
-            self._begun.clear()
+            self.close()
             if isinstance(error, EngineDied):
                 raise self._failed(error) from None
             raise
         for row, sampled in found.items():
             self._ids[row] += sampled.token_ids
         return found
+
+    def close(self) -> None:
+        """Give up what is under way: returns when the server is asked nothing any more for these rows."""
+        self._client.give_up(self._begun)
+        self._begun.clear()
 
     def sample(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None

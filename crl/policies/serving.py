@@ -65,9 +65,9 @@ class Client:
         self.name, self.address = name, address.rstrip("/")
         self._server, self._tries = server, tries
         self._key = key_of(server)
+        self._pool = ThreadPoolExecutor(server.requests, thread_name_prefix="requests")
         # vLLM's server closes a connection that was idle for 5 seconds, which is as long as httpx keeps one: a
         # request that is sent on it at that moment is lost, and a server that is well would be taken for dead.
-        self._pool = ThreadPoolExecutor(server.requests, thread_name_prefix="requests")
         limits = httpx.Limits(max_connections=server.requests, keepalive_expiry=1.0)
         self._http = httpx.Client(
             transport=None if socket is None else httpx.HTTPTransport(uds=socket, limits=limits),
@@ -77,7 +77,7 @@ class Client:
         )
 
     def close(self) -> None:
-        """Close its connections. What was begun and has not ended fails."""
+        """Close its connections. What waits is not begun; what is under way may last until its time limit."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 

@@ -153,6 +153,10 @@ class BatchSession:
         if not self._lengths:
             self._cache.clear()
 
+    def close(self) -> None:
+        """Free all rows."""
+        self.drop(list(self._lengths))
+
     def length(self, row: int) -> int:
         """Tokens of a row so far."""
         return self._lengths[row]

@@ -104,6 +104,11 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     if newest is not None:
         rows = [
             {"": "in training", "with experience": newest.guided.told, "without": newest.free.told},
+            *(
+                [{"": "in the experience model", "with experience": NOTHING, "without": newest.synthetic.told}]
+                if newest.synthetic.episodes
+                else []
+            ),
             {"": "held out", "with experience": newest.with_bank.told, "without": newest.without_bank.told},
         ]
         random = random_policy(summaries)

@@ -114,6 +114,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             useful=_usefulness(history),
             malformed_by=_reasons(trained),
             run=_run_facts(history, trained),
+            played_in=next((each for each in reversed(trained) if played[each.round]), None),
             newest=next((each for each in reversed(trained) if each.bank is not None), None),
             evaluated=_newest_evaluated(trained),
             held_out=_held_out(trained),

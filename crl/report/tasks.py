@@ -17,7 +17,8 @@ AVERAGE = "average"
 """Name of the last row. A task of this name would only be listed above it."""
 MOST = 40
 """Tasks listed; the average is over all of them."""
-_TRAINING, _HELD_OUT = ("guided", "free"), ("with_bank", "without_bank")
+_SYNTHETIC = "synthetic"
+_TRAINING, _HELD_OUT = ("guided", "free", _SYNTHETIC), ("with_bank", "without_bank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,14 @@ def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
 
 
 def task_rows(tasks: Tasks) -> list[dict[str, str]]:
-    """A row per task and the average, as words."""
+    """A row per task and the average, as words; a column for an experience model where episodes were played in one."""
+    dreamt = _SYNTHETIC in tasks.rates
     rows = [
         {
             "task": name,
             "guided": _short(tasks.rate("guided", name)),
             "free": _short(tasks.rate("free", name)),
+            **({"in the model": _short(tasks.rate(_SYNTHETIC, name))} if dreamt else {}),
             "held out, with bank": tasks.rate("with_bank", name).told,
             "without bank": tasks.rate("without_bank", name).told,
         }
@@ -77,8 +80,9 @@ def task_rows(tasks: Tasks) -> list[dict[str, str]]:
     ]
     if len(tasks.names) > MOST:
         rows.append(dict.fromkeys(rows[0], "") | {"task": f"and {len(tasks.names) - MOST} more"})
-    means = {arm: tasks.average(arm) for arm in (*_TRAINING, *_HELD_OUT)}
-    words = [*(_percent(means[arm]) for arm in _TRAINING), *(_told(means[arm]) for arm in _HELD_OUT)]
+    trained = [arm for arm in _TRAINING if dreamt or arm != _SYNTHETIC]
+    means = {arm: tasks.average(arm) for arm in (*trained, *_HELD_OUT)}
+    words = [*(_percent(means[arm]) for arm in trained), *(_told(means[arm]) for arm in _HELD_OUT)]
     return [*rows, dict(zip(rows[0], (AVERAGE, *words), strict=True))]
 
 

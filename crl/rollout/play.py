@@ -15,6 +15,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +138,7 @@ def play_wave(
     begin(range(len(rows)))
     _tell(progress, rows)
     stepping: deque[_Stepping] = deque()
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, closing(session):
         while (sampled := session.advance()) or stepping:
             for turns in stepping:
                 turns.lag -= 1

@@ -8,6 +8,7 @@ The ids sampled are the ids recorded: a generation's `token_ids` are the prompt'
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from crl.config import RoleConfig, SamplingConfig
@@ -65,11 +66,12 @@ def sample_outputs(policy: Policy, prompts: Sequence[Prompt], sampling: Sampling
     ready = [(index, prompt, prompt.token_ids) for index, prompt in enumerate(prompts) if prompt.token_ids is not None]
     sampled: dict[int, Sampled] = {}
     if ready:
-        session = policy.open([ids for _, _, ids in ready], [prompt.seed for _, prompt, _ in ready], batch)
-        session.begin(range(len(ready)), sampling)
-        while found := session.advance():
-            sampled |= {ready[row][0]: turn for row, turn in found.items()}
-            session.drop(list(found))
+        seeds = [prompt.seed for _, prompt, _ in ready]
+        with closing(policy.open([ids for _, _, ids in ready], seeds, batch)) as session:
+            session.begin(range(len(ready)), sampling)
+            while found := session.advance():
+                sampled |= {ready[row][0]: turn for row, turn in found.items()}
+                session.drop(list(found))
     return [
         Output(
             prompt,

@@ -48,7 +48,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
     if tasks[0].stream == SYNTHETIC:
         dream = dream_of(ctx, tasks)
         played = _played(ctx, slots, dream)
-        transitions, predictions, records = dream.transitions, dream.predictions, dream.generations
+        transitions, predictions, records = dream.rows()
     else:
         watched = watched_wave(ctx, slots)
         played = _played(ctx, slots, watched)

@@ -97,7 +97,7 @@ class ValidateConfig(Model):
         ge=0,
         le=1,
         description="Least share of right outcomes among the steps with which the environment ends an episode (not by "
-        "its turn limit), likewise; where no held-out step is one, it is not applied. None: any.",
+        f"its turn limit), likewise; not applied to fewer than {FEWEST_UNSEEN} of them. None: any.",
     )
     gamma: float = Field(0.9, ge=0, lt=1, description="Discount of the bound on the gap to the real environment.")
 

@@ -55,7 +55,7 @@ class DreamEnvironment:
     """A wave of episodes in the experience model (protocol `Environment`), one per task, in their order."""
 
     steps_together = True
-    """All slots are predicted as one batch."""
+    """Slots that step at one time are predicted as one batch."""
     spans_families = True
 
     def __init__(
@@ -123,6 +123,17 @@ class DreamEnvironment:
             self.predictions.append(prediction_row(answered, self._round))
             steps[slot] = self._step(self._slots[slot], answered)
         return {slot: steps[slot] for slot in actions}
+
+    def rows(self) -> tuple[list[Transition], list[Prediction], list[Generation]]:
+        """What was predicted so far, by turn and slot, in whatever order the actor took its turns."""
+        slot_of = {task.episode_id: slot for slot, task in enumerate(self._tasks)}
+
+        def place(row: Transition | Prediction) -> tuple[int, int]:
+            return row.turn, slot_of[row.episode_id]
+
+        predictions = sorted(self.predictions, key=place)
+        records = {record.generation_id: record for record in self.generations}
+        return sorted(self.transitions, key=place), predictions, [records[row.generation_id] for row in predictions]
 
     def oracle(self, slot: int) -> str | None:
         """None: the model plays no move."""

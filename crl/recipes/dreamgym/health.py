@@ -65,11 +65,14 @@ def health(ctx: StageContext) -> None:
             f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
             "nothing"
         )
-    synthetic = of_stream[SYNTHETIC]
-    if len(synthetic) >= FEWEST_ALIKE and len({row.reward for row in synthetic if row.error is None}) <= 1:
+    rewards: dict[int, list[float]] = {}
+    for row in of_stream[SYNTHETIC]:
+        if row.error is None:
+            rewards.setdefault(row.group, []).append(row.reward)
+    if sum(map(len, rewards.values())) >= FEWEST_ALIKE and all(len(set(each)) == 1 for each in rewards.values()):
         alarms["success_synthetic"] = (
-            "every episode in the experience model is worth the same: the actor learns nothing there; "
-            "`ending_accuracy` says whether the model knows how a game ends"
+            "every episode in the experience model is worth as much as the others of its group: the actor learns "
+            "nothing there; `ending_accuracy` says whether the model knows how a game ends"
         )
     for owner in sorted(ctx.recipe.trains):
         figures |= clip_figures(owner, ctx.figures(update_name(owner))) if owner != EXPERIENCE else {}

@@ -125,6 +125,23 @@ def test_where_one_answer_fails_none_is_under_way_any_more(fake: FakeVllm) -> No
     assert rows.advance() == {} and rows.length(0) == 2
 
 
+def test_a_session_that_is_left_asks_for_nothing_any_more(fake: FakeVllm) -> None:
+    answered = threading.Event()
+
+    def late(body: Any) -> None:
+        assert answered.wait(60)
+
+    fake.faults[GENERATE] = late
+    shared = client(fake, requests=1)
+    rows = ServedSession(shared, WEIGHTS, END, 40, [[7], [8], [9]], [1, 2, 3])
+    rows.begin([0, 1, 2], SAMPLING)
+    threading.Timer(0.2, answered.set).start()
+    rows.close()
+    assert rows.advance() == {} and len(fake.asked(GENERATE)) <= 1, "what waited was not sent"
+    other = ServedSession(shared, WEIGHTS, END, 40, [[11]], [4])
+    assert set(other.sample([0], SAMPLING)) == {0}
+
+
 def test_a_row_without_room_is_named(fake: FakeVllm) -> None:
     with pytest.raises(PromptTooLong, match="Row 1 has 40 tokens"):
         session(fake, [[7], [8] * 40])

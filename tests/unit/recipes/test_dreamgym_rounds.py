@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from crl.recipes.dreamgym.rows import DreamTask, PoolItem, Prediction, TaskValue
 from crl.recipes.dreamgym.truth import gap_bound
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn
 from crl.report.dreams import dream_rows
+from crl.report.page import render
 from crl.report.rates import NONE
 from crl.report.round_tables import success_rows
 from crl.report.summary import summarize
@@ -316,6 +318,13 @@ def test_tasks_are_played_where_the_plan_says_and_their_groups_are_valued(run: P
 def test_a_shorter_run_has_the_digests_of_the_longer_one(run: Played, tmp_path: Path) -> None:
     again = played(tmp_path, 1).digests()
     assert again == {key: digest for key, digest in run.digests().items() if key in again} and len(again) > 10
+
+
+def test_the_page_has_a_tile_for_what_the_model_calls_won(run: Played) -> None:
+    episodes = [row for row in run.rows(Episode, "collect", ROUNDS) if row.stream == "synthetic"]
+    won = f"<b>{sum(row.success for row in episodes)}/{len(episodes)}</b>"
+    page = render(run.run.path)
+    assert re.search(re.escape(won) + rf"<span>in the experience model, [^<]*round {ROUNDS}", page)
 
 
 def test_what_the_model_calls_won_is_shown_apart_from_what_was_won(run: Played) -> None:

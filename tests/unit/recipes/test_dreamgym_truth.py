@@ -73,8 +73,12 @@ def test_unseen_are_the_held_out_steps_whose_state_and_action_were_never_in_the_
 
 def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_alone(tmp_path: Path) -> None:
     floors = {"method__recipe__truth__observation_floor": 0.5, "method__recipe__truth__reward_floor": 0.5}
+    enough = {
+        **MOST_HELD_OUT, "method__recipe__explore__first": 150, "method__recipe__store__held_out": 400,
+        "method__recipe__truth__most": 400,
+    }  # fmt: skip
     with pytest.raises(BadInput, match=r"not true enough to play in: (unseen_)?ending_accuracy is 0\.00\n") as caught:
-        played(tmp_path, 1, answer=never_ends, method__recipe__truth__ending_floor=0.25, **floors, **MOST_HELD_OUT)
+        played(tmp_path, 1, answer=never_ends, method__recipe__truth__ending_floor=0.25, **floors, **enough)
     assert "below the floor of 0.25 on " in (caught.value.expected or "")
     [path] = [each for each in tmp_path.iterdir() if each.is_dir()]
     run = RunDirectory.open(path)
@@ -96,17 +100,21 @@ def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path
     synthetic = [row for row in run.rows(Episode, "collect", 1) if row.stream == "synthetic"]
     assert len(synthetic) >= 8 and {row.reward for row in synthetic} == {0.0}
     [summary] = [each for each in summarize(run.run.path) if each.round == 1]
-    assert [alarm for alarm in summary.alarms if "success_synthetic 0, every episode" in alarm]
+    assert [alarm for alarm in summary.alarms if "success_synthetic 0, every episode in the experience model" in alarm]
 
 
 def test_a_floor_is_for_the_unseen_steps_where_they_have_a_figure() -> None:
     config = ValidateConfig(observation_floor=0.5, reward_floor=0.8, ending_floor=0.5)
-    copied = {"held_out": 50.0, "observation_agreement": 0.9, "reward_accuracy": 0.9, "ending_accuracy": 0.9}
+    copied = {
+        "held_out": 50.0, "observation_agreement": 0.9, "reward_accuracy": 0.9, "ending_accuracy": 0.9, "endings": 12.0,
+    }  # fmt: skip
     assert alarms_of(copied, config) == {}, "too few are unseen: all count"
     alarms = alarms_of({**copied, "unseen_observation_agreement": 0.4, "unseen_ending_accuracy": 0.1}, config)
     assert list(alarms) == ["unseen_observation_agreement", "unseen_ending_accuracy"]
     assert alarms["unseen_ending_accuracy"].startswith("below the floor of 0.5 on unseen held-out steps")
     alarms = alarms_of({**copied, "reward_accuracy": 0.7, "unseen_observation_agreement": 0.6}, config)
     assert list(alarms) == ["reward_accuracy"] and "on all held-out steps" in alarms["reward_accuracy"]
+    assert list(alarms_of({**copied, "ending_accuracy": 0.4}, config)) == ["ending_accuracy"]
+    assert alarms_of({**copied, "ending_accuracy": 0.0, "endings": 9.0}, config) == {}, "so few may be wrong by chance"
     without_endings = {name: value for name, value in copied.items() if name != "ending_accuracy"}
     assert alarms_of(without_endings, config) == {}, "none of the steps ends its episode"

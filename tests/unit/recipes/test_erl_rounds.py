@@ -17,7 +17,6 @@ from crl.recipes.audit import problems_of
 from crl.recipes.erl.figures import attempt_figures
 from crl.recipes.erl.ready import check_ready
 from crl.recipes.erl.rows import Reflection
-from crl.recipes.waves import together
 from crl.records import (
     BankChange,
     BankEvent,
@@ -29,11 +28,9 @@ from crl.records import (
     Retrieval,
     Sample,
     StrippedContext,
-    Task,
     Turn,
 )  # fmt: skip
 from crl.report.why import why
-from crl.rollout.play import waves_of
 from crl.run.directory import RunDirectory
 from crl.run.verify import record_of
 from tests.marks import sampled
@@ -339,20 +336,6 @@ def test_of_two_families_last_shows_the_newest_of_both_and_recency_that_of_ones_
     assert len(newest) == len({row.family for row in rows}) == 2, "both remember, and both reflect"
     shown = {row.family: row.entry_ids[0] for row in rows}
     assert shown == (newest if order == "recency" else dict.fromkeys(newest, entries[-1]["entry_id"]))
-
-
-def test_waves_of_two_families_play_and_reflect_what_waves_of_one_do(tmp_path: Path) -> None:
-    family = experiment().method.families[0].model_dump(mode="json")
-    own = {"actor": {**PROMPT, "system": "Go. {actions}"}}
-    families = [{**family, "name": "lake"}, {**family, "name": "pond", "prompts": own}]
-    runs = [
-        played(tmp_path / str(mix), 1, method__families=families, method__rollout__mixed_waves=mix)
-        for mix in (False, True)
-    ]
-    assert [len(waves_of(run.rows(Task, "plan", 1), 64, together(run.method))) for run in runs] == [2, 1]
-    for stage, row_type in (("collect", Turn), ("reflect", Reflection), ("retry", Turn), ("retry", Generation)):
-        found = [sorted(map(repr, run.rows(row_type, stage, 1))) for run in runs]
-        assert found[0] and found[0] == found[1], (stage, row_type)
 
 
 def test_a_family_has_its_own_group_size_prompts_and_sampling(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from crl.report.curves import success_charts
-from crl.report.markdown import rounds_markdown
+from crl.report.markdown import curve_markdown, rounds_markdown
 from crl.report.page import environment
 from crl.report.rates import Rate, average, wilson
 from crl.report.round_tables import round_tables
@@ -37,6 +37,16 @@ def test_the_newest_round_of_training_and_the_newest_that_was_evaluated():
     mean = tasks.average("with_bank")
     assert mean is not None and mean.mean == pytest.approx((1 + 0.25) / 2)
     assert tasks.average("free") is None, "one task has no free episode of this round"
+
+
+def test_episodes_in_an_experience_model_have_a_column_of_their_own():
+    rounds = [RoundSummary(1, "1", tasks={"synthetic": {"a": Rate(3, 4), "b": Rate(0, 4)}}, synthetic=Rate(3, 8))]
+    tasks = newest_tasks(rounds)
+    assert tasks is not None and tasks.place == "round 1"
+    rows = task_rows(tasks)
+    assert [row["in the model"] for row in rows] == ["3/4 75 %", "0/4 0 %", "38 %"] and rows[0]["free"] == "–"
+    assert "in the model" not in task_rows(newest_tasks(ROUNDS))[0]
+    assert "| in the experience model | – | 3/8 38 %" in curve_markdown("one", rounds).replace("\u00a0", " ")
 
 
 def test_the_average_weighs_tasks_and_its_interval_holds_for_one():
