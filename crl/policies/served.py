@@ -18,20 +18,26 @@ import numpy as np
 from crl.config import SamplingConfig
 from crl.errors import EngineDied, PromptTooLong
 from crl.policies.serving import Client
-from crl.policies.turn import Turn
+from crl.policies.turn import OwnPace, Turn
 from crl.protocols import Answers, Sampled, StopReason
 
 GENERATE = "/inference/v1/generate"
 
 
-class SentWhole:
+class SentWhole(OwnPace):
     """Rows that are kept here and sent whole with every turn. Rows are named by their index at opening.
 
     Turns end in the order in which the server answers: while the environment of one row steps, others are sampled.
     """
 
-    def __init__(self, client: Client, prompts: Sequence[Sequence[int]]) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: Client,
+        prompts: Sequence[Sequence[int]],
+        failed: Callable[[EngineDied], EngineDied] = lambda error: error,
+    ) -> None:
+        """`failed`: told of an answer that did not come or cannot be; the error that is raised in its place."""
+        self._client, self._failed = client, failed
         self._ids = {row: list(prompt) for row, prompt in enumerate(prompts)}
         self._begun: dict[Future[Sampled], int] = {}
 
@@ -70,23 +76,9 @@ class SentWhole:
         self._client.give_up(self._begun)
         self._begun.clear()
 
-    def sample(
-        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
-    ) -> dict[int, Sampled]:
-        """One whole turn in each row given. Raises as :meth:`begin` and :meth:`advance`."""
-        self.begin(rows, sampling, answers)
-        found: dict[int, Sampled] = {}
-        while ended := self.advance():
-            found |= ended
-        return found
-
     def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
         """What samples one turn, in a thread of the client."""
         raise NotImplementedError("a session says how a turn is sampled")
-
-    def _failed(self, error: EngineDied) -> EngineDied:
-        """The error that is raised in place of one of the server."""
-        return error
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample to the rows given."""
@@ -130,10 +122,9 @@ class ServedSession(SentWhole):
             PromptTooLong: a prompt leaves no room for a token.
         """
         self._weights, self._end_ids, self._context = weights, end_ids, context
-        super().__init__(client, prompts)
+        super().__init__(client, prompts, failed)
         self._streams = [np.random.SeedSequence(seed) for seed in seeds]
         self._draws = [0] * len(seeds)
-        self._told = failed
         for row in self._ids:
             self._room(row, "the batch")
 
@@ -142,9 +133,6 @@ class ServedSession(SentWhole):
         if answers is None:
             return functools.partial(self._free, row, room, sampling.temperature)
         return functools.partial(self._among, row, Turn(room, answers), sampling.temperature)
-
-    def _failed(self, error: EngineDied) -> EngineDied:
-        return self._told(error)
 
     def _room(self, row: int, where: str) -> int:
         room = self._context - len(self._ids[row])

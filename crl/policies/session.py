@@ -2,10 +2,10 @@
 
 Every token is read once: what rows share at their start is read once for all that come into the batch together, and a
 row that comes later takes over what it shares with those that are there, or were last. What is appended waits until its
-row is next sampled. A forward pass holds whatever each row under way has to read,
-without padding (`crl/policies/cache.py`): one row may read an observation while another reads the one token it drew.
-So rows need not be in the same turn, and a row that ends makes room for a waiting one. Log-probabilities are those of
-teacher forcing up to rounding.
+row is next sampled. A forward pass holds whatever each row under way has to read, without padding
+(`crl/policies/cache.py`): one row may read an observation while another reads the one token it drew. So rows need not
+be in the same turn, and a row that ends makes room for a waiting one. Log-probabilities are those of teacher forcing up
+to rounding.
 
 Which rows share a pass follows from what was drawn, never from time. Shapes: B rows of a pass, V vocabulary.
 """
@@ -24,14 +24,14 @@ from crl.errors import PromptTooLong
 from crl.policies.cache import Pass, Piece, RowCache
 from crl.policies.limits import PASS_TOKENS
 from crl.policies.sampling import draw, draw_among
-from crl.policies.turn import Turn
+from crl.policies.turn import OwnPace, Turn
 from crl.protocols import Answers, Sampled
 
 _WORTH = 16
 """Tokens that reading once must spare, over all rows that share; each piece costs some calls of its own."""
 
 
-class BatchSession:
+class BatchSession(OwnPace):
     """One batch of rows. Rows are named by their index at opening."""
 
     def __init__(
@@ -131,16 +131,6 @@ class BatchSession:
                 break
             self._draw(*self._read(active))
         return {}
-
-    def sample(
-        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
-    ) -> dict[int, Sampled]:
-        """One whole turn in each row given, in their order; they must fit into the batch at one time."""
-        self.begin(rows, sampling, answers)
-        found: dict[int, Sampled] = {}
-        while ended := self.advance():
-            found |= ended
-        return {row: found[row] for row in rows}
 
     def drop(self, rows: Sequence[int]) -> None:
         """Free rows that are finished; they may not be used again."""

@@ -5,6 +5,9 @@ Among answers, ids that leave no choice (the rest of a word, the end of the turn
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from crl.config import SamplingConfig
 from crl.protocols import Answers, Sampled, StopReason
 
 
@@ -67,3 +70,27 @@ class Turn:
         self._ids.append(index)
         self._logprobs.append(logprob)
         self._drawn.append(drawn)
+
+
+class OwnPace:
+    """Base of a session whose rows keep their own pace: it has `begin` and `advance`, and from here `sample`."""
+
+    def begin(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> None:
+        """Begin a turn in each row given."""
+        raise NotImplementedError("a session begins turns")
+
+    def advance(self) -> dict[int, Sampled]:
+        """The turns that have ended since."""
+        raise NotImplementedError("a session samples until a turn ends")
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> dict[int, Sampled]:
+        """One whole turn in each row given, in their order; where places are limited, they must fit into the batch."""
+        self.begin(rows, sampling, answers)
+        found: dict[int, Sampled] = {}
+        while ended := self.advance():
+            found |= ended
+        return {row: found[row] for row in rows}

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from crl.config import FamilyConfig, Method
 from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
-from crl.recipes.waves import environment_of, together
+from crl.recipes.waves import starts_of, together
 from crl.records import FREE, Task
-from crl.rollout.readable import Readable
 
 Place = tuple[str, int]
 """A task family and an environment seed."""
@@ -29,10 +28,6 @@ def tasks_at(
     ctx: StageContext, wave: Sequence[Place], *, name: Callable[[str, int], str], stream: str = FREE
 ) -> list[Task]:
     """One task per place of a wave; `name` gives the id of its episode."""
-    longest = ctx.method.rollout.longest_observation
-    starts = Readable(environment_of(ctx, [family for family, _ in wave]), longest).reset_many(
-        [seed for _, seed in wave]
-    )
     return [
         task_of(
             ctx,
@@ -43,5 +38,5 @@ def tasks_at(
             environment_seed=seed,
             stream=stream,
         )
-        for index, ((family, seed), start) in enumerate(zip(wave, starts, strict=True))
+        for index, ((family, seed), start) in enumerate(zip(wave, starts_of(ctx, wave), strict=True))
     ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from crl.config import Method, SamplingConfig
-from crl.protocols import Advisor, Environment, Policy
+from crl.protocols import Advisor, Environment, Policy, Start
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Retrieval, Task, Turn
@@ -17,6 +17,7 @@ from crl.rollout.environments import MixedEnvironment
 from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.rollout.readable import Readable
 from crl.run.jsonlines import JsonLines
 
 
@@ -134,6 +135,12 @@ def sampling_of(method: Method, families: Iterable[str]) -> SamplingConfig:
 def of_all(ctx: StageContext, before: int, total: int) -> Progress:
     """Progress of a wave as that of all demonstrations. Who wins among them says nothing about the model."""
     return lambda figures: ctx.progress(before + figures["done"], total)
+
+
+def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]]) -> list[Start]:
+    """What an actor is shown first at each place: a task family and an environment seed."""
+    environment = environment_of(ctx, [family for family, _ in places])
+    return Readable(environment, ctx.method.rollout.longest_observation).reset_many([seed for _, seed in places])
 
 
 def environment_of(ctx: StageContext, families: Sequence[str]) -> Environment:

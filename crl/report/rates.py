@@ -62,9 +62,14 @@ class Rate:
         return f"{100 * low:.0f}–{100 * high:.0f}"
 
     @property
+    def short(self) -> str:
+        """Counts and share: `3/8 38 %`."""
+        return f"{self} {self.percent}" if self.episodes else NOTHING
+
+    @property
     def told(self) -> str:
         """Counts, share and interval: `3/8 38 % [14–69]`."""
-        return f"{self} {self.percent} [{self.span}]" if self.episodes else NOTHING
+        return f"{self.short} [{self.span}]" if self.episodes else NOTHING
 
     def __str__(self) -> str:
         return f"{self.successes}/{self.episodes}" if self.episodes else NOTHING

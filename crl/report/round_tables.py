@@ -30,9 +30,9 @@ def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
     rows = [
         {
             "round": each.label,
-            "guided": _won(each.guided),
-            "free": _won(each.free),
-            **({"in the model": _won(each.synthetic)} if dreamt else {}),
+            "guided": each.guided.short,
+            "free": each.free.short,
+            **({"in the model": each.synthetic.short} if dreamt else {}),
             "held out, with bank": each.with_bank.told,
             "without bank": each.without_bank.told,
         }
@@ -99,10 +99,6 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
         "seconds per stage": seconds,
     }
     return [_table(title, rows, ("round", "task", "operations")) for title, rows in tables.items() if rows]
-
-
-def _won(rate: Rate) -> str:
-    return f"{rate} {rate.percent}" if rate.episodes else NOTHING
 
 
 def _by_task(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:

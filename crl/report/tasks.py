@@ -6,7 +6,7 @@ of one task has nothing to show here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.report.charts import Line, Point
@@ -17,8 +17,9 @@ AVERAGE = "average"
 """Name of the last row. A task of this name would only be listed above it."""
 MOST = 40
 """Tasks listed; the average is over all of them."""
-_SYNTHETIC = "synthetic"
-_TRAINING, _HELD_OUT = ("guided", "free", _SYNTHETIC), ("with_bank", "without_bank")
+_TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
+"""Arms of training, with their columns."""
+_HELD_OUT = ("with_bank", "without_bank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,11 @@ def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
 
 def task_rows(tasks: Tasks) -> list[dict[str, str]]:
     """A row per task and the average, as words; a column for an experience model where episodes were played in one."""
-    dreamt = _SYNTHETIC in tasks.rates
+    trained = [arm for arm in _TRAINING if arm != "synthetic" or arm in tasks.rates]
     rows = [
         {
             "task": name,
-            "guided": _short(tasks.rate("guided", name)),
-            "free": _short(tasks.rate("free", name)),
-            **({"in the model": _short(tasks.rate(_SYNTHETIC, name))} if dreamt else {}),
+            **{_TRAINING[arm]: tasks.rate(arm, name).short for arm in trained},
             "held out, with bank": tasks.rate("with_bank", name).told,
             "without bank": tasks.rate("without_bank", name).told,
         }
@@ -80,7 +79,6 @@ def task_rows(tasks: Tasks) -> list[dict[str, str]]:
     ]
     if len(tasks.names) > MOST:
         rows.append(dict.fromkeys(rows[0], "") | {"task": f"and {len(tasks.names) - MOST} more"})
-    trained = [arm for arm in _TRAINING if dreamt or arm != _SYNTHETIC]
     means = {arm: tasks.average(arm) for arm in (*trained, *_HELD_OUT)}
     words = [*(_percent(means[arm]) for arm in trained), *(_told(means[arm]) for arm in _HELD_OUT)]
     return [*rows, dict(zip(rows[0], (AVERAGE, *words), strict=True))]
@@ -100,12 +98,8 @@ def average_lines(summaries: Sequence[RoundSummary]) -> list[Line]:
     return lines
 
 
-def _newest(summaries: Sequence[RoundSummary], arms: Sequence[str]) -> RoundSummary | None:
+def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSummary | None:
     return next((each for each in reversed(summaries) if any(arm in each.tasks for arm in arms)), None)
-
-
-def _short(rate: Rate) -> str:
-    return f"{rate} {rate.percent}" if rate.episodes else NOTHING
 
 
 def _percent(mean: Average | None) -> str:

@@ -20,11 +20,10 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script, shares, write_script
 from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
-from crl.recipes.waves import of_all, play, sampling_of
+from crl.recipes.waves import of_all, play, sampling_of, starts_of
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 
 
 def played_by_script(
@@ -60,7 +59,7 @@ def played_by_script(
 
 def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
     """Demonstration episodes on training seeds, spread over the families, cut into waves of one family."""
-    waves, longest = [], ctx.method.rollout.longest_observation
+    waves = []
     for family, count in shares(episodes, ctx.method.families):
         drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=count)
         seeds = [family.train_seeds.start + int(value) for value in drawn]
@@ -68,7 +67,7 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         width = min(WAVE, max(1, -(-count // 2)))
         for at in range(0, count, width):
             part = seeds[at : at + width]
-            starts = Readable(ctx.environment(family.name), longest).reset_many(part)
+            starts = starts_of(ctx, [(family.name, seed) for seed in part])
             waves.append(
                 [
                     EpisodeSlot(

@@ -28,11 +28,10 @@ from crl.recipes.complementary.plan import task_of
 from crl.recipes.complementary.proposal import rules_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
-from crl.recipes.waves import play, sampling_of, together
+from crl.recipes.waves import play, sampling_of, starts_of, together
 from crl.recipes.weights import weights_of
 from crl.records import TRIAL, Episode, Generation, Operation, Resemblance, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 
 WRITING = ("add", "update")
 """Kinds of distilled operations that write a text."""
@@ -153,8 +152,7 @@ class _Bin:
         else:
             drawn = generator.choice(seeds.count, size=wanted, replace=wanted > seeds.count)
             chosen = [seeds.start + int(value) for value in drawn]
-        environment = Readable(ctx.environment(family), ctx.method.rollout.longest_observation)
-        return list(zip(chosen, environment.reset_many(chosen), strict=True))
+        return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen]), strict=True))
 
     def _slots(self, notes: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
         """Of each family with notes: every layout without a note, and with each of them."""

@@ -18,11 +18,10 @@ from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, PoolItem, Prediction, Tra
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.recipes.dreamgym.watching import Watched
-from crl.recipes.waves import environment_of, play, sampling_of, together
+from crl.recipes.waves import play, sampling_of, starts_of, together
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
-from crl.rollout.readable import Readable
 
 COLLECT, PLAN = "collect", "plan"
 
@@ -62,17 +61,14 @@ def collect_part(ctx: StageContext, part: int) -> None:
 
 def dream_of(ctx: StageContext, tasks: Sequence[Task]) -> DreamEnvironment:
     """The experience model as the environment of a wave."""
-    config, families = config_of(ctx.method), [task.family for task in tasks]
-    starts = Readable(environment_of(ctx, families), ctx.method.rollout.longest_observation).reset_many(
-        [task.environment_seed for task in tasks]
-    )
+    config = config_of(ctx.method)
     store = Store(ctx, config.store)
     return DreamEnvironment(
         ExperienceModel(ctx),
         tasks,
-        starts,
+        starts_of(ctx, [(task.family, task.environment_seed) for task in tasks]),
         neighbors=store.nearest,
-        rules={family: rules_of(ctx, family) for family in dict.fromkeys(families)},
+        rules={family: rules_of(ctx, family) for family in dict.fromkeys(task.family for task in tasks)},
         history=config.predict.history,
         round_number=ctx.round,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -74,6 +74,7 @@ class PredictConfig(Model):
     batch: int = Field(64, ge=1, le=4096, description="Predictions sampled side by side.")
 
 
+_Floor = Annotated[float | None, Field(ge=0, le=1)]
 FEWEST_UNSEEN = 10
 """Fewer unseen steps than these say too little: floors then apply to all held-out steps."""
 
@@ -82,20 +83,14 @@ class ValidateConfig(Model):
     """Held to the truth at every fit, on real transitions that no fit sees."""
 
     most: int = Field(256, ge=1, le=100_000, description="Transitions that are predicted: the newest.")
-    observation_floor: float | None = Field(
+    observation_floor: _Floor = Field(
         0.5,
-        ge=0,
-        le=1,
         description="Least share of right next observations, of the unseen held-out steps where these are at least "
         f"{FEWEST_UNSEEN}, else of all; below it nothing is played. None: any.",
     )
-    reward_floor: float | None = Field(
-        0.8, ge=0, le=1, description="Least share of right outcomes, likewise. None: any."
-    )
-    ending_floor: float | None = Field(
+    reward_floor: _Floor = Field(0.8, description="Least share of right outcomes, likewise. None: any.")
+    ending_floor: _Floor = Field(
         0.5,
-        ge=0,
-        le=1,
         description="Least share of right outcomes among the steps with which the environment ends an episode (not by "
         f"its turn limit), likewise; not applied to fewer than {FEWEST_UNSEEN} of them. None: any.",
     )

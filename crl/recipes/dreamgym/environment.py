@@ -131,9 +131,8 @@ class DreamEnvironment:
         def place(row: Transition | Prediction) -> tuple[int, int]:
             return row.turn, slot_of[row.episode_id]
 
-        predictions = sorted(self.predictions, key=place)
-        records = {record.generation_id: record for record in self.generations}
-        return sorted(self.transitions, key=place), predictions, [records[row.generation_id] for row in predictions]
+        asked = sorted(zip(self.predictions, self.generations, strict=True), key=lambda each: place(each[0]))
+        return sorted(self.transitions, key=place), [row for row, _ in asked], [record for _, record in asked]
 
     def oracle(self, slot: int) -> str | None:
         """None: the model plays no move."""

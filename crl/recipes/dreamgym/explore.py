@@ -20,11 +20,10 @@ from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
 from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
-from crl.recipes.waves import kept_environment, play, sampling_of
+from crl.recipes.waves import kept_environment, play, sampling_of, starts_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 
 EXPLORE = "explore"
 
@@ -109,8 +108,7 @@ def transitions_of(ctx: StageContext, tasks: Sequence[Task], watched: Watched, p
 
 
 def _tasks(ctx: StageContext, family: FamilyConfig, numbered: Sequence[tuple[int, int]]) -> list[Task]:
-    environment = Readable(ctx.environment(family.name), ctx.method.rollout.longest_observation)
-    starts = environment.reset_many([seed for _, seed in numbered])
+    starts = starts_of(ctx, [(family.name, seed) for _, seed in numbered])
     return [
         task_of(
             ctx, start, episode_id=f"r{ctx.round:04d}-{family.name}-x{group:05d}", family=family.name, group=group,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from crl.learn.collapse import health_metrics
+from crl.learn.credit import usable
 from crl.learn.form import turn_figures
 from crl.learn.health import Figures, clip_figures, group_figures, mismatch_alarms, play_figures
 from crl.recipes.context import StageContext
@@ -65,11 +66,8 @@ def health(ctx: StageContext) -> None:
             f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
             "nothing"
         )
-    rewards: dict[int, list[float]] = {}
-    for row in of_stream[SYNTHETIC]:
-        if row.error is None:
-            rewards.setdefault(row.group, []).append(row.reward)
-    if sum(map(len, rewards.values())) >= FEWEST_ALIKE and all(len(set(each)) == 1 for each in rewards.values()):
+    sound = [row for row in of_stream[SYNTHETIC] if usable(row)]
+    if len(sound) >= FEWEST_ALIKE and group_figures(sound, subgroups=False)["actor_groups_equal"] == 1:
         alarms["success_synthetic"] = (
             "every episode in the experience model is worth as much as the others of its group: the actor learns "
             "nothing there; `ending_accuracy` says whether the model knows how a game ends"

@@ -25,6 +25,7 @@ from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
 from crl.recipes.dreamgym.validate import require_truth
+from crl.recipes.waves import starts_of
 from crl.records import Generation, Metric, Task
 from crl.rollout.readable import Readable
 from crl.text.answers import text_flaw
@@ -147,13 +148,13 @@ def _graded(
 ) -> dict[int, Made]:
     """Levels of the difficulty that is aimed at, out of those that are drawn for each."""
     made = {}
-    own, longest = family.train_seeds, ctx.method.rollout.longest_observation
+    own = family.train_seeds
     for task, parent in zip(replaced, parents, strict=False):
         generator = np.random.default_rng(ctx.seed("curriculum", family.name, task.group))
         base = reached if parent is None else parent.difficulty or 0.0
         aimed = aimed_at(float(generator.standard_normal()), base, config)
         seeds = [own.start + int(seed) for seed in generator.integers(own.count, size=config.candidates)]
-        starts = Readable(ctx.environment(family.name), longest).reset_many(seeds)
+        starts = starts_of(ctx, [(family.name, seed) for seed in seeds])
         difficulties = [value if value is not None else 0.0 for value in _difficulties(ctx, family, seeds)]
         place = nearest(difficulties, aimed)
         row = dataclasses.replace(
@@ -178,8 +179,7 @@ def _written(
     """First observations that the experience model writes about tasks whose groups varied."""
     if not parents:
         return {}
-    longest = ctx.method.rollout.longest_observation
-    starts = Readable(ctx.environment(family.name), longest).reset_many([parent.environment_seed for parent in parents])
+    starts = starts_of(ctx, [(family.name, parent.environment_seed) for parent in parents])
     prompt, asked = ctx.method.prompts_of(family.name)[VARY], []
     for task, parent, start in zip(replaced, parents, starts, strict=True):
         values = {"goal": start.goal, "observation": parent.first_observation}

@@ -18,11 +18,10 @@ from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
 from crl.recipes.erl.memory import retrieved, texts_of
 from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
-from crl.recipes.waves import environment_of
+from crl.recipes.waves import starts_of
 from crl.recipes.weights import weights_of
 from crl.records import Generation, Retrieval, Turn
 from crl.rollout.actions import actions_text
-from crl.rollout.readable import Readable
 from crl.run.seeds import number_of
 from crl.text.outputs import Prompt, room_for_prompt, sample_outputs, token_record
 from crl.text.templates import fill, placeholders
@@ -118,13 +117,11 @@ def _attempts(ctx: StageContext, again: Sequence[Pending], revision: int) -> lis
 
 def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
     """The system text of the actor's prompt, filled as it was for each task."""
-    families = [each.task.family for each in again]
-    templates = [ctx.method.prompts_of(family)[ACTOR].system for family in families]
+    templates = [ctx.method.prompts_of(each.task.family)[ACTOR].system for each in again]
     actions = [""] * len(again)
     if any("actions" in placeholders(template) for template in set(templates)):
         # Only the environment knows what could be done at the start.
-        environment = Readable(environment_of(ctx, families), ctx.method.rollout.longest_observation)
-        starts = environment.reset_many([each.task.environment_seed for each in again])
+        starts = starts_of(ctx, [(each.task.family, each.task.environment_seed) for each in again])
         actions = [actions_text(start.actions, takes_tools=False) for start in starts]
     return [
         fill(template, {"goal": each.task.goal, "actions": text})

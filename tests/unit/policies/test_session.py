@@ -1,5 +1,7 @@
 """Sessions: what is sampled is what teacher forcing scores, whatever the batch, and every token is read once."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,19 @@ def _play(policy, prompts, *, turns, sampling, seed=0, leave=0.0, keys=None, lim
     return ids, logprobs
 
 
+@contextmanager
+def _tokens_read(policy):
+    """A list that takes the number of tokens of each pass."""
+    read = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        yield read
+    finally:
+        hook.remove()
+
+
 def _largest_difference(policy, ids, logprobs, temperature):
     scored = sequence_logprobs(policy.model, ids, temperature, batch=4)
     stored = [np.array(row) for row in logprobs]
@@ -93,14 +108,8 @@ def test_long_and_very_ragged_prompts_are_read_in_pieces(policy, monkeypatch):
     rng = np.random.default_rng(3)
     base = rng.integers(5, VOCABULARY, 70).tolist()
     prompts = [base + rng.integers(5, VOCABULARY, number).tolist() for number in (1, 150, 3, 90, 33, 17, 16, 200)]
-    read = []
-    hook = policy.model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
+    with _tokens_read(policy) as read:
         ids, logprobs = _play(policy, prompts, turns=3, sampling=SamplingConfig(max_new_tokens=4))
-    finally:
-        hook.remove()
     assert max(read) == 64
     assert _largest_difference(policy, ids, logprobs, 1.0) < 1e-4
 
@@ -115,20 +124,15 @@ def test_the_limit_of_a_batch_changes_no_token(policy):
 
 def _read_under(policy, prompts, limit):
     """Ids, log-probabilities, and how many tokens were read: rows come as places become free, play and leave."""
-    session, read = policy.open(prompts, range(len(prompts)), limit), []
+    session = policy.open(prompts, range(len(prompts)), limit)
     session.begin(range(len(prompts)), SamplingConfig(max_new_tokens=4))
     ids, logprobs = [[*prompt] for prompt in prompts], [[np.nan] * len(prompt) for prompt in prompts]
-    hook = policy.model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
+    with _tokens_read(policy) as read:
         while found := session.advance():
             for row, sampled in found.items():
                 ids[row] += sampled.token_ids
                 logprobs[row] += sampled.logprobs
             session.drop(list(found))
-    finally:
-        hook.remove()
     return ids, logprobs, sum(read)
 
 
@@ -225,19 +229,13 @@ def test_what_is_shared_is_read_once(policy):
         of_group = [*base, 100 + group, *rng.integers(5, VOCABULARY, 19).tolist()]
         for member in range(4):
             prompts.append([*of_group, 200 + member, *rng.integers(5, VOCABULARY, 4).tolist()])
-    read = []
-    hook = policy.model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
+    with _tokens_read(policy) as read:
         session = policy.open(prompts, range(8))
         session.sample(range(8), SamplingConfig(max_new_tokens=1))
         assert read == [50 + 2 * 20 + 8 * 5]
         session.extend(dict.fromkeys(range(8), [5] * 9))
         session.sample(range(8), SamplingConfig(max_new_tokens=1))
         assert read[1:] == [8 * 10]  # the observation, and the id sampled before it
-    finally:
-        hook.remove()
 
 
 def test_equal_prompts_still_have_something_to_read(policy):
