@@ -41,6 +41,8 @@ class RoundOutputs:
     sampled: int
     trained: int
     """Learned by updates; one that is learned twice counts twice."""
+    rows: int | None = None
+    """Sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
 
 
 @dataclass(frozen=True)

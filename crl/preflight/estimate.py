@@ -86,9 +86,9 @@ def estimate(experiment: Experiment) -> Estimate:
     updates: dict[str, UpdateMemory] = {}
     work: dict[str, Work] = {}
     for name, shape in known.items():
-        role, rows = computed(method.role(name)), _rows(method, name)
+        role, rows = computed(method.role(name)), _rows(method, name, outputs[name])
         new = _new_tokens(method, name)
-        sampling[name] = sampling_memory(shape, role, rows)
+        sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name))
         owner = method.owner(name)
         if owner in method.trained():
             made = update_memory(shape, role, new)
@@ -132,7 +132,7 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     for name, lengths in recipe_of(method).typical(method).items():
         role, shape = computed(method.role(name)), shape_of(method.role(name).model)
         if shape is not None:
-            made[name] = work_of(shape, role, lengths, outputs[name], rows=_rows(method, name))
+            made[name] = work_of(shape, role, lengths, outputs[name], rows=_rows(method, name, outputs[name]))
     return made
 
 
@@ -212,12 +212,16 @@ def _new_tokens(method: Method, role: str) -> int:
     )
 
 
-def _rows(method: Method, role: str) -> int:
-    """Rows that a role samples side by side: a wave or what `rollout.batch` lets in, or of a role that writes one turn
-    the recipe's batch."""
+def _rows(method: Method, role: str, outputs: RoundOutputs) -> int:
+    """Rows that a role samples side by side: what its recipe says, or a wave, or what `rollout.batch` lets in."""
+    if outputs.rows is not None:
+        return outputs.rows
     groups = min(method.rollout.wave_groups, sum(family.groups for family in method.families))
-    wave = min(groups * max(map(method.group_size, method.families)), method.rollout.batch or 2**31)
-    if method.recipe.roles()[role].multi_turn:
-        return wave
-    distill = getattr(method.recipe, "distill", None)
-    return wave if distill is None else int(distill.batch)
+    return min(groups * max(map(method.group_size, method.families)), method.rollout.batch or 2**31)
+
+
+def _nucleus(method: Method, role: str) -> bool:
+    """Whether a role samples with `top_p`, in some family where it plays."""
+    if not method.recipe.roles()[role].multi_turn:
+        return method.role(role).sampling.top_p < 1
+    return any(method.sampling(role, family.name).top_p < 1 for family in method.families)

@@ -71,8 +71,8 @@ class UpdateMemory:
         return self.kept + self.gradients + max(self.activations + self.head, self.copies)
 
 
-def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int) -> SamplingMemory:
-    """What a role's model takes that samples `rows` rows at once.
+def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int, *, nucleus: bool) -> SamplingMemory:
+    """What a role's model takes that samples `rows` rows at once, some with `top_p` where `nucleus`.
 
     The cache of a layer is rows × context × 2 (keys, values) × key-value width (Pope et al. 2022, arXiv 2211.05102,
     section 3.3: grouped-query attention divides it by heads per key-value head).
@@ -83,7 +83,7 @@ def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int) -> SamplingM
     widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
     # Queries that share keys have a row of the mask each.
     masks = tokens * role.context * (shape.attention // max(1, shape.key_value)) * size
-    drawn = (_DRAWN if role.sampling.top_p == 1 else _DRAWN_NUCLEUS) * rows * shape.vocabulary
+    drawn = (_DRAWN_NUCLEUS if nucleus else _DRAWN) * rows * shape.vocabulary
     return SamplingMemory(
         weights=shape.parameters * size,
         cache=layer * shape.layers,

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -113,13 +114,15 @@ class BankRecipeConfig(RecipeConfig):
     def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
         """An output of each role per episode, and the games in which new notes are tried."""
         found = dict(super().outputs(method))
+        if self.has_bank:
+            found[EXTRACTOR] = replace(found[EXTRACTOR], rows=self.distill.batch)
         if self.trial is not None and self.has_bank:
             played = found[ACTOR].sampled
             for family in method.families:
                 written = family.groups * method.group_size(family) * self.distill.max_operations
                 notes = written if self.trial.notes is None else min(written, self.trial.notes)
                 played += (notes + 1) * self.trial.layouts
-            found[ACTOR] = RoundOutputs(played, found[ACTOR].trained)
+            found[ACTOR] = replace(found[ACTOR], sampled=played)
         return found
 
     def prompts(self) -> frozenset[str]:

@@ -181,12 +181,12 @@ class DreamGymConfig(RecipeConfig):
         predicted = turns * sum(
             self.synthetic_groups(family.groups, 1) * method.group_size(family) for family in method.families
         )
-        fitted = self.fit.epochs * min(self.fit.most, turns * explored)
+        fitted, batch = self.fit.epochs * min(self.fit.most, turns * explored), self.predict.batch
         made = {
             ACTOR: RoundOutputs(method.episodes + explored, method.episodes),
-            EXPERIENCE: RoundOutputs(predicted + min(self.truth.most, turns * explored), fitted),
+            EXPERIENCE: RoundOutputs(predicted + min(self.truth.most, turns * explored), fitted, batch),
         }
-        return made | ({TEACHER: RoundOutputs(turns * explored, 0)} if TEACHER in self.roles() else {})
+        return made | ({TEACHER: RoundOutputs(turns * explored, 0, batch)} if TEACHER in self.roles() else {})
 
     def prompts(self) -> frozenset[str]:
         """One for playing, one for predicting, others for what a mechanism asks."""

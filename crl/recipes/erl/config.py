@@ -130,7 +130,7 @@ class ErlConfig(RecipeConfig):
         played = method.episodes + again
         made = {ACTOR: RoundOutputs(played, played if self.internalise is None else played + again)}
         if self.reflect is not None:
-            made[REFLECTOR] = RoundOutputs(again, again)
+            made[REFLECTOR] = RoundOutputs(again, again, self.reflect.batch)
         return made
 
     def prompts(self) -> frozenset[str]:

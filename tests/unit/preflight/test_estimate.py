@@ -74,6 +74,28 @@ def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
         assert estimate(make_experiment(recipe={"kind": kind})).checkpoint_bytes == full / 2, kind
 
 
+@pytest.mark.parametrize(
+    ("role", "experiment", "key"),
+    [
+        ("extractor", "conf/tiny.yaml", "method.recipe.distill.batch"),
+        ("reflector", "conf/erl.yaml", "method.recipe.reflect.batch"),
+        ("experience", "conf/dreamgym.yaml", "method.recipe.predict.batch"),
+    ],
+)
+def test_a_role_that_writes_one_turn_samples_what_its_recipe_batches(role: str, experiment: str, key: str) -> None:
+    one, many = (estimate(load_experiment(ROOT / experiment, {key: rows})).sampling[role] for rows in (1, 40))
+    assert many.cache == 40 * one.cache > 0
+
+
+def test_top_p_of_one_family_takes_memory() -> None:
+    # With a vocabulary of 49,152 the draw is what takes most.
+    data = load_experiment(ROOT / "conf/quickstart.yaml", {"method.roles.actor.context": 64}).model_dump()
+    whole = estimate(Experiment.model_validate(data)).sampling["actor"]
+    data["method"]["families"][-1]["sampling"] = {"top_p": 0.9}
+    cut = estimate(Experiment.model_validate(data)).sampling["actor"]
+    assert cut.working > whole.working and cut.cache == whole.cache
+
+
 def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:
     few, many = (estimate(make_experiment(keep_checkpoints=keep)) for keep in (1, 5))
     assert (many.checkpoint_bytes or 0) == 3 * (few.checkpoint_bytes or 0)

@@ -53,25 +53,25 @@ def test_parameters_of_layers_and_adapters() -> None:
 
 def test_sampling_holds_weights_cache_and_one_pass() -> None:
     role = RoleConfig(dtype="bfloat16", context=100)
-    made = sampling_memory(SHAPE, role, rows=4)
+    made = sampling_memory(SHAPE, role, rows=4, nucleus=False)
     assert made.weights == 2 * (3 * LAYER + TABLE) and made.loading == 0
     assert made.cache == 4 * 100 * 3 * 2 * 32 * 2
     masks = 4 * 100 * 100 * 4 * 2  # tokens, slots, queries that share a key
     assert made.working == masks + 4 * 100 * (2 * 64 + 3 * 160) * 2
-    many = sampling_memory(SHAPE, role.model_copy(update={"context": 200}), rows=1000)
+    many = sampling_memory(SHAPE, role.model_copy(update={"context": 200}), rows=1000, nucleus=False)
     moved = 1000 * 200 * 2 * 32 * 2  # a layer's keys and values are larger than what one pass computes
     assert many.working == PASS_TOKENS * 200 * 4 * 2 + moved
-    cut = role.model_copy(update={"sampling": SamplingConfig(top_p=0.9), "context": 2})
-    assert sampling_memory(SHAPE, cut, rows=1000).working == 57 * 1000 * 1000, "the draw over the vocabulary"
+    cut = role.model_copy(update={"context": 2})
+    assert sampling_memory(SHAPE, cut, rows=1000, nucleus=True).working == 57 * 1000 * 1000, "the draw over the vocabulary"
     # An adapter is merged into float32 weights, which are then cast one by one.
-    assert sampling_memory(SHAPE, role.model_copy(update={"lora": LoraConfig()}), 4).loading > 0
+    assert sampling_memory(SHAPE, role.model_copy(update={"lora": LoraConfig()}), 4, nucleus=False).loading > 0
 
 
 @pytest.mark.parametrize("context", [40, 150])
 def test_keys_and_values_are_never_more_than_estimated(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows grow turn by turn until the context is full; then the estimate is reached."""
     role = RoleConfig(model="tiny", context=context)
-    estimated = sampling_memory(SHAPES["tiny"], role, rows=3)
+    estimated = sampling_memory(SHAPES["tiny"], role, rows=3, nucleus=False)
     most, room = [0, 0], RowCache.room
 
     def watched(self: RowCache, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
