@@ -43,6 +43,7 @@ class Raw:
                         self.arm_of[f"{titles[arm]}, {scale['title']} {value}"] = key
         self.seeds = study["seeds"]
         self.last = study.get("last", 1)
+        self.level = study.get("level")
         columns = ["arm", "seed", "bank", "round", "success", *BUDGETS.values()]
         rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM '{RESULTS / name}.parquet' ORDER BY round").fetchall()
         self.curves: dict[tuple[str, bool], dict[int, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -153,6 +154,45 @@ def test_what_was_varied(study):
                 assert header[1:] == [value for value, _ in arms[name]]
                 for cell, (_, arm) in zip(cells, arms[name], strict=True):
                     agree(cell, interval_of(found) if (found := raw.final(arm, bank)) else None)
+
+
+def test_on_the_way(study):
+    raw, page = study
+    if "## On the way\n" not in page:
+        assert "## On the way" not in page
+        return
+    header, *rows = table_under(page, "On the way")
+    assert header[1:3] == [f"rounds to {raw.level}, with bank", f"rounds to {raw.level}, without"]
+    for title, *cells in rows:
+        arm = raw.arm_of[title]
+        for place, bank in enumerate((True, False)):
+            runs = list(raw.curves.get((arm, bank), {}).values())
+            for column, cell in (("round", cells[place]), ("training_episodes", cells[2 + place])):
+                reached = [[p[column] for p in points if p["success"] >= raw.level] for points in runs]
+                median = np.median([found[0] if found else np.inf for found in reached]) if runs else np.inf
+                expected = "–" if not runs else f"{median:g}" if np.isfinite(median) else "not reached"
+                assert cell.split(" (")[0] == expected, (title, column, bank)
+                if (some := sum(map(bool, reached))) < len(runs):
+                    assert cell.endswith(f" ({some} of {len(runs)} seeds)")
+            areas = [
+                np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"]
+                for points in runs
+            ]
+            agree(cells[4 + place], interval_of(dict(enumerate(areas))) if areas else None)
+
+
+def test_games_that_were_shown_a_true_note():
+    page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
+    header, *rows = table_under(page, "Why a trained actor adds so little to a good bank")
+    raw = duckdb.read_parquet(f"{RESULTS}/coevolution_again_notes.parquet")
+    assert {arm for arm, *_ in rows} == {arm for (arm,) in raw.select("arm").distinct().fetchall()}
+    for arm, rounds, seeds, shown, won in rows:
+        first, last = map(int, rounds.split(" to "))
+        of_arm = raw.filter(f"arm = '{arm}' AND round BETWEEN {first} AND {last}")
+        sums = of_arm.aggregate("seed, sum(guided), sum(shown), sum(won)").fetchall()
+        assert int(seeds) == len(sums) and {seed for seed, *_ in sums} == set(Raw("coevolution_again").seeds)
+        agree(shown, interval_of({seed: true / guided for seed, guided, true, _ in sums}))
+        agree(won, interval_of({seed: success / true for seed, _, true, success in sums}))
 
 
 @pytest.mark.parametrize("kind", list(BUDGETS))
