@@ -3,9 +3,8 @@
     python benchmarks/true_notes.py runs/coevolution-again [--out docs/results/coevolution_again_notes.parquet]
 
 Reads the finished runs of a study in realms: every guided training game of every round. A note is true if it names the
-realm's key and goal, which the environment's hidden rule decides (`RealmsEnvironment.truth`; nothing that is trained sees
-it). Writes one row per run and round, and prints the shares by arm and ten rounds, each the mean over seeds with its 95 %
-interval.
+realm's key and goal, as the hidden rule has them (`RealmsEnvironment.truth`; nothing that is trained sees it). Writes
+one row per run and round, and prints the shares by arm and ten rounds, each the mean over seeds with its 95 % interval.
 """
 
 from __future__ import annotations

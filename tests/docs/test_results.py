@@ -183,7 +183,7 @@ def test_on_the_way(study):
 
 def test_games_that_were_shown_a_true_note():
     page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
-    header, *rows = table_under(page, "Why a trained actor adds so little to a good bank")
+    _, *rows = table_under(page, "Why a trained actor adds so little to a good bank")
     raw = duckdb.read_parquet(f"{RESULTS}/coevolution_again_notes.parquet")
     assert {arm for arm, *_ in rows} == {arm for (arm,) in raw.select("arm").distinct().fetchall()}
     for arm, rounds, seeds, shown, won in rows:
