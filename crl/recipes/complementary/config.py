@@ -87,7 +87,11 @@ class BankRecipeConfig(RecipeConfig):
         None, description="Self-distillation of guided episodes; none: not."
     )
     warm_up_rounds: int = Field(
-        0, ge=0, le=MOST_ROUNDS, description="Rounds that collect and distill before anything is trained."
+        0,
+        ge=0,
+        le=MOST_ROUNDS,
+        description="Rounds that collect and distill before anything is trained; "
+        "the baseline, which distills nothing, trains from the first round on.",
     )
     warm_start: WarmStartConfig | None = Field(None, description="Supervised start; none starts from the base models.")
 
@@ -99,8 +103,8 @@ class BankRecipeConfig(RecipeConfig):
         return round(group_size * share)
 
     def trains(self, role: str, round_number: int) -> bool:
-        """Whether a round updates a role: not in warm-up rounds."""
-        return role in self.TRAINED and round_number > self.warm_up_rounds
+        """Whether a round updates a role: not in warm-up rounds, which only a recipe with a bank has a use for."""
+        return role in self.TRAINED and (round_number > self.warm_up_rounds or not self.has_bank)
 
     # -- what a recipe says of itself ------------------------------------------------------------------------------
 

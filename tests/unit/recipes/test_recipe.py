@@ -48,6 +48,12 @@ def test_baselines_leave_stages_out(recipe, missing, trains):
     assert recipe_of(chosen).has_bank == (recipe != "baseline")
 
 
+def test_warm_up_rounds_train_nothing_unless_there_is_no_bank_to_warm_up():
+    bank, without = (method(recipe__kind=kind, recipe__warm_up_rounds=2) for kind in ("complementary", "baseline"))
+    assert [bank.recipe.trains("actor", number) for number in (1, 2, 3)] == [False, False, True]
+    assert all(without.recipe.trains("actor", number) for number in (1, 2, 3))
+
+
 def test_an_offline_bank_is_built_in_the_warm_up_and_never_changed_after_it():
     chosen = method(recipe__kind="offline_bank", recipe__warm_up_rounds=2, recipe__approve_bank=True)
     recipe = recipe_of(chosen)
