@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
+from crl.lab.study.change import RunChange, read_change
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.recipes.dreamgym.rows import SYNTHETIC
 from crl.recipes.timing import TIMINGS
@@ -74,6 +75,8 @@ class RunFigures(BaseModel):
     """Mean over the queries of all rounds; None where nothing was searched."""
     answer_seconds: float | None = None
     """Mean over the answered questions of all rounds; None where nobody asked."""
+    change: RunChange | None = None
+    """Where families change in the middle of the run."""
     alarms: list[str]
     """In what way the run had collapsed in its last round; other alarms of its health are not here."""
 
@@ -118,6 +121,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         costs_without_bank={number: found[WITHOUT_BANK] for number, found in costs.items() if WITHOUT_BANK in found},
         retrieval_seconds=_latency(run, numbers, "retrieval"),
         answer_seconds=_latency(run, numbers, "answers"),
+        change=read_change(run, list(rates)),
         alarms=collapse_alarms(health),
     )
 

@@ -1,5 +1,5 @@
 """The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `study.html`, and each
-of its charts as a picture, `chart-….svg`.
+of its charts as a picture, `chart-….svg`; where the world changes in its runs, `change.parquet`, too.
 
 All are derived: they are made from the runs' records at any time, hold no clock times, and are the same again from the
 same records.
@@ -15,14 +15,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from crl.lab.study.change import CHANGED
 from crl.lab.study.config import Study
 from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import RunsByArm, StudyResult, read_figures, summarize_study
 from crl.lab.study.table import study_markdown
+from crl.recipes.complementary.evaluate import WITH_BANK
 from crl.run.files import making, write_atomically
 
-JSON, MARKDOWN, PARQUET = "study.json", "study.md", "results.parquet"
+JSON, MARKDOWN, PARQUET, CHANGE = "study.json", "study.md", "results.parquet", "change.parquet"
 SCHEMA = pa.schema(
     [
         ("arm", pa.string()),
@@ -40,8 +42,19 @@ SCHEMA = pa.schema(
         ("tokens_sampled", pa.float64()),
     ]
 )
-"""One row an evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes` (with
+"""One row per evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes` (with
 that many generated tokens and real steps), and what a game took on average."""
+
+CHANGES = pa.schema(
+    [
+        ("arm", pa.string()),
+        ("seed", pa.int64()),
+        ("round", pa.int64()),
+        ("families", pa.string()),
+        ("bank", pa.bool_()),
+        *((name, pa.int64()) for name in ("successes", "episodes", "entries", "true", "stale")),
+    ]
+)
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
@@ -55,6 +68,9 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
         MARKDOWN: study_markdown(result).encode(),
         PARQUET: _parquet(figures),
     }
+    changes = _changes(figures)
+    if changes.num_rows:
+        contents[CHANGE] = _written(changes)
     with making(directory):
         for name, content in (contents | _pictures(result)).items():
             write_atomically(directory / name, content)
@@ -91,8 +107,30 @@ def _parquet(figures: RunsByArm) -> bytes:
         for bank, rates in ((True, run.with_bank), (False, run.without_bank))
         for number, rate in rates.items()
     ]
+    return _written(pa.Table.from_pylist(rows, SCHEMA))
+
+
+def _changes(figures: RunsByArm) -> pa.Table:
+    """One row per evaluation, with the bank or without, of families that change or that stay; and the notes of those
+    that change, where the environment can judge them."""
+    rows = []
+    for arm, runs in figures.items():
+        for seed, change in ((seed, run.change) for seed, run in runs.items() if run.change is not None):
+            for part, kinds in change.success.items():
+                for kind, rates in kinds.items():
+                    notes = change.notes if part == CHANGED and kind == WITH_BANK else {}
+                    place = {"arm": arm, "seed": seed, "families": part, "bank": kind == WITH_BANK}
+                    rows += [
+                        {**place, "round": number, "successes": rate.successes, "episodes": rate.episodes}
+                        | (notes[number].model_dump() if number in notes else {})
+                        for number, rate in rates.items()
+                    ]
+    return pa.Table.from_pylist(rows, CHANGES)
+
+
+def _written(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
+    pq.write_table(table, buffer)
     return buffer.getvalue()
 
 

@@ -8,7 +8,7 @@ the arms they are compared with; what is varied has charts of success by its val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import ArmResult, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval
-from crl.lab.study.table import interval_text, notes, seed_words, tables
+from crl.lab.study.table import PARTS, interval_text, notes, seed_words, tables
 from crl.report.charts import Chart, Line, Point, line_chart, over_steps
 from crl.report.page import REPORT, Inline, environment
 from crl.run.files import unwritable, write_atomically
@@ -83,7 +83,8 @@ def chart_groups(result: StudyResult) -> list[tuple[str | None, list[Chart]]]:
         # More lines than colors cannot be told apart: they take further charts.
         groups += [(switch, mine[at : at + COLORS]) for at in range(0, len(mine), COLORS)]
     charts = [(switch, _curves(shown, steps=result.over_steps)) for switch, shown in groups]
-    return [*charts, *((title, found) for title, scale in varied.items() if (found := _by_value(scale, arms)))]
+    scales = ((title, _by_value(scale, arms)) for title, scale in varied.items())
+    return [*charts, *((title, found) for title, found in (*_changes(result), *scales) if found)]
 
 
 def _curves(arms: Sequence[ArmResult], *, steps: bool) -> list[Chart]:
@@ -98,6 +99,34 @@ def _curves(arms: Sequence[ArmResult], *, steps: bool) -> list[Chart]:
         over_rounds.append(line_chart(title, lines, top=top, share=True))
         over += [over_steps(title, lines, taken, top=top)] if steps else []
     return [*over_rounds, *over]
+
+
+def _changes(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
+    """Success of the families that change and of those that stay, and what becomes of the notes of the former."""
+    arms = {arm.arm: arm for arm in result.arms}
+    for part, words in PARTS.items():
+        charts = []
+        for title, bank in (("success with bank", True), ("success without bank", False)):
+            lines = [
+                Line(_name(arms[each.arm].title, [arms[each.arm]], bank), color, _points(shown.curve))
+                for color, each in enumerate(result.changes)
+                if (shown := (each.with_bank if bank else {}).get(part) or each.without_bank.get(part)) is not None
+            ]
+            charts += [line_chart(title, lines, top=1.0, share=True)] if lines else []
+        yield f"families that {words}", charts
+    shares = {
+        "true": {each.arm: each.notes_true for each in result.changes},
+        "stale": {each.arm: each.notes_stale for each in result.changes},
+    }
+    charts = []
+    for title, curves in shares.items():
+        lines = [
+            Line(escaped(arms[arm].title), color, _points(curve))
+            for color, (arm, curve) in enumerate(curves.items())
+            if curve
+        ]
+        charts += [line_chart(title, lines, top=1.0, share=True)] if lines else []
+    yield "notes of families that change", charts
 
 
 def _by_value(scale: Varied, arms: Mapping[str, ArmResult]) -> list[Chart]:

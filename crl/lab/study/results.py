@@ -7,10 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from crl.lab.study.budgets import Budget, amounts_of, equal_budgets
+from crl.lab.study.change import ChangeResult, summarize_change
 from crl.lab.study.config import Study
 from crl.lab.study.figures import GameCost, RunFigures, read_run
 from crl.lab.study.plan import PlannedRun
-from crl.lab.study.statistics import Interval, Reached, area, final, first_at, interval, median_reached, paired
+from crl.lab.study.statistics import (
+    Interval,
+    Reached,
+    area,
+    common_curve,
+    final,
+    first_at,
+    interval,
+    median_reached,
+    paired,
+)
 
 
 class Difference(BaseModel):
@@ -123,6 +134,8 @@ class StudyResult(BaseModel):
     scales: list[Varied] = []
     budgets: list[Budget] = []
     """Success at equal budgets, where runs used different amounts."""
+    changes: list[ChangeResult] = []
+    """Arms in whose runs the world changes."""
     unequal_starts: list[str] = []
     """Models whose weights were not the same at the start of every run: what was begun from one and another."""
 
@@ -172,8 +185,13 @@ def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
         differences=differences,
         scales=[_varied(study, name) for name in study.scales],
         budgets=equal_budgets(study, figures),
+        changes=[found for name in study.arms if (found := _change(name, figures.get(name, {}))) is not None],
         unequal_starts=_unequal_starts(figures),
     )
+
+
+def _change(name: str, runs: Mapping[int, RunFigures]) -> ChangeResult | None:
+    return summarize_change(name, {seed: run.change for seed, run in runs.items() if run.change is not None})
 
 
 def _varied(study: Study, name: str) -> Varied:
@@ -207,7 +225,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         retrieval_seconds=_mean(runs, lambda run: run.retrieval_seconds),
         answer_seconds=_mean(runs, lambda run: run.answer_seconds),
         episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
-        real_steps=_curve([amounts_of(run, "real_steps") for run in runs.values()]) if runs else {},
+        real_steps=common_curve([amounts_of(run, "real_steps") for run in runs.values()]) if runs else {},
         malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
         returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
         notes_true=_mean(runs, lambda run: run.notes_true),
@@ -248,17 +266,11 @@ def _success(study: Study, runs: Mapping[int, RunFigures], *, bank: bool) -> Suc
     return Success(
         final=finals,
         mean=interval(list(finals.values())),
-        curve=_curve(list(curves.values())),
+        curve=common_curve(list(curves.values())),
         area=interval(areas) if areas else None,
         rounds_to_level=median_reached(list(reached.values())),
         episodes_to_level=median_reached(episodes),
     )
-
-
-def _curve(curves: Sequence[Mapping[int, float]]) -> dict[int, Interval]:
-    """Of the rounds that every seed was evaluated after: a mean over fewer would jump where one is missing."""
-    common = [number for number in curves[0] if all(number in curve for curve in curves)]
-    return {number: interval([curve[number] for curve in curves]) for number in common}
 
 
 def _difference(arm: ArmResult, reference: ArmResult) -> Difference | None:

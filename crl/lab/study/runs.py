@@ -20,6 +20,7 @@ from typing import Any
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
 from crl.lab.study.plan import PlannedRun
+from crl.run.problem import quoted
 
 LOCK = ".lock"
 _CHILD = "crl.lab.study.child"
@@ -196,7 +197,7 @@ def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomple
     return StudyIncomplete(
         f"{len(failed)} run{'' if len(failed) == 1 else 's'} failed:\n" + "\n".join(lines),
         where=str(directory),
-        next_step=f"`crl status {directory / min(failed)}` says more; the same command goes on with them",
+        next_step=f"`crl status {quoted(directory / min(failed))}` says more; the same command goes on with them",
     )
 
 

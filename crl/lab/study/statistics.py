@@ -84,3 +84,9 @@ def final(curve: Mapping[int, float], last: int) -> float:
     """Mean of the last evaluations."""
     values = [value for _, value in sorted(curve.items())][-last:]
     return math.fsum(values) / len(values)
+
+
+def common_curve(curves: Sequence[Mapping[int, float]]) -> dict[int, Interval]:
+    """Of the rounds that every seed was evaluated after: a mean over fewer would jump where one is missing."""
+    common = [number for number in curves[0] if all(number in curve for curve in curves)]
+    return {number: interval([curve[number] for curve in curves]) for number in common}

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crl.lab.study.budgets import KINDS, Budget
+from crl.lab.study.change import CHANGED, RECOVERED, STAYED
 from crl.lab.study.results import ArmResult, Cost, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval, Reached
 from crl.report.markdown import plain
 
 NONE = "–"
 NOT_REACHED = "not reached"
+PARTS = {CHANGED: "change", STAYED: "stay"}
+"""In words, which families these are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,9 @@ def tables(result: StudyResult) -> list[Table]:
     """Every table of a result, the most important first; one without rows is left out."""
     at_budgets = [_at_budget(result, budget) for budget in result.budgets]
     scales = [_scale(result, scale, bank=bank) for scale in result.scales for bank in (True, False)]
-    found = [_success(result), _differences(result), *scales, *at_budgets, _learning(result), _costs(result),
-             _seconds(result), _health(result), _seeds(result)]  # fmt: skip
+    changes = [_recovery(result, part, bank=bank) for part in PARTS for bank in (True, False)]
+    first = [_success(result), _differences(result), *scales, *changes, _changed_notes(result), *at_budgets]
+    found = [*first, _learning(result), _costs(result), _seconds(result), _health(result), _seeds(result)]
     return [table for table in found if table.rows]
 
 
@@ -77,6 +81,28 @@ def _scale(result: StudyResult, scale: Varied, *, bank: bool) -> Table:
         if any(found):
             rows.append([title, *map(_mean, found)])
     return Table(f"{'With' if bank else 'Without'} bank, by {scale.title}", ["arm", *scale.values], rows)
+
+
+def _recovery(result: StudyResult, part: str, *, bank: bool) -> Table:
+    titles, rows = {arm.arm: arm.title for arm in result.arms}, []
+    for each in result.changes:
+        found = (each.with_bank if bank else each.without_bank).get(part)
+        if found is not None:
+            around = [interval_text(value) for value in (found.before, found.after, found.last)]
+            rows.append([titles[each.arm], *around, reached_text(found.rounds)])
+    columns = ("arm", "before the change", "after it", "at the end", "rounds to recover")
+    return Table(f"Families that {PARTS[part]}, {'with' if bank else 'without'} bank", columns, rows)
+
+
+def _changed_notes(result: StudyResult) -> Table:
+    titles, rows = {arm.arm: arm.title for arm in result.arms}, []
+    for each in result.changes:
+        if each.notes_true:
+            places = [number for number in (*each.evaluated, max(each.notes_true)) if number in each.notes_true]
+            shares = [interval_text(curve[place]) for curve in (each.notes_true, each.notes_stale) for place in places]
+            rows.append([titles[each.arm], *shares])
+    columns = ("arm", *(f"{what} {when}" for what in ("true", "stale") for when in ("before", "after", "at the end")))
+    return Table("Notes of families that change", columns, [row for row in rows if len(row) == len(columns)])
 
 
 def _at_budget(result: StudyResult, budget: Budget) -> Table:
@@ -177,6 +203,12 @@ def notes(result: StudyResult) -> list[str]:
             "At equal budgets, every arm is taken where it had used as much in training as the most frugal run uses in "
             "all; success between two evaluations is interpolated. Generated tokens are those of every role; steps in "
             "a model of the environment are no real ones."
+        )
+    for changed, (before, after) in sorted({(each.round, each.evaluated) for each in result.changes}):
+        found.append(
+            f"Families change in round {changed}: before it is the evaluation of round {before}, after it that of "
+            f"round {after}. A run has recovered at the first evaluation from then on with {RECOVERED:.0%} of the "
+            "success before. A note is stale if it was true before the change and no longer is."
         )
     if result.unequal_starts:
         found.append(

@@ -20,6 +20,7 @@ from crl.report.standing import unfinished
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
 from crl.run.journal import Journal
+from crl.run.problem import quoted
 
 EVALUATE = "evaluate"
 ARMS = (WITH_BANK, WITHOUT_BANK)
@@ -152,7 +153,7 @@ def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cell
 def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which: Which) -> int:
     if not numbers:
         raise BadInput(
-            "no round of it was evaluated", where=str(run.path), next_step=f"crl evaluate {run.path}, then again"
+            "no round of it was evaluated", where=str(run.path), next_step=f"crl evaluate {quoted(run.path)}, then again"
         )
     if isinstance(which, int):
         if which not in numbers:
@@ -160,7 +161,7 @@ def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which:
                 f"round {which} was not evaluated",
                 expected=f"one of the rounds {', '.join(map(str, numbers))}",
                 where=str(run.path),
-                next_step=f"crl evaluate {run.path} --round {which}, then again",
+                next_step=f"crl evaluate {quoted(run.path)} --round {which}, then again",
             )
         return which
     if which == "best":

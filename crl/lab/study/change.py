@@ -1,0 +1,188 @@
+"""The world changes in the middle of a run (`families[].changes`): who recovers, how soon, what becomes of notes.
+
+Families that change are counted apart from those that stay. A run has recovered at the first evaluation in the changed
+world with at least :data:`RECOVERED` of the success that it had at the last evaluation before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
+
+from crl.bank.segments import load_texts
+from crl.config import FamilyConfig
+from crl.envs import make_environment
+from crl.lab.study.statistics import Interval, Reached, common_curve, first_at, interval, median_reached
+from crl.protocols import Judge
+from crl.recipes import recipe_of
+from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.recipes.reading import recorded_bank
+from crl.records import Evaluation, rows_with
+from crl.report.rates import Rate
+from crl.run.directory import RunDirectory
+
+RECOVERED = 0.9
+CHANGED, STAYED = "changed", "stayed"
+Curve = dict[int, float]
+
+
+class Notes(BaseModel):
+    """What the bank holds of families that change, where an environment knows the truth."""
+
+    model_config = ConfigDict(frozen=True)
+
+    entries: int
+    true: int
+    """As the world is in that round."""
+    stale: int
+    """True of the world before the change, and no longer."""
+
+
+class RunChange(BaseModel):
+    """What a run's evaluations say of a change."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: int
+    """First round of the changed world."""
+    success: dict[str, dict[str, dict[int, Rate]]]
+    """By families (`changed`, `stayed`), arm of the evaluation and round."""
+    notes: dict[int, Notes] = {}
+    """By evaluated round with a bank."""
+
+    def curve(self, families: str, *, bank: bool) -> Curve:
+        """Held-out success by round; with an empty bank it is that without one. Empty for a run that has no bank."""
+        arms = self.success[families]
+        found = arms[WITHOUT_BANK] | arms[WITH_BANK] if bank and arms[WITH_BANK] else {} if bank else arms[WITHOUT_BANK]
+        return {number: rate.successes / rate.episodes for number, rate in found.items()}
+
+
+class Recovery(BaseModel):
+    """An arm's success around a change, over seeds: of the families that changed, or of those that stayed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    before: Interval
+    """At the last evaluation before the change."""
+    after: Interval
+    """At the first evaluation in the changed world."""
+    last: Interval
+    rounds: Reached
+    """Played in the changed world until the run had recovered."""
+    curve: dict[int, Interval]
+
+
+class ChangeResult(BaseModel):
+    """One arm of a study in which the world changes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arm: str
+    round: int
+    evaluated: tuple[int, int]
+    """The last evaluated round before the change, and the first in the changed world."""
+    with_bank: dict[str, Recovery]
+    """By families; empty for an arm without a bank."""
+    without_bank: dict[str, Recovery]
+    notes_true: dict[int, Interval]
+    """Share of the notes of families that change, by round; empty where nothing knows the truth."""
+    notes_stale: dict[int, Interval]
+
+
+def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
+    """What the evaluations of these rounds say; None where no family of the run changes. Raises RecordDamaged."""
+    families = {family.name: family for family in run.method.families if family.changes}
+    if not families:
+        return None
+    success: dict[str, dict[str, dict[int, Rate]]] = {
+        part: {WITH_BANK: {}, WITHOUT_BANK: {}} for part in (CHANGED, STAYED)
+    }
+    for number in numbers:
+        table = rows_with(run.read(number, "evaluate", Evaluation), "arm", (WITH_BANK, WITHOUT_BANK))
+        table = table.append_column(
+            "part", pc.if_else(pc.is_in(table["family"], pa.array(list(families))), CHANGED, STAYED)
+        )
+        counted = table.group_by(["part", "arm"]).aggregate([("success", "sum"), ("success", "count")])
+        for row in counted.to_pylist():
+            success[row["part"]][row["arm"]][number] = Rate(row["success_sum"], row["success_count"])
+    first = min(family.changes[0].round for family in families.values())
+    return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
+
+
+def summarize_change(arm: str, changes: Mapping[int, RunChange]) -> ChangeResult | None:
+    """An arm over its seeds; None where no run was evaluated on both sides of its change."""
+    rounds = {change.round for change in changes.values()}
+    if len(rounds) != 1:
+        return None
+    (changed,) = rounds
+    evaluated = sorted(set.intersection(*(set(each.curve(CHANGED, bank=False)) for each in changes.values())))
+    sides = [number for number in evaluated if number < changed], [number for number in evaluated if number >= changed]
+    if not all(sides):
+        return None
+    around = sides[0][-1], sides[1][0]
+    found = {
+        bank: {
+            part: _recovery(curves, changed, around)
+            for part in (CHANGED, STAYED)
+            if all(curves := [each.curve(part, bank=bank) for each in changes.values()])
+        }
+        for bank in (True, False)
+    }
+    notes = [each.notes for each in changes.values()]
+    return ChangeResult(
+        arm=arm,
+        round=changed,
+        evaluated=around,
+        with_bank=found[True],
+        without_bank=found[False],
+        notes_true=common_curve([{number: each.true / each.entries for number, each in run.items()} for run in notes]),
+        notes_stale=common_curve(
+            [{number: each.stale / each.entries for number, each in run.items()} for run in notes]
+        ),
+    )
+
+
+def _recovery(curves: Sequence[Curve], changed: int, around: tuple[int, int]) -> Recovery:
+    before, after = around
+    rounds = []
+    for curve in curves:
+        later = {number: success for number, success in curve.items() if number >= changed}
+        reached = first_at(later, RECOVERED * curve[before])
+        rounds.append(None if reached is None else reached - changed + 1)
+    return Recovery(
+        before=interval([curve[before] for curve in curves]),
+        after=interval([curve[after] for curve in curves]),
+        last=interval([curve[max(curve)] for curve in curves]),
+        rounds=median_reached(rounds),
+        curve=common_curve(curves),
+    )
+
+
+def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Sequence[int]) -> dict[int, Notes]:
+    """Of rounds in which the bank holds notes of these families, if their environments can judge them."""
+    recipe, found = recipe_of(run.method), {}
+    for number in numbers:
+        held = rows_with(recorded_bank(run, recipe, number).table, "family", families)
+        texts = load_texts(run.path, held)
+        verdicts: list[tuple[bool, bool]] = []
+        for name in pc.unique(held["family"]).to_pylist():
+            now, before = families[name].in_round(number), families[name].in_round(families[name].changes[0].round - 1)
+            written = [texts[digest] for digest in rows_with(held, "family", [name])["content_digest"].to_pylist()]
+            verdicts += zip(_true(now, written), _true(before, written), strict=True)
+        if verdicts:
+            found[number] = Notes(
+                entries=len(verdicts),
+                true=sum(now for now, _ in verdicts),
+                stale=sum(before and not now for now, before in verdicts),
+            )
+    return found
+
+
+def _true(family: FamilyConfig, texts: Sequence[str]) -> list[bool]:
+    """Which texts are wholly right about a family's environment; empty where it cannot judge them."""
+    with closing(make_environment(family)) as environment:
+        return [environment.truth(text) == 1 for text in texts] if isinstance(environment, Judge) else []
