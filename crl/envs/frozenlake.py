@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.config.families import unset
 from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.protocols import Start, Step, StopReason
@@ -52,7 +53,14 @@ class FrozenLakeConfig(EnvironmentConfig):
     size_min: int = Field(4, ge=2, le=16, description="Smallest side of the map.")
     size_max: int = Field(4, ge=2, le=16, description="Largest side of the map.")
     frozen_probability: float = Field(0.8, ge=0.05, le=1.0, description="Probability that a cell is safe.")
-    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are told.")
+    frozen_probability_max: float | None = Field(
+        None,
+        ge=0.05,
+        le=1.0,
+        exclude_if=unset,
+        description="If set, each map draws its own, up to this.",
+    )
+    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are given.")
     max_turns: int = Field(8, ge=1, le=1000, description="Turns before an episode counts as failed.")
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3
@@ -61,6 +69,11 @@ class FrozenLakeConfig(EnvironmentConfig):
     def _sizes(self) -> FrozenLakeConfig:
         if self.size_min > self.size_max:
             raise ValueError(f"size_min {self.size_min} is larger than size_max {self.size_max}")
+        if self.frozen_probability > (self.frozen_probability_max or 1.0):
+            raise ValueError(
+                f"frozen_probability {self.frozen_probability} is larger than frozen_probability_max "
+                f"{self.frozen_probability_max}"
+            )
         check_winnable(self.held_out_from, self.held_out_moves, self.max_turns)
         return self
 
@@ -149,7 +162,10 @@ def _draws(config: FrozenLakeConfig, seed: int) -> Iterator[Lake | None]:
         start, goal = divmod(first, side), divmod(second, side)
         if attempt >= _PATIENCE:
             goal = (start[0], start[1] - 1 if start[1] else 1)
-        holed_RC = generator.random((side, side)) >= config.frozen_probability
+        safe = config.frozen_probability
+        if config.frozen_probability_max is not None:
+            safe = float(generator.uniform(safe, config.frozen_probability_max))
+        holed_RC = generator.random((side, side)) >= safe
         holes = frozenset((int(r), int(c)) for r, c in np.argwhere(holed_RC)) - {start, goal}
         lake = Lake(side, start, goal, holes)
         moves = lake.moves

@@ -76,6 +76,7 @@ SHAPES = {
     "Qwen/Qwen2.5-1.5B-Instruct": ModelShape(151_936, 1536, 28, 256, 8960),
     "Qwen/Qwen2.5-7B-Instruct": ModelShape(152_064, 3584, 28, 512, 18_944, tied=False),
     "Qwen/Qwen3-4B-Thinking-2507": ModelShape(151_936, 2560, 36, 1024, 9728, query=4096),
+    "Qwen/Qwen3-4B-Instruct-2507": ModelShape(151_936, 2560, 36, 1024, 9728, query=4096),
     "Qwen/Qwen3-Embedding-0.6B": ModelShape(151_669, 1024, 28, 1024, 3072, query=2048),
 }
 """By the name that a config gives them."""

@@ -160,3 +160,14 @@ def test_it_says_why_a_step_leads_where_it_does_and_how_hard_a_level_is(masked):
     environment.reset_many([0])
     environment.step_many({0: None})
     assert environment.why(0) is None, "no action, nothing to say"
+
+
+def test_each_map_draws_its_own_share_of_safe_cells():
+    common = {"size_min": 8, "size_max": 8, "max_turns": 8, "held_out_moves": 1}
+    ranged = lakes(FrozenLakeConfig(frozen_probability=0.6, frozen_probability_max=0.85, **common))
+    fixed = lakes(FrozenLakeConfig(frozen_probability=0.6, **common))
+    safe = [[1 - len(levels.of(seed).holes) / 64 for seed in range(80)] for levels in (fixed, ranged)]
+    assert np.mean(safe[0]) < np.mean(safe[1]) - 0.05 and max(safe[1]) > 0.8
+    assert np.std(safe[1]) > np.std(safe[0]), "shares differ from map to map"
+    with pytest.raises(ValueError, match="larger than frozen_probability_max"):
+        FrozenLakeConfig(frozen_probability=0.9, frozen_probability_max=0.85)

@@ -1,14 +1,18 @@
 """Chat format: the template's own ids for ordinary texts, no control tokens from texts, only appending."""
 
 import copy
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from crl.errors import BadInput
 from crl.policies.chat import ChatFormat
+from crl.policies.sources import resolve_model
 from crl.protocols import Tool
 
 CHATML = (
@@ -26,6 +30,7 @@ NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no syst
 NO_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 CUTS_LONG_CHATS = "{% for m in messages[-2:] %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
 
+PAPER = Path(__file__).parents[3] / "conf/paper"
 MESSAGES = [
     {"role": "system", "content": "You move north."},
     {"role": "user", "content": "  Hello there.\n"},
@@ -104,6 +109,20 @@ def test_a_template_that_rewrites_history_is_refused_by_name(tokenizer):
     for template in (DROPS_THOUGHTS, CUTS_LONG_CHATS):
         with pytest.raises(BadInput, match="'some/model'"):
             ChatFormat(_with(tokenizer, template), "some/model")
+
+
+TEMPLATES = {"Qwen/Qwen2.5-7B-Instruct": "qwen2_5", "Qwen/Qwen3-4B-Instruct-2507": "qwen3_instruct_2507"}
+"""TRL's copies of the templates of models that play in conf/paper/."""
+
+
+@pytest.mark.parametrize("path", sorted(PAPER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_actors_of_the_paper_files_may_play_several_turns(path):
+    template = files("trl") / "chat_templates"
+    model = yaml.safe_load(path.read_text())["method"]["roles"]["actor"]["model"]
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m-instruct").path)
+    ChatFormat(_with(tokenizer, (template / f"{TEMPLATES[model]}.jinja").read_text()), model)
+    with pytest.raises(BadInput, match="rewrites history"):
+        ChatFormat(_with(tokenizer, (template / "qwen3.jinja").read_text()), "Qwen/Qwen3-4B")
 
 
 def test_one_turn_roles_may_use_it_and_nothing_more(tokenizer):

@@ -36,6 +36,7 @@ LAYER, TABLE = 51_200, 64_000
         ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
         ("Qwen/Qwen3-4B-Thinking-2507", 4_022_468_096),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096),
         ("Qwen/Qwen3-Embedding-0.6B", 595_776_512),
     ],
 )

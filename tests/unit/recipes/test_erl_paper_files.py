@@ -33,7 +33,7 @@ def test_the_settings_are_those_of_the_paper_and_of_the_release(name: str) -> No
     method = method_of(name)
     recipe, actor, reflector = method.recipe, method.role("actor"), method.role("reflector")
     assert isinstance(recipe, ErlConfig) and recipe.reflect and recipe.memory and recipe.internalise
-    assert (actor.model, actor.optimizer.learning_rate) == ("Qwen/Qwen3-4B", 1e-6)
+    assert (actor.model, actor.optimizer.learning_rate) == ("Qwen/Qwen3-4B-Instruct-2507", 1e-6)
     assert method.owner("reflector") == "actor", "one model reflects and plays"
     assert (actor.sampling.temperature, method.evaluation.temperature, method.evaluation.every) == (0.7, 0.7, 5)
     assert (reflector.sampling.temperature, reflector.sampling.top_p) == (0.5, 0.9)
@@ -49,20 +49,22 @@ def test_the_settings_are_those_of_the_paper_and_of_the_release(name: str) -> No
 def test_the_environments_are_those_of_the_paper(name: str) -> None:
     [family] = method_of(name).families
     said: dict[str, dict[str, Any]] = {
-        "frozenlake": {"masked": True, "size_min": 2, "size_max": 9},
+        "frozenlake": {
+            "masked": True, "size_min": 2, "size_max": 9, "frozen_probability": 0.6, "frozen_probability_max": 0.85,
+            "max_turns": 8,
+        },
         "sokoban": {"masked": True, "boxes": 1, "size_min": 6, "size_max": 8, "max_turns": 8},
         "hotpotqa": {"max_turns": 5, "least_f1": 0.3},
-    }
+    }  # fmt: skip
     assert {key: getattr(family.environment, key) for key in said[name]} == said[name]
 
 
 @pytest.mark.parametrize("name", [*TASKS, "frozenlake_baseline"])
-def test_a_whole_episode_fits_the_context_or_the_file_says_what_happens(name: str) -> None:
-    method, text = method_of(name), (PAPER / f"erl_{name}.yaml").read_text(encoding="utf-8")
+def test_a_whole_episode_fits_the_context(name: str) -> None:
+    method = method_of(name)
     [family], actor = method.families, method.role("actor")
-    fits = (family.turn_limit or 0) * actor.sampling.max_new_tokens < actor.context
-    assert fits == (family.environment.kind != "frozenlake")
-    assert fits or "`context_limit`" in text or "see there" in text
+    assert family.turn_limit is not None
+    assert family.turn_limit * actor.sampling.max_new_tokens < actor.context
 
 
 def test_the_baseline_is_the_same_without_the_mechanisms_and_with_ten_attempts() -> None:
