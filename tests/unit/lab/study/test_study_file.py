@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from crl.config.load import load_experiment
+from crl.config.trackers import TrackerChoice
 from crl.errors import BadInput
 from crl.lab.study.config import load_study
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs
@@ -83,6 +84,16 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_refused_names_the_place(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, **changes)
+
+
+def test_the_recommended_recipe_is_the_arm_that_was_measured(tmp_path: Path) -> None:
+    runs = plan_runs(load_study(ROOT / "conf/study/coevolution.yaml"), tmp_path)
+    [measured] = [each for each in runs if (each.arm, each.seed) == ("recommended", 221)]
+    seed = {"method.seed": 221, "method.families.0.environment.world": 221}
+    ours, theirs = load_experiment(ROOT / "conf/recommended.yaml", seed).method, measured.experiment.method
+    left_out = {"roles"}  # the study's file has those of other recipes, too
+    assert ours.model_dump(exclude=left_out) == theirs.model_dump(exclude=left_out)
+    assert all(ours.role(name) == theirs.role(name) for name in ours.recipe.roles())
 
 
 def test_arms_of_another_study_are_run_with_what_every_arm_sets(tmp_path: Path) -> None:
@@ -161,6 +172,12 @@ def test_what_is_varied_is_arms_at_each_value_compared_at_the_same_value(tmp_pat
     assert study.point_of("size", "baseline", 4) == "baseline", "what has the value already is not run again"
     sizes = {run.arm: run.experiment.method.rollout.group_size for run in plan_runs(study, tmp_path) if run.seed == 12}
     assert (sizes["baseline_size_2"], sizes["baseline_size_0_5"], len(sizes)) == (2, 5, 6)
+
+
+def test_only_trackers_that_are_asked_for_are_written_to(tmp_path: Path) -> None:
+    assert {run.experiment.runtime.trackers for run in planned(tmp_path)} == {()}
+    asked = planned(tmp_path, set={"runtime.trackers": ["tensorboard"]})
+    assert {run.experiment.runtime.trackers for run in asked} == {(TrackerChoice(kind="tensorboard"),)}
 
 
 def test_some_arms_and_seeds_only(tmp_path: Path) -> None:
