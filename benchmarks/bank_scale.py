@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def show(rows: list[Row], exact: Row | None) -> None:
-    """One line a row."""
+    """Print one line per row."""
     for row in rows:
         recall = "" if exact is None else f"recall@{COUNT} {recall_of(row, exact):.4f}, "
         print(

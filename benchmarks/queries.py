@@ -65,7 +65,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(run: Path, repetitions: int) -> None:
-    """Print a row a question."""
+    """Print one row per question."""
     asked = [(match["title"], match["sql"]) for match in _QUESTION.finditer(_PAGE.read_text(encoding="utf-8"))]
     taken: dict[str, list[tuple[float, float]]] = {title: [] for title, _ in asked}
     opened = []

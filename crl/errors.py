@@ -113,7 +113,8 @@ class DecisionMade(BadInput):
 
 
 class StaleAttempt(CrlError):
-    """This attempt lost its lease: a newer one owns the run. Nothing was committed."""
+    """This attempt lost its lease: a newer one owns the run, or the heartbeat could not be written. Nothing was
+    committed."""
 
     exit_code = 3
 

@@ -16,8 +16,8 @@ from flows.train import train as flow
 def train(experiment: Experiment, rounds: int) -> None:
     """Run the flow `train` in this process on an experiment that was checked already.
 
-    Raises NoServer where no server answers or the temporary one does not start, ServerLost where it ends meanwhile,
-    else what the flow fails with.
+    Raises NoServer where no server answers as Prefect's does or the temporary one does not start, ServerLost where it
+    ends meanwhile, else what the flow fails with.
     """
     _register(experiment.name)
     before = already_checked.set(True)
@@ -37,7 +37,7 @@ def _register(name: str) -> None:
     try:
         start_temporary_server()
         ensure_limit(name)
-    except (RuntimeError, httpx.TransportError) as error:  # Prefect has no class of its own for it
+    except (RuntimeError, httpx.HTTPError, ValueError) as error:  # Prefect has no class of its own for it
         url = get_current_settings().api.url
         if not url:
             raise NoServer(
@@ -45,7 +45,9 @@ def _register(name: str) -> None:
                 next_step="try again when the machine is less busy, start a server (`make ui`), or give --no-prefect",
             ) from error
         raise NoServer(
-            f"no Prefect server answers at {url}: {error}",
+            f"no Prefect server can be used at {url}: {error}",
+            expected="the address of a server's API, which ends in /api",
             where="PREFECT_API_URL, or the active Prefect profile",
-            next_step="start it (`make ui`), unset PREFECT_API_URL to use a temporary one, or give --no-prefect",
+            next_step="start it (`make ui`), correct the address (where it wants a password: PREFECT_API_AUTH_STRING), "
+            "unset PREFECT_API_URL to use a temporary one, or give --no-prefect",
         ) from error

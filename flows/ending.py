@@ -41,12 +41,14 @@ def end_flow_runs(api: str) -> list[str]:
 def _mark(api: str, identifiers: Iterable[str]) -> None:
     """Give each its state with our message: also those that could not report, because they had hardly begun."""
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.exceptions import ObjectNotFound
     from prefect.states import Crashed
 
     with SyncPrefectClient(api) as client:
         for identifier in identifiers:
-            # A server that does not answer is about to end anyway: the next start finds these runs silent.
-            with contextlib.suppress(httpx.HTTPError):
+            # A server that does not answer is about to end anyway: the next start finds these runs silent. A run that
+            # was deleted in the UI needs no mark.
+            with contextlib.suppress(httpx.HTTPError, ObjectNotFound):
                 state = client.read_flow_run(UUID(identifier)).state
                 if state is not None and (state.is_crashed() or not state.is_final()):
                     client.set_flow_run_state(UUID(identifier), Crashed(message=_MESSAGE), force=True)

@@ -84,7 +84,7 @@ class Pages:
             raise HTTPException(404)
         found = self.runs.joinpath(*names, file)
         # A link could lead anywhere.
-        if not found.is_file() or not found.resolve().is_relative_to(self.runs.resolve()):
+        if not _is_file(found) or not found.resolve().is_relative_to(self.runs.resolve()):
             raise HTTPException(404)
         return HTMLResponse(found.read_bytes())
 
@@ -92,7 +92,7 @@ class Pages:
         found: list[tuple[str, str]] = []
         if self.runs.is_dir():
             names = sorted(path.name for path in self.runs.iterdir() if _NAME.fullmatch(path.name))
-            found = [(name, file) for file in (STUDY, PAGE) for name in names if (self.runs / name / file).is_file()]
+            found = [(name, file) for file in (STUDY, PAGE) for name in names if _is_file(self.runs / name / file)]
         items = "".join(
             f'<li><a href="/{name}/{file}">{html.escape(name)}</a>{" (study)" if file == STUDY else ""}</li>'
             for name, file in found
@@ -113,3 +113,11 @@ class Pages:
         except (ValueError, KeyError, TypeError):
             raise HTTPException(400) from None
         return Response()
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file that this user may look for: another user's folder may be closed."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False

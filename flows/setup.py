@@ -66,8 +66,9 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
 
 
 def require_server() -> str:
-    """The address of the server. Raises NoServer where none is named or none answers."""
+    """The address of the server. Raises NoServer where none is named, none answers, or not as Prefect's would."""
     import httpx
+    from prefect import get_client
     from prefect.settings import get_current_settings
 
     from crl.errors import NoServer
@@ -77,10 +78,16 @@ def require_server() -> str:
     if address is None:
         raise NoServer("no Prefect server is named", expected="PREFECT_API_URL", next_step=step)
     try:
-        httpx.get(f"{address}/health", timeout=10.0).raise_for_status()
-    except httpx.HTTPError as error:
+        if httpx.get(f"{address}/health", timeout=10.0).raise_for_status().json() is not True:
+            raise ValueError("/health does not say `true`")
+        with get_client(sync_client=True) as client:
+            client.api_version()  # a server that wants a password wants none for /health
+    except (httpx.HTTPError, ValueError) as error:
         raise NoServer(
-            f"no Prefect server answers: {error or type(error).__name__}", where=address, next_step=step
+            f"no Prefect server can be used there: {error or type(error).__name__}",
+            expected="the address of a server's API, which ends in /api",
+            where=address,
+            next_step=f"{step} (and PREFECT_API_AUTH_STRING where it wants a password)",
         ) from None
     return address
 

@@ -85,4 +85,6 @@ def _begin(name: str, path: Path) -> None:
         return
     ensure_limit(name)
     if (flow_run.run_count or 0) > 1:
-        get_run_logger().warning("this flow run has run before, but there is no record at %s: it begins anew", path)
+        get_run_logger().warning(
+            "this flow run has run before, but there is no record at %s: it starts from the beginning", path
+        )

@@ -22,12 +22,13 @@ from crl.cli.escaping import say
 from crl.config.load import runs_root
 from crl.engine.guardian import guard
 from crl.engine.process import ProcessGroup
-from crl.errors import CrlError, PortBusy, SetupFailed
+from crl.errors import BadInput, CrlError, PortBusy, SetupFailed
+from crl.run.files import disk_error
 from flows.ending import end_flow_runs
 from flows.pages import HOST, Pages
 from flows.setup import POOL, ROOT, TIDY
 
-PORT = 4200
+PORT, LAST_PORT = 4200, 65535
 
 ONLY_THIS_MACHINE = (
     "Content-Security-Policy:default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
@@ -90,7 +91,7 @@ class DevServer:
         }
 
     def run(self) -> int:
-        """Until somebody asks for the end; the exit code. Raises PortBusy, SetupFailed."""
+        """Until somebody asks for the end; the exit code. Raises PortBusy, BadInput, SetupFailed."""
         began = time.monotonic()
         for port, what in ((self.port, "PORT"), (self.pages_port, "PAGES_PORT")):
             require_free(port, what)
@@ -176,7 +177,8 @@ class DevServer:
         if not self._worker.running:
             self._worker.start()
         try:
-            found = httpx.post(f"{self.url}/api/work_pools/{POOL}/workers/filter", json={}, timeout=5.0).json()
+            answer = httpx.post(f"{self.url}/api/work_pools/{POOL}/workers/filter", json={}, timeout=5.0)
+            found = answer.raise_for_status().json()
         except (httpx.HTTPError, ValueError):
             return False
         return any(each["name"] == f"worker-{self.port}" and each["status"] == "ONLINE" for each in found)
@@ -217,10 +219,13 @@ class DevServer:
         """Have `tidy` put every unfinished run under watch: some may have died with the worker, before they began."""
         import httpx
         from prefect.client.orchestration import SyncPrefectClient
+        from prefect.exceptions import ObjectNotFound
 
         try:
             with SyncPrefectClient(f"{self.url}/api") as client:
                 client.create_flow_run_from_deployment(client.read_deployment_by_name(TIDY).id)
+        except ObjectNotFound:  # deleted in the UI
+            say(f"  there is no deployment {TIDY}: the next `make ui` makes it again")
         except httpx.HTTPError as error:
             say(f"  the deployment {TIDY} could not be started: {error}")
 
@@ -264,16 +269,23 @@ def _end_of_log(process: ProcessGroup) -> str:
 
 
 def require_free(port: int, variable: str) -> None:
-    """Raise PortBusy where something listens on a loopback port."""
+    """Raise PortBusy where something listens on a loopback port, BadInput where this user may not listen on it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
+        except PermissionError:
+            raise BadInput(
+                f"this user may not listen on port {port}",
+                expected="a port from 1024 on, as a rule",
+                next_step=f"choose another port: make ui {variable}={port + 8000}",
+            ) from None
         except OSError as error:
+            other = port + (100 if port < 65000 else -100)
             raise PortBusy(
                 f"port {port} of {HOST} is taken ({error.strerror or error})",
                 expected="a free port: another `make ui` or Prefect server may be running",
-                next_step=f"end that one, or choose another port: make ui {variable}={port + 100}",
+                next_step=f"end that one, or choose another port: make ui {variable}={other}",
             ) from None
 
 
@@ -295,19 +307,31 @@ def database() -> str:
     return text.split(":///")[-1] if text.startswith("sqlite") else text.rpartition("@")[2]
 
 
+def _port(text: str) -> int:
+    """A port of the command line. Raises ArgumentTypeError."""
+    if not (text.isdecimal() and 1 <= int(text) <= LAST_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: they are 1 to {LAST_PORT}")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run until the end."""
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, default=PORT, help=f"port of Prefect's server and UI (default {PORT})")
-    parser.add_argument("--pages-port", type=int, help="port of the report pages (default: the one after it)")
+    parser.add_argument("--port", type=_port, default=PORT, help=f"port of Prefect's server and UI (default {PORT})")
+    parser.add_argument("--pages-port", type=_port, help="port of the report pages (default: the one after it)")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
     chosen = parser.parse_args(arguments)
-    pages_port = chosen.pages_port if chosen.pages_port is not None else chosen.port + 1
+    pages_port = chosen.pages_port or chosen.port + 1
+    if pages_port > LAST_PORT:
+        parser.error(f"no port comes after {chosen.port}: give the pages one with --pages-port (make ui PAGES_PORT=…)")
     try:
         return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent).run()
-    except CrlError as error:
-        say(f"make ui: {error}", stderr=True)
-        return error.exit_code
+    except (CrlError, OSError) as error:
+        known = error if isinstance(error, CrlError) else disk_error(error)
+        if known is None:
+            raise
+        say(f"make ui: {known}", stderr=True)
+        return known.exit_code
 
 
 if __name__ == "__main__":

@@ -27,6 +27,12 @@ def bring(row_type: type[Row], suite: Suite) -> None:
     _brought[row_type.table] = row_type, suite
 
 
+def row_type_of(table: str) -> type[Row] | None:
+    """The row type of a table; None where neither the project nor a recipe that was loaded has one."""
+    brought = _brought.get(table)
+    return ROW_TYPE_BY_TABLE.get(table) or (None if brought is None else brought[0])
+
+
 @cache
 def suite_of(table: str) -> dict[str, Any]:
     """The suite of a table: `name`, `expectations`, and `meta` with the columns that name a row. Not to be changed."""

@@ -110,6 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 has no →
         _check_utf8(words)
         code = _command()(args=words, prog_name="crl", standalone_mode=False)
         with suppress(BrokenPipeError):  # whoever read has seen enough

@@ -52,7 +52,7 @@ def export_bank(
     if format is Format.huggingface:
         out.print(f"  {to / CARD}: the dataset card", soft_wrap=True)
         out.print(f'in Python: datasets.load_dataset("{to}", split="train")', soft_wrap=True)
-    out.print(f"to begin another experiment with it: crl bank import conf/NAME.yaml {to}", soft_wrap=True)
+    out.print(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}", soft_wrap=True)
 
 
 def import_bank(

@@ -18,13 +18,16 @@ app = typer.Typer(
 
 
 ExperimentOption = Annotated[
-    Path | None, typer.Option(metavar="EXPERIMENT", help="Include the suites beside this experiment file.")
+    Path | None,
+    typer.Option(
+        metavar="EXPERIMENT", help="Include the tables of this experiment's recipe, and the suites beside its file."
+    ),
 ]
 
 
 @app.command("list")
 def list_suites(experiment: ExperimentOption = None) -> None:
-    """List the suites. There is one per row type."""
+    """List the suites. There is one per row type; those that a recipe brings need --experiment."""
     from crl.checks import suite_names
     from crl.checks.suites import suite_with_own
 
@@ -46,9 +49,13 @@ def show(
     from crl.errors import BadInput
     from crl.paths import short
 
-    if table not in suite_names():
-        raise BadInput(f"there is no row type {short(table)}", expected=f"one of {', '.join(suite_names())}")
     own = _own(experiment)
+    if table not in suite_names():
+        raise BadInput(
+            f"there is no row type {short(table)}",
+            expected=f"one of {', '.join(suite_names())}",
+            next_step=None if experiment else "for a table that a recipe brings, name its experiment: --experiment",
+        )
     if format is Plain.json:
         say_json(suite_with_own(table, own), indent=2)
         return
@@ -77,12 +84,15 @@ def docs(
 
 
 def _own(experiment: Path | None) -> dict[str, dict[str, Any]]:
-    """The suites beside an experiment file, checked. Raises BadInput."""
+    """The suites beside an experiment file, checked. Loads its recipe, with the tables it brings. Raises BadInput."""
     if experiment is None:
         return {}
     from crl.checks.own import check_own_suites
     from crl.config.load import load_experiment
+    from crl.recipes import recipe_of
 
-    own = load_experiment(experiment).runtime.expectations
+    loaded = load_experiment(experiment)
+    recipe_of(loaded.method)
+    own = loaded.runtime.expectations
     check_own_suites(own)
     return own

@@ -55,7 +55,7 @@ def compare(
         _conclude(loaded, planned, directory, {})
         return
     out = console()
-    with interruptible(f"crl compare {shown(study)}"):
+    with interruptible(lambda: f"crl compare {shown(study)}"):
         open_runs = [run for run in wanted if not run.is_finished()]
         out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
         if open_runs:  # before the directory of the study is made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,8 +20,8 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def interruptible(again: str) -> Iterator[None]:
-    """Ctrl-C and SIGTERM unwind what is inside, then say that `again` goes on with it."""
+def interruptible(again: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM unwind what is inside, then say that the command `again()` goes on with it."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise _Terminated
@@ -31,7 +31,9 @@ def interruptible(again: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, _Terminated) as error:
-        console(stderr=True).print(f"\ninterrupted. Every complete stage is kept; continue with: {again}")
+        console(stderr=True).print(
+            f"\ninterrupted. Every complete stage is kept; continue with: {again()}", soft_wrap=True
+        )
         raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED) from None
     finally:
         signal.signal(signal.SIGTERM, previous)

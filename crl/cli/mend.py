@@ -12,7 +12,7 @@ from crl.run.find import find_run
 def mend(run: RunArgument) -> None:
     """Rebuild damaged files from the rest of the record. The damaged ones are kept.
 
-    Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one needs `crl redo`.
+    Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
     """
     from crl.config import Runtime
     from crl.engine.services import EngineServices, prepare_environment
@@ -20,6 +20,7 @@ def mend(run: RunArgument) -> None:
     from crl.recipes.mend import mend as mend_record
     from crl.report.views import write_catalog
     from crl.run.directory import RunDirectory
+    from crl.run.evaluations import EVALUATIONS
     from crl.run.lease import Lease
     from crl.run.verify import Severity, verify
 
@@ -39,7 +40,9 @@ def mend(run: RunArgument) -> None:
         out.print(f"mended {name}", soft_wrap=True)
     if done.kept:
         out.print(f"the damaged files are kept in {shown(path / 'damaged')}", soft_wrap=True)
-    derived = [problem for problem in verify(path) if problem.severity is Severity.derived]
+    found = [problem for problem in verify(path) if problem.severity is Severity.derived]
+    played = [problem for problem in found if problem.file.startswith(f"{EVALUATIONS}/")]  # by a model: for good
+    derived = [problem for problem in found if problem not in played]
     if derived:
         write_catalog(path)
         for problem in derived:
@@ -49,9 +52,11 @@ def mend(run: RunArgument) -> None:
             f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}",
             soft_wrap=True,
         )
-    if done.left:
+    for problem in played:
+        out.print(f"{problem.found}: it cannot be made again\n  mend     {problem.mend}", soft_wrap=True)
+    if left := len(done.left) + len(played):
         raise RecordDamaged(
-            f"{len(done.left)} file{'' if len(done.left) == 1 else 's'} of {shown(path)} could not be made again",
+            f"{left} file{'' if left == 1 else 's'} of {shown(path)} could not be made again",
             next_step="run the command named `mend`, the first one first; then crl resume",
         )
     if not done.mended and not derived:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,7 @@ def sql(
         writer.writerow(map(escaped, names))
         writer.writerows([escaped(_cell(value)) for value in row] for row in rows)
     elif format is Format.json:
+        names = _distinct(names)
         for row in rows:
             say_json(dict(zip(names, row, strict=True)))
     else:
@@ -48,6 +50,15 @@ def catalog(run: RunArgument) -> None:
 
     path = write_catalog(find_run(run))
     say(f"{shown(path)}: views only, the data stay in the Parquet files")
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names with a number behind each that is there before: round, round_1. An object has no name twice."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(1))
+        found.append(name if name not in found else next(each for each in numbered if each not in {*names, *found}))
+    return found
 
 
 def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:

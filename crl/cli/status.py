@@ -15,7 +15,7 @@ from crl.cli.escaping import say
 from crl.cli.shared import RunArgument, console, print_rounds, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
-from crl.report.standing import last_failure, running_stages, unfinished
+from crl.report.standing import last_failure, never_asked, running_stages, unfinished
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
         lines += [pending.told(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
     elif missing:
         lines.append(f"unfinished: {missing}")
-        lines.append(f"next: crl resume {shown(path)}")
+        resume = f"crl resume {shown(path)}"
+        lines.append(f"next: {'`crl train` with its experiment' if never_asked(path, events) else resume}")
     else:
         lines.append("complete: every requested round is done")
         lines.append(f"next, for more rounds: crl resume {shown(path)} --rounds 3, or `crl train` with its experiment")

@@ -15,7 +15,7 @@ import typer
 from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
 from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
-from crl.errors import ApprovalPending
+from crl.errors import ApprovalPending, BadInput
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -62,13 +62,14 @@ def train(
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
-    with _interruptible(path), LiveProgress() as live:
+    again = _again(experiment, rounds, runs, set or [], prefect=prefect)
+    with _interruptible(path, again), LiveProgress() as live:
         if prefect:
             _run_flow(loaded, rounds, live)
         else:
             with _driver(directory, loaded.runtime, live) as driver:
                 driver.run_rounds(driver.set_target(rounds)[1])
-    _closing_words(path, live, _again(experiment, rounds, runs, set or []))
+    _closing_words(path, live, again)
 
 
 def resume(
@@ -86,10 +87,15 @@ def resume(
     directory, runtime = RunDirectory.open(path), last_runtime(path)
     check_run(directory, runtime)
     _say_precision(directory.method)
-    with _interruptible(path), LiveProgress() as live, _driver(directory, runtime, live) as driver:
-        driver.run_rounds(driver.unfinished()[1])
-        if rounds:
-            driver.run_rounds(driver.set_target(rounds)[1])
+    again = f"crl resume {shown(path)}{f' --rounds {rounds}' if rounds else ''}"
+    with _interruptible(path, again), LiveProgress() as live, _driver(directory, runtime, live) as driver:
+        first, last = driver.unfinished(more=rounds)
+        if last < first == 0:
+            raise BadInput(
+                f"no rounds were asked of {shown(path)} yet: what began it ended before the first",
+                next_step="`crl train` with its experiment, or `crl resume` with --rounds",
+            )
+        driver.run_rounds(last)
     if not live.ran:
         console().print(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
@@ -134,17 +140,25 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
         stop()
 
 
-def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str]) -> str:
+def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str], *, prefect: bool) -> str:
     """The command that goes on with this run."""
     parts = ["crl", "train", str(experiment), *(["--rounds", str(rounds)] if rounds != _ROUNDS else [])]
     parts += ["--runs", str(runs)] if runs is not None else []
+    parts += [] if prefect else ["--no-prefect"]
     return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
 
 
 @contextmanager
-def _interruptible(path: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the engines and give the lease back; a message says where a person has to approve."""
-    with interruptible(f"crl resume {shown(path)}"):
+def _interruptible(path: Path, again: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the engines and give the lease back; a message says where a person has to approve.
+
+    `again` is the command to type where this one had not set out yet: of its rounds `crl resume` would know nothing.
+    """
+    from crl.engine.targets import targets
+    from crl.run.journal import Journal
+
+    before = len(targets(Journal(path)))
+    with interruptible(lambda: f"crl resume {shown(path)}" if len(targets(Journal(path))) > before else again):
         try:
             yield
         except ApprovalPending as error:

@@ -50,10 +50,12 @@ class Runtime(Model):
         None, description="Machines for updates with several deepspeed.ranks; none: all ranks on this machine."
     )
     when_busy: WhenBusy = Field(
-        WhenBusy.wait, description="While another run works on the experiment: wait for it, or refuse at once."
+        WhenBusy.wait,
+        description="While another run works on the experiment: wait for it, or refuse at once, which "
+        "`crl resume` and --no-prefect always do.",
     )
     wait_seconds: float = Field(
-        6 * 3600, ge=0, le=LONGEST_SECONDS, description="Longest wait for another run before giving up."
+        6 * 3600, ge=0, le=LONGEST_SECONDS, description="Longest wait for another run before giving up (with Prefect)."
     )
     approval_wait_seconds: float = Field(
         7 * 86_400,

@@ -24,9 +24,9 @@ _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 _MOST_BYTES = 8 * 2**20
 """Bytes of a YAML file."""
 _MOST_NAMED = 20
+"""Names, or mistakes, that one message lists."""
 _WHOLE = re.compile(r"method\.(families|families\.[0-9]{1,9}|(families\.[0-9]{1,9}\.)?prompts)")
 """Keys of what may name prompt files, as a whole."""
-"""Names, or mistakes, that one message lists."""
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:

@@ -23,7 +23,7 @@ BUILT_IN = {
 
 
 class TrackerChoice(BaseModel):
-    """One tracker and its options; `mlflow` alone stands for `{kind: mlflow}`."""
+    """One tracker and its options; `mlflow` alone means `{kind: mlflow}`."""
 
     # Which options there are is known to the tracker's class: `check` holds them against it.
     model_config = ConfigDict(frozen=True, extra="allow", field_title_generator=lambda name, _: name)

@@ -41,6 +41,7 @@ from crl.errors import CrlError, StageFailed
 from crl.recipes import recipe_in
 from crl.recipes.approvals import PendingApproval, pending_approval
 from crl.recipes.stage import Recipe, Stage
+from crl.run.committed import not_committed
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
@@ -91,6 +92,9 @@ class Driver:
             self._lease = stack.enter_context(lease)
             require_intact(self.run.path, from_rows=partial(self.recipe.from_rows, self.run.method), changed=True)
             self._journal = Journal(self.run.path)
+            for place in sorted(not_committed(self.run.path)):
+                if self.run.is_complete(*place):
+                    self._tell_commit(place)
             key = Path(self.run.path).resolve()
             _open_drivers[key] = self
             stack.callback(_open_drivers.pop, key, None)
@@ -145,11 +149,14 @@ class Driver:
         first = self.next_round()
         return self._remember(first, max(first - 1, 0) + rounds, purpose)
 
-    def unfinished(self, *, purpose: str | None = None) -> tuple[int, int]:
-        """(first, last) round of what was set out for and not reached; last < first where nothing is left."""
+    def unfinished(self, *, more: int = 0, purpose: str | None = None) -> tuple[int, int]:
+        """(first, last) round of what was set out for and not reached, and of so many `more` rounds behind that; the
+        whole of it is set out for now. last < first where nothing is left."""
         first = self.next_round()
         begun = any(self.run.is_complete(first, stage) for stage in self.stages(first))
         last = max([first if begun else -1, *(target.last for target in targets(self._journal))])
+        if more:
+            last = max(last, first - 1, 0) + more
         return self._remember(first, last, purpose) if last >= first else (first, last)
 
     def _remember(self, first: int, last: int, purpose: str | None) -> tuple[int, int]:
@@ -162,7 +169,10 @@ class Driver:
         stage = self.recipe.stage(self.run.method, round_number, stage_name)
         if self._tandem is not None:
             (self._tandem.enter_second_track if stage.second_track else self._tandem.check)(round_number)
-        if self.run.is_complete(round_number, stage_name):
+        place = (round_number, stage_name)
+        if self.run.is_complete(*place):
+            if self._attempts.pop(place, 0):  # its engine died, or was ended, right behind the commit
+                self._tell_commit(place)
             outcome = StageOutcome(
                 round_number,
                 stage_name,
@@ -172,7 +182,6 @@ class Driver:
             )
             self._emit(StageSkipped(round_number, stage_name, outcome.digest))
             return outcome
-        place = (round_number, stage_name)
         if (pending := self.pending_approval(round_number, stage_name)) is not None:
             raise pending.error()
         self._attempts[place] = self._attempts.get(place, 0) + 1
@@ -188,6 +197,7 @@ class Driver:
                 self._failed(place, error)
             raise
         self._record("stage_committed", place, digest=outcome.digest, seconds=round(time.monotonic() - started, 3))
+        del self._attempts[place]
         self._emit(StageDone(round_number, stage_name, outcome.digest, time.monotonic() - started, outcome.rows))
         return outcome
 
@@ -306,6 +316,14 @@ class Driver:
 
     def _record(self, event: str, place: tuple[int, str], **more: Any) -> None:
         self._journal.record(event, token=self.token, round_number=place[0], stage=place[1], **more)
+
+    def _tell_commit(self, place: tuple[int, str]) -> None:
+        """Write down a commit that whoever made it did not live to tell."""
+        manifest = self.run.manifest(*place)
+        token = manifest.provenance.get("token", self.token)
+        self._journal.record(
+            "stage_committed", token=token, round_number=place[0], stage=place[1], digest=manifest.digest
+        )
 
     def _emit(self, event: Event) -> None:
         for subscriber in (*self._subscribers, *_watchers):

@@ -90,7 +90,7 @@ class RetryScheduled:
     """The attempt that will follow."""
     delay_seconds: float
     reason: str
-    """First line of the error."""
+    """The error, in words."""
 
 
 @dataclass(frozen=True, slots=True)

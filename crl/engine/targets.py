@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from crl.config import Runtime
+from crl.config.base import MOST_ROUNDS
 from crl.run.journal import Journal
 
 _EVENT = "target"
@@ -46,11 +50,22 @@ def remember_target(
 
 
 def last_runtime(run_path: Path) -> Runtime:
-    """Shards, limits and retention that a run last set out with; the defaults where it never did."""
-    for target in reversed(targets(Journal(run_path))):
-        if target.runtime is not None:
-            try:
-                return Runtime.model_validate(target.runtime)
-            except ValueError:
-                break  # written by a version with other fields: nothing that changes a number is lost
-    return Runtime()
+    """Shards, limits and retention that a run last set out with; the defaults where it never did.
+
+    What this version does not take of them, another one having written it, is left out with a warning; where that is
+    about retention, every checkpoint is kept.
+    """
+    asked = (target.runtime for target in reversed(targets(Journal(run_path))))
+    known: dict[str, Any] = next((runtime for runtime in asked if isinstance(runtime, dict)), {})
+    try:
+        return Runtime.model_validate(known)
+    except ValidationError as error:
+        dropped = sorted({str(each["loc"][0]) for each in error.errors()})
+    keeps = {"keep_checkpoints": MOST_ROUNDS} if any(key.startswith("keep_") for key in dropped) else {}
+    told = ", ".join(f"runtime.{key}" for key in dropped)
+    warnings.warn(
+        f"of the settings that {run_path} last ran with, this version of crl does not take {told}: "
+        f"{'every checkpoint is kept' if keeps else 'the default holds'} until `crl train` is given its experiment",
+        stacklevel=2,
+    )
+    return Runtime.model_validate({key: value for key, value in known.items() if key not in dropped} | keeps)

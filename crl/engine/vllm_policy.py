@@ -114,7 +114,7 @@ class VllmPolicy:
             if self._serving != self._weights:
                 directory = self._export()
                 self._reload(client, directory)
-                self._require(client, "it was told to take them")
+                self._require(client, "it was asked to load them")
             return client
         if self._server is None:
             self._server = VllmServer(self._name, self._config, self._role, self._threads)
@@ -125,7 +125,7 @@ class VllmPolicy:
         directory = self._export()
         try:
             self._reload(self._server.client, directory)
-            self._require(self._server.client, "it was told to take them")
+            self._require(self._server.client, "it was asked to load them")
         except (WrongWeights, EngineDied):
             return self._start(self._server)
         return self._server.client

@@ -83,7 +83,7 @@ class MiniHackConfig(EnvironmentConfig):
     max_turns: int = Field(10, ge=1, le=1000, description="Turns before an episode counts as failed.")
     hints: bool = Field(
         True,
-        description="Say where the stairs and other things lie (`> is 2 east`); false: a legend of the symbols, and "
+        description="Say where the stairs and other things are (`> is 2 east`); false: a legend of the symbols, and "
         "prompts of its own: the examples of `prompts: minihack` show hints.",
     )
     held_out_from: HeldOutFrom = 1_000_000

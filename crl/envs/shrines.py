@@ -61,7 +61,7 @@ class ShrinesConfig(EnvironmentConfig):
     shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, appears in the goal.")
     world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
     steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
-    shown: int = Field(4, ge=2, le=12, description="Things that lie there: those of the rule, and others.")
+    shown: int = Field(4, ge=2, le=12, description="Things to choose from: those of the rule, and others.")
     things: int = Field(16, ge=4, le=24, description="Things there are in all.")
     max_turns: int = Field(6, ge=1, le=1000, description="Turns before an episode counts as failed.")
     practice: bool = Field(

@@ -52,7 +52,7 @@ class SokobanConfig(EnvironmentConfig):
     ends_when_stuck: bool = Field(
         False, description="End an episode as failed once its boxes can no longer all be brought to targets."
     )
-    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are told.")
+    masked: bool = Field(False, description="Abstract symbols and no rules: only action names are given.")
     max_turns: int = Field(30, ge=1, le=1000, description="Turns before an episode counts as failed.")
     held_out_from: HeldOutFrom = 1_000_000
     held_out_moves: FewestMoves = 3

@@ -110,7 +110,7 @@ WHOLE_BANK = "bank"
 
 
 def whole_families(entries: Iterable[BankEntry]) -> dict[str, list[list[BankEntry]]]:
-    """A group a family, with all of its entries from the oldest, in the order of family names."""
+    """One group per family, with all of its entries from the oldest, in the order of family names."""
     families: dict[str, list[BankEntry]] = {}
     for entry in by_age(entries):
         families.setdefault(entry.family, []).append(entry)

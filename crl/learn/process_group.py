@@ -32,7 +32,7 @@ def import_deepspeed() -> Any:
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
-    # torch renamed collectives that DeepSpeed still calls by their old names, once a call.
+    # torch renamed collectives that DeepSpeed still calls by their old names, once per call.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     import deepspeed
     from deepspeed.utils.logging import set_log_level_from_string

@@ -17,6 +17,7 @@ from crl.recipes.reading import recorded_rows, stages_behind
 from crl.recipes.stage import Recipe
 from crl.run.decisions import Decision, load_decision, now, shown_digest, write_decision
 from crl.run.directory import RunDirectory
+from crl.run.problem import quoted
 from crl.text.unicode import valid_text
 
 
@@ -34,7 +35,7 @@ class PendingApproval:
     decision: Decision | None = None
     """The decision about these very rows."""
     outdated: Decision | None = None
-    """A decision that is there and speaks of other rows: stages were redone since."""
+    """A decision about other rows: stages were redone since."""
 
     def told(self) -> str:
         """What is awaited, as a sentence."""
@@ -42,7 +43,7 @@ class PendingApproval:
         asked = f"{count} operation{'' if count == 1 else 's'} to decide about" if count else "nothing would change"
         text = f"round {self.round} waits for a person before stage {self.stage}: {asked}"
         if self.outdated is not None:
-            text += f"\n(an earlier decision speaks of other operations and is not used: {self.outdated.told()})"
+            text += f"\n(an earlier decision concerns other operations and is not used: {self.outdated.told()})"
         return text
 
     def refused(self, decision: Decision) -> list[str]:
@@ -51,7 +52,7 @@ class PendingApproval:
 
     def command(self) -> str:
         """What to type to decide."""
-        return f"crl approve {self.run_path}"
+        return f"crl approve {quoted(self.run_path)}"
 
     def error(self) -> ApprovalPending:
         """The error of a stage that cannot run yet."""
@@ -59,7 +60,7 @@ class PendingApproval:
             self.told(),
             where=str(self.run_path),
             next_step=f"`{self.command()} --show` shows it, `{self.command()}` approves it (--reject ID, --reject-all);"
-            f" then `crl resume {self.run_path}`",
+            f" then `crl resume {quoted(self.run_path)}`",
         )
 
 

@@ -20,6 +20,7 @@ from crl.recipes.kept_rollouts import kept_rollouts
 from crl.recipes.stage import Recipe
 from crl.run.branch import Branch, check_name_is_free, make_branch
 from crl.run.directory import RunDirectory
+from crl.run.problem import quoted
 from crl.run.verify import require_intact
 
 
@@ -80,7 +81,7 @@ def check_round(parent: RunDirectory, recipe: Recipe, round_number: int) -> None
         found,
         expected=f"a finished round: 0 to {complete}" if complete >= 0 else "a run with a finished round",
         where="--round",
-        next_step=f"name one of them, or finish it with `crl resume {parent.path}`",
+        next_step=f"name one of them, or finish it with `crl resume {quoted(parent.path)}`",
     )
 
 

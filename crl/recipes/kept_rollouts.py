@@ -25,6 +25,7 @@ from crl.records import Episode
 from crl.run.directory import RunDirectory
 from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
+from crl.run.problem import quoted
 
 _OPTION = "--keep-rollouts"
 OF_UPDATES = ("optimizer", "deepspeed")
@@ -59,7 +60,7 @@ def kept_rollouts(parent: RunDirectory, before: Recipe, method: Method, recipe: 
             + (f": {missing[0]} is not complete" if names else f": recipe {before.name} plays no episodes in it"),
             expected="a parent that has played the round after the one it is forked at",
             where=_OPTION,
-            next_step=f"fork at an earlier round, or play it first: crl resume {parent.path} --rounds 1",
+            next_step=f"fork at an earlier round, or play it first: crl resume {quoted(parent.path)} --rounds 1",
         )
     _check_same_stages(parent, before, method, recipe, played)
     _check_read_what_is_taken(parent, number, names)

@@ -16,6 +16,7 @@ from crl.recipes.stage import Recipe, RowsOf, Stage
 from crl.records import Row, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
+from crl.run.problem import quoted
 
 R = TypeVar("R", bound=Row)
 
@@ -29,7 +30,7 @@ def recorded_bank(run: RunDirectory, recipe: Recipe, round_number: int) -> Snaps
         raise BadInput(
             f"round {round_number} of {run.path} has published no bank",
             expected="a round whose `consolidate` is complete",
-            next_step=f"`crl status {run.path}` says what is complete",
+            next_step=f"`crl status {quoted(run.path)}` says what is complete",
         )
     return open_snapshot(place[0], tables_of(recipe, run.method, run.read))
 
@@ -46,7 +47,7 @@ def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: S
             raise BadInput(
                 f"round {round_number} of {run.path} has not come so far",
                 expected=f"stage {place[1]} of round {place[0]} to be complete",
-                next_step=f"`crl status {run.path}` says what is complete",
+                next_step=f"`crl status {quoted(run.path)}` says what is complete",
             )
         return rows_of(row_type, run.read(*place, row_type))
 

@@ -9,6 +9,7 @@ from crl.errors import RecordDamaged
 from crl.recipes.context import StageContext
 from crl.records import Weights
 from crl.run.files import sha256_once
+from crl.run.problem import quoted
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
@@ -24,7 +25,7 @@ def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weig
         f"no weights of role {owner} in what stage {ctx.stage.name} of round {ctx.round} reads as {read or role}",
         expected="one row of table weights",
         where=str(ctx.run_path),
-        next_step=f"run `crl verify {ctx.run_path}`",
+        next_step=f"run `crl verify {quoted(ctx.run_path)}`",
     )
 
 

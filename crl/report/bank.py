@@ -6,7 +6,6 @@ a large bank as for a small one, and damage in another round does not show.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
 from crl.report.sorting import Sort
 from crl.run.directory import RunDirectory
+from crl.run.problem import quoted
 
 R = TypeVar("R", bound=Row)
 
@@ -149,7 +149,7 @@ class BankAfter:
         return []
 
     def _column(self, values: Mapping[str, float]) -> NDArray[np.float64]:
-        """A value a row from values by entry id; 0 where there is none."""
+        """One value per row, from values by entry id; 0 where there is none."""
         column_N = np.zeros(len(self.snapshot))
         for row, value in zip(self.snapshot.rows_of(list(values)), values.values(), strict=True):
             if row is not None:
@@ -195,7 +195,7 @@ def banked_round(run: RunDirectory, recipe: Recipe, round_number: int | None) ->
         raise BadInput(
             f"{run.path} has no bank yet",
             expected="a committed `initialise` or `consolidate` stage",
-            next_step=f"`crl status {run.path}` says what is missing",
+            next_step=f"`crl status {quoted(run.path)}` says what is missing",
         )
     if round_number is None:
         return rounds[-1]
@@ -203,6 +203,6 @@ def banked_round(run: RunDirectory, recipe: Recipe, round_number: int | None) ->
         raise BadInput(
             f"round {round_number} of {run.path} has no bank",
             expected=f"a round from {rounds[0]} to {rounds[-1]}",
-            next_step=f"`crl bank show {shlex.quote(str(run.path))}` shows the newest one",
+            next_step=f"`crl bank show {quoted(run.path)}` shows the newest one",
         )
     return round_number

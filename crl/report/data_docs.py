@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.checks.stage import OwnSuites, numbered, own_expectations
-from crl.checks.suites import applying, key_of, suite_of, suite_with_own
+from crl.checks.suites import applying, key_of, row_type_of, suite_of, suite_with_own
 from crl.errors import BadInput
-from crl.records import ROW_TYPE_BY_TABLE, Row
+from crl.recipes import recipe_in
+from crl.records import Row
 from crl.run.cache import CACHE, cached
 from crl.run.directory import RunDirectory
 from crl.run.refused import refused
@@ -35,9 +36,10 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
     from crl.checks.pages import write_site
 
     run, own = RunDirectory.open(run_path), own or {}
+    recipe_in(run)  # with it come its own row types, and their rules
     existing = run.rounds()
     wanted = sorted(set(rounds)) or existing[-1:]
-    kept = refused(run.path)
+    kept = refused(run.path, row_type_of)
     if not (wanted or kept) or not set(wanted) <= set(existing):
         raise BadInput(
             f"there is no round {', '.join(str(each) for each in wanted if each not in existing) or 'yet'}",
@@ -59,8 +61,8 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
 def _tables(run: RunDirectory, number: int, stage: str) -> dict[type[Row], pa.Table]:
     """What a committed stage wrote."""
     names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
-    types = [ROW_TYPE_BY_TABLE[name] for name in names if name in ROW_TYPE_BY_TABLE]
-    return {row_type: run.read(number, stage, row_type) for row_type in types}
+    types = map(row_type_of, names)
+    return {row_type: run.read(number, stage, row_type) for row_type in types if row_type is not None}
 
 
 def _validated(

@@ -27,6 +27,7 @@ from crl.report.story import told_reason
 from crl.report.tables import Tables
 from crl.report.views import query
 from crl.run.directory import RunDirectory
+from crl.run.problem import quoted
 
 _KINDS = {
     "import": "imported",
@@ -126,7 +127,7 @@ def bank_diff(run_path: Path, round_number: int) -> BankDiff:
         raise BadInput(
             f"round {round_number} of {run_path} has published no bank",
             expected=f"a round from {known[0]} to {known[-1]}" if known else "a round whose `consolidate` is complete",
-            next_step=f"`crl status {run_path}` says what is complete",
+            next_step=f"`crl status {quoted(run_path)}` says what is complete",
         )
     proposal = load_proposal(run, round_number)
     events = rows_of(BankEvent, run.read(*place, BankEvent))
@@ -170,9 +171,9 @@ def net_diff(run_path: Path, first: int, last: int) -> BankDiff:
         raise BadInput(
             f"there is nothing between round {first} and round {last}",
             expected="the older round first",
-            next_step=f"crl bank diff {run_path} {min(first, last)} {max(first, last)}"
+            next_step=f"crl bank diff {quoted(run_path)} {min(first, last)} {max(first, last)}"
             if first > last
-            else f"`crl bank diff {run_path} {first}` says what round {first} did",
+            else f"`crl bank diff {quoted(run_path)} {first}` says what round {first} did",
         )
     run = RunDirectory.open(run_path)
     recipe = recipe_in(run)

@@ -201,7 +201,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
             "found": (failure.get("error") or {}).get("found", "unknown"),
             "next_step": (failure.get("error") or {}).get("next_step"),
         },
-        "committed": next((event["time"] for event in reversed(events) if event["event"] == "stage_committed"), None),
+        "committed": next((e.get("time") for e in reversed(events) if e.get("event") == "stage_committed"), None),
     }  # fmt: skip
     try:
         run, method = history.run, history.run.method

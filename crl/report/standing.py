@@ -25,8 +25,19 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
     for number in range(since, last + 1):
         for stage in recipe.stages_of(run.method, number):
             if not run.is_complete(number, stage.name):
-                return f"round {number}, {stage.name}, of {last} rounds asked for"
+                told = (
+                    "no rounds were asked for yet" if never_asked(run.path, events) else f"of {last} rounds asked for"
+                )
+                return f"round {number}, {stage.name}, {told}"
     return None
+
+
+def never_asked(path: Path, events: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run has no round, and nobody has asked it for one: what began it ended early."""
+    from crl.run.directory import round_numbers
+
+    asked = any(event.get("event") == "target" for event in events)
+    return not asked and not round_numbers(path)
 
 
 def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

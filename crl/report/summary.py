@@ -115,7 +115,7 @@ def random_policy(summaries: Sequence[RoundSummary]) -> Rate:
 
 
 def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[RoundSummary]:
-    """One entry a round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
+    """One entry per round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
         figures = _FiguresByRound(connection, numbers)

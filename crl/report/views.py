@@ -39,6 +39,7 @@ from crl.report.view_sql import MACROS, MARKED, columns_of, place_of, view_bodie
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
+from crl.run.problem import quoted
 
 __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "write_catalog"]
 
@@ -151,7 +152,7 @@ def _locked(run_path: Path, sql: str, until: int | None) -> tuple[duckdb.DuckDBP
                 f"{lost} is gone: the bank cannot be put together without it",
                 expected="every file of the banks that were published",
                 where=str(run_path),
-                next_step=f"`crl mend {run_path}` makes it again; `--round N` shows what was before",
+                next_step=f"`crl mend {quoted(run_path)}` makes it again; `--round N` shows what was before",
             )
     files.keep(views)
     connection = _open(run_path, files, until)

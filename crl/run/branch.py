@@ -2,9 +2,9 @@
 
 Files of the record are never written twice, so they are shared by hard links where the file system has them, and copied
 elsewhere: each run may be pruned, redone, mended and deleted without the other. Every file is read and held against its
-manifest in its new place. All of it happens in a directory whose name begins with a dot, `.tmp-<name>-<pid>-0`, which
-no command takes for a run; one rename, after everything is on the disk, makes it one. What a killed fork left is
-removed by the next one of the same name.
+manifest in its new place. All of it happens in a directory whose name begins with a dot, `.tmp-<name>-…`, which no
+command takes for a run; one rename, after everything is on the disk, makes it one. What a killed fork left is removed
+by the next one of the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.run import experiment_file
 from crl.run.decisions import decided_rounds, decision_path
 from crl.run.directory import RunDirectory, manifests
-from crl.run.files import disk_errors, fsync, fsync_tree, left_behind, mending, remove, sha256_file, temporary
+from crl.run.files import disk_errors, fsync, fsync_tree, mending, remove, remove_left_behind, sha256_file, temporary
 from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Ancestor, Lineage
@@ -83,7 +83,7 @@ def make_branch(branch: Branch, experiment: Experiment, root: Path, also: Callab
     lineage, target = lineage_of(branch), Path(root) / experiment.name
     scratch = temporary(target, 0)
     with disk_errors(target):
-        _sweep(target)
+        remove_left_behind(target)
         try:
             scratch.mkdir(parents=True)
             _fill(branch, scratch)
@@ -108,7 +108,11 @@ def _fill(branch: Branch, scratch: Path) -> None:
     for (number, stage), manifest in taken.items():
         if isinstance(manifest, RecordDamaged):
             raise manifest
-        gone = _take_stage(source, scratch, (number, stage), manifest, deleted)
+        try:
+            gone = _take_stage(source, scratch, (number, stage), manifest, deleted)
+        except RecordDamaged:
+            _check_still_kept(source, (number, stage), manifest)
+            raise
         _tell(journal, (number, stage), manifest)
         if gone is not None:
             note_pruned(scratch, gone, 0)
@@ -186,9 +190,13 @@ def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
         )
 
 
-def _sweep(target: Path) -> None:
-    """Remove what killed forks of this name left. What is named otherwise may be another machine's, at work now."""
-    mine = f".tmp-{target.name}-"
-    for entry in sorted(target.parent.iterdir()) if target.parent.is_dir() else []:
-        if entry.name.startswith(mine) and left_behind(entry.name, 0):
-            remove(entry)
+def _check_still_kept(source: Path, place: Place, manifest: Manifest) -> None:
+    """A parent that trains may delete a checkpoint meanwhile: no damage, but the next rounds may begin with it."""
+    checkpoint = source / "rounds" / key_of(*place) / CHECKPOINT
+    if not checkpoint.exists() and is_pruned(pruned(source), *place, CHECKPOINT, manifest):
+        raise RecordDamaged(
+            f"the checkpoint of {key_of(*place)} of the parent was pruned while the run was forked",
+            expected="a parent whose checkpoints stay",
+            where=str(checkpoint),
+            next_step="fork it again",
+        )

@@ -53,6 +53,21 @@ def committed(run_path: Path) -> dict[Place, Committed]:
     return found
 
 
+def not_committed(run_path: Path) -> set[Place]:
+    """Stages of which the journal says that they were started or failed, and not that they were committed after that.
+
+    One that is complete nevertheless was committed by an attempt that was killed before it could say so.
+    """
+    found: set[Place] = set()
+    for event in Journal(run_path).read():
+        if (place := place_of(event)) is not None:
+            if event.get("event") in ("stage_started", "stage_failed"):
+                found.add(place)
+            elif event.get("event") == "stage_committed":
+                found.discard(place)
+    return found
+
+
 def place_of(event: dict[str, Any]) -> Place | None:
     """The stage that an event is about; None where it names none that could be one."""
     number, stage = event.get("round"), event.get("stage")

@@ -22,8 +22,20 @@ from uuid import uuid4
 from crl.errors import RecordDamaged
 from crl.records import Evaluation, rows_of, table_of
 from crl.run.directory import RunDirectory
-from crl.run.files import aside, disk_errors, fsync, fsync_tree, making, parsed_parquet, remove, sha256_bytes, temporary
+from crl.run.files import (
+    aside,
+    disk_errors,
+    fsync,
+    fsync_tree,
+    making,
+    move,
+    parsed_parquet,
+    remove,
+    sha256_bytes,
+    temporary,
+)
 from crl.run.manifest import MANIFEST, Digested, FileDigest, Manifest, parse_key
+from crl.run.problem import quoted
 from crl.run.writer import conforming, parquet_bytes
 
 EVALUATIONS = "evaluations"
@@ -78,9 +90,7 @@ def keep_evaluation(
             try:
                 _load(run.path, target)
             except RecordDamaged:
-                away = aside(run.path, f"{EVALUATIONS}/{target.name}")
-                away.parent.mkdir(parents=True)
-                target.rename(away)
+                move(target, aside(run.path, f"{EVALUATIONS}/{target.name}"))
             else:
                 return target, False
         try:
@@ -167,7 +177,8 @@ def _check_current(run: RunDirectory, kept: Kept) -> None:
                 f"{kept.path.relative_to(run.path)} was played with another {key} than the record has: {found}",
                 expected=digest,
                 where=str(kept.path),
-                next_step=f"the stage was redone since; evaluate again: crl evaluate {run.path} --round {kept.round}",
+                next_step="the stage was redone since; evaluate again: "
+                f"crl evaluate {quoted(run.path)} --round {kept.round}",
             )
 
 

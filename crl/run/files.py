@@ -1,8 +1,9 @@
 """File primitives of the record: atomic writes, syncing, hashing, temporary names, and what a disk refuses as our own
 error.
 
-Temporary files and directories are named `.tmp-<name>-[<pid>-]<token>`: whoever holds a later token may remove them
-(:func:`sweep`). Token 0 stands for writers without a lease (experiment file, cache): theirs go with their process.
+Temporary files and directories are named `.tmp-<name>-[<machine>-<pid>-]<token>`: whoever holds a later token may
+remove them (:func:`sweep`). Token 0 stands for writers without a lease (experiment file, cache): theirs go with their
+process, which only its own machine can see (:func:`left_behind`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,12 +26,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DiskFull, RecordDamaged, RunDirectoryUnusable
+from crl.run.owner import machine_digest
 
-_TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<pid>\d+))?-(?P<token>\d+)$")
+_TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+))?-(?P<token>\d+)$")
+_DAY = 86_400.0
 _PARTS = ".parts-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28")
 _READ_ONLY_TEXT = "Read-only file system"
+_ELSEWHERE = (
+    "choose another place: CRL_RUNS or --runs for runs, CRL_MODELS for models, "
+    "PREFECT_HOME for Prefect's files, --out FILE or --to FOLDER"
+)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -101,7 +109,7 @@ def parsed_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.T
 
 def temporary(path: Path, token: int) -> Path:
     """Sibling of `path` to write into before it is renamed; unique to this process and attempt."""
-    return path.parent / f".tmp-{path.name}-{os.getpid()}-{token}"
+    return path.parent / f".tmp-{path.name}-{machine_digest()}-{os.getpid()}-{token}"
 
 
 def fsync(path: Path) -> None:
@@ -135,6 +143,15 @@ def write_atomically(path: Path, content: bytes, *, token: int = 0) -> None:
             scratch.unlink(missing_ok=True)
             raise
         fsync(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Move a file or directory into another directory, which is made: on the disk there before it is gone here."""
+    made = [each for each in target.parents if not each.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.rename(target)
+    for directory in (target.parent, *(each.parent for each in made), source.parent):
+        fsync(directory)
 
 
 @contextmanager
@@ -187,8 +204,7 @@ def unwritable(error: BaseException, where: Path | str, what: str) -> CrlError:
         f"{what} cannot be written: {reason}",
         expected="a place that this user may write",
         where=str(where),
-        next_step="make it writable, or choose another place: CRL_RUNS or --runs for runs, CRL_MODELS for models, "
-        "--out FILE or --to FOLDER",
+        next_step=f"make it writable, or {_ELSEWHERE}",
     )
 
 
@@ -198,10 +214,16 @@ def disk_error(error: BaseException, where: Path | str | None = None) -> CrlErro
     `where` is what was written, by default the file that the exception names.
     """
     named = next((seen.filename for seen in _causes(error) if isinstance(seen, OSError) and seen.filename), None)
-    denied = isinstance(error, PermissionError) and named is not None
-    if denied or tells_of_full_disk(error) or any(_READ_ONLY_TEXT in str(seen) for seen in _causes(error)):
+    if tells_of_full_disk(error) or any(_READ_ONLY_TEXT in str(seen) for seen in _causes(error)):
         place = where or str(named or "a file that the command writes, or its output")
         return unwritable(error, place, Path(str(named or place)).name)
+    if isinstance(error, PermissionError) and named is not None:  # the system does not say which of the two it refused
+        return RunDirectoryUnusable(
+            f"{Path(str(named)).name} cannot be read or written: {error.strerror}",
+            expected="a place that this user may read and write",
+            where=str(named),
+            next_step=f"give this user access to it, or {_ELSEWHERE}",
+        )
     return None
 
 
@@ -219,15 +241,28 @@ def disk_errors(where: Path) -> Iterator[None]:
         raise known from error
 
 
-def left_behind(name: str, token: int) -> bool:
-    """Whether something temporary of this name is of an attempt before `token`, or of a process that is gone."""
-    match = _TEMPORARY.match(name)
+def left_behind(path: Path, token: int) -> bool:
+    """Whether something temporary is of an attempt before `token`, or of a process that is gone: on this machine that
+    is known, elsewhere (another container, before a restart) it counts as gone after a day."""
+    match = _TEMPORARY.match(path.name)
     if match is None:
         return False
     owner = int(match["token"])
     if owner:
         return owner < token
-    return match["pid"] is None or not psutil.pid_exists(int(match["pid"]))
+    if match["machine"] == machine_digest():
+        return not psutil.pid_exists(int(match["pid"]))
+    with suppress(OSError):  # removed meanwhile
+        return time.time() - path.lstat().st_mtime > _DAY
+    return False
+
+
+def remove_left_behind(target: Path) -> None:
+    """Remove what writers of `target` without a lease left beside it when they were killed."""
+    beside = target.absolute().parent
+    for entry in sorted(beside.iterdir()) if beside.is_dir() else []:
+        if entry.name.startswith(f".tmp-{target.name}-") and left_behind(entry, 0):
+            remove(entry)
 
 
 def aside(run_path: Path, relative: str) -> Path:
@@ -263,7 +298,7 @@ def sweep(run_path: Path, token: int) -> list[Path]:
     places += [run_path / "cache", *(entry for entry in parts if entry not in doomed)]
     for place in places:
         if place.is_dir():
-            doomed += [entry for entry in sorted(place.iterdir()) if left_behind(entry.name, token)]
+            doomed += [entry for entry in sorted(place.iterdir()) if left_behind(entry, token)]
     for entry in doomed:
         remove(entry)
     return doomed

@@ -28,5 +28,12 @@ def find_run(name: str | Path) -> Path:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory looks like a run, complete or damaged; one that is being made has a name with a dot."""
-    return not path.name.startswith(".tmp-") and ((path / "experiment.yaml").is_file() or (path / "rounds").is_dir())
+    """Whether a directory looks like a run, complete or damaged; one that is being made has a name with a dot.
+
+    What this user may not look into (`lost+found`, another user's) is none.
+    """
+    try:
+        found = (path / "experiment.yaml").is_file() or (path / "rounds").is_dir()
+    except OSError:
+        return False
+    return found and not path.name.startswith(".tmp-")

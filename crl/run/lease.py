@@ -75,7 +75,6 @@ class LeaseState:
     owner: Owner
     token: int
     live: bool
-    heartbeat_age_seconds: float
 
 
 def lease_state(run_path: Path) -> LeaseState | None:
@@ -87,7 +86,7 @@ def lease_state(run_path: Path) -> LeaseState | None:
     if lease is None or lease.released:
         return None
     age = max(0.0, time.time() - (run_path / LEASE).stat().st_mtime)
-    return LeaseState(lease.owner, lease.token, _is_live(lease, age), age)
+    return LeaseState(lease.owner, lease.token, _is_live(lease, age))
 
 
 def attempt_lives(run_path: Path, token: int) -> bool:
@@ -199,6 +198,13 @@ class Lease:
     def check(self) -> None:
         """Raise StaleAttempt if the lease was lost."""
         check_token(self.run_path, self.token)
+        if self.lost.is_set():  # nobody has taken it over yet; any moment somebody may
+            raise StaleAttempt(
+                f"attempt {self.token} gave up: its heartbeat could not be written for {self.seconds:.0f} s",
+                expected="a disk that can be written",
+                where=str(self.run_path / LEASE),
+                next_step="every complete stage is kept: `crl resume` when the disk can be written again",
+            )
 
     def __enter__(self) -> Lease:
         return self

@@ -6,6 +6,7 @@ On one machine a process is known by its id and start time: a reused id is not m
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import socket
@@ -59,6 +60,11 @@ class Owner(BaseModel):
             return bool(psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
         except psutil.Error:
             return False
+
+
+def machine_digest() -> str:
+    """Eight characters for where process ids mean the same: this host, since its start, in this container."""
+    return hashlib.sha256(f"{socket.gethostname()} {_machine()}".encode()).hexdigest()[:8]
 
 
 def _machine() -> str:

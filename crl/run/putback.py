@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from crl.run.files import aside, disk_errors, fsync, temporary
+from crl.run.files import aside, disk_errors, fsync, move, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
 
@@ -33,8 +33,7 @@ def put_back(run_path: Path, contents: Mapping[str, bytes], *, token: int) -> Pa
                     scratch.write_bytes(content)
                     fsync(scratch)
                     if path.exists():
-                        (kept / relative).parent.mkdir(parents=True, exist_ok=True)
-                        path.rename(kept / relative)
+                        move(path, kept / relative)
                     scratch.rename(path)
                 except OSError:
                     scratch.unlink(missing_ok=True)

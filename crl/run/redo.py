@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from crl.errors import BadInput, RecordDamaged
-from crl.records import Weights
 from crl.run.committed import committed
 from crl.run.directory import complete_stages, round_numbers
-from crl.run.files import aside, fsync
+from crl.run.files import aside, move
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
 from crl.run.lineage import load_lineage
 from crl.run.manifest import Manifest, key_of, parse_key
+from crl.run.retention import recorded_checkpoints
 
 Place = tuple[int, str]
 Order = Callable[[int], Sequence[str]]
@@ -49,14 +47,8 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
     _check_own(run_path, (round_number, stage), affected)
     target = aside(run_path, "rounds")
     with commit_guard(run_path, token):
-        if affected:
-            target.mkdir(parents=True)
         for number, name in reversed(affected):
-            source = run_path / "rounds" / key_of(number, name)
-            destination = target / key_of(number, name)
-            destination.parent.mkdir(exist_ok=True)
-            source.rename(destination)
-            fsync(source.parent)
+            move(run_path / "rounds" / key_of(number, name), target / key_of(number, name))
             _move_parts(run_path, target, number, name)
         _move_unfinished(run_path, target, round_number)
         # What is gone already is taken back as well: it is no loss from here on (`committed.py`).
@@ -117,19 +109,21 @@ def _readers(run_path: Path, chosen: set[Place], everything: list[Place]) -> set
 
 
 def pruned_sources(run_path: Path, chosen: set[Place], everything: list[Place]) -> list[Place]:
-    """Stages outside `chosen` whose deleted checkpoint making `chosen` again would need."""
+    """Stages outside `chosen` whose deleted checkpoint making `chosen` again would need, as far as rows can be read."""
     needed: set[Place] = set()
     for place in chosen:
         needed |= _inputs(run_path, place) or {other for other in everything if place[0] - 1 <= other[0] <= place[0]}
+    places = {key_of(*place): place for place in everything}
     found = []
     for place in needed - chosen:
-        path = run_path / "rounds" / key_of(*place) / f"{Weights.table}.parquet"
-        if not path.is_file():
+        try:
+            checkpoints = recorded_checkpoints(run_path, place)
+        except RecordDamaged:  # none, or damaged, which verification says
             continue
-        for checkpoint in pq.read_table(path).column("checkpoint").to_pylist():
-            if checkpoint is not None and not (run_path / checkpoint).is_dir():
-                owner = parse_key("/".join(Path(checkpoint).parts[1:3]))
-                if owner in everything and owner not in chosen:
+        for checkpoint in checkpoints:
+            if not (run_path / checkpoint).is_dir():
+                owner = places.get("/".join(Path(checkpoint).parts[1:3]))
+                if owner is not None and owner not in chosen:
                     found.append(owner)
     return found
 
@@ -154,13 +148,11 @@ def _all_stages(run_path: Path, order: Order) -> list[Place]:
 def _move_parts(run_path: Path, target: Path, number: int, stage: str) -> None:
     source = run_path / "rounds" / f"{number:04d}" / f".parts-{stage}"
     if source.is_dir():
-        source.rename(target / f"{number:04d}" / source.name)
+        move(source, target / f"{number:04d}" / source.name)
 
 
 def _move_unfinished(run_path: Path, target: Path, first_round: int) -> None:
     """Parts of stages that were not complete: they may have been made from what is set aside."""
     for directory in sorted((run_path / "rounds").glob("[0-9]*/.parts-*")):
         if int(directory.parent.name) >= first_round:
-            destination = target / directory.parent.name / directory.name
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            directory.rename(destination)
+            move(directory, target / directory.parent.name / directory.name)

@@ -8,7 +8,7 @@ Not part of the record: nothing reads them but the Data Docs (`crl checks docs`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,13 +42,17 @@ def discard_refused(run_path: Path, round_number: int, stage: str) -> None:
     remove(run_path / CACHE / _key(round_number, stage))
 
 
-def refused(run_path: Path) -> dict[tuple[int, str], dict[type[Row], pa.Table]]:
-    """The tables that were refused, by round and stage."""
+def refused(
+    run_path: Path, row_type_of: Callable[[str], type[Row] | None] = ROW_TYPE_BY_TABLE.get
+) -> dict[tuple[int, str], dict[type[Row], pa.Table]]:
+    """The tables that were refused, by round and stage; without those whose row type `row_type_of` does not know."""
     found = {}
     for directory in sorted((run_path / CACHE).glob(f"{_PREFIX}*")):
         number, _, stage = directory.name.removeprefix(_PREFIX).partition("-")
-        files = sorted(directory.glob("*.parquet"))
-        found[int(number), stage] = {ROW_TYPE_BY_TABLE[path.stem]: pq.ParquetFile(path).read() for path in files}
+        types = [(row_type_of(path.stem), path) for path in sorted(directory.glob("*.parquet"))]
+        found[int(number), stage] = {
+            row_type: pq.ParquetFile(path).read() for row_type, path in types if row_type is not None
+        }
     return found
 
 

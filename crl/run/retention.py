@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from crl.errors import RecordDamaged
 from crl.records import Weights
 from crl.run.directory import complete_stages, round_numbers
-from crl.run.files import fsync, remove
+from crl.run.files import fsync, mending, remove
 from crl.run.lease import commit_guard
 from crl.run.manifest import Manifest, key_of
 from crl.run.prunelog import Pruned, note_pruned, pruned
 
 CHECKPOINT = "checkpoint"
+_WEIGHTS = f"{Weights.table}.parquet"
 
 
 def prune(
@@ -34,7 +37,8 @@ def prune(
 
     `role_stages` names, for each role, the stages that write its checkpoints. Kept are the newest `keep_last` of each
     role, those of every `keep_every`-th round (0: none), those in `protected` (run-relative directories), and whatever
-    the newest `weights` row of the role points to. `token` is the lease's: raises StaleAttempt if it was lost.
+    the newest `weights` row of the role points to. `token` is the lease's: raises StaleAttempt if it was lost,
+    RecordDamaged where that row cannot be read.
     """
     deleted = []
     for stages in role_stages.values():
@@ -93,11 +97,24 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[tuple[int, str]]
 def _in_use(run_path: Path, committed: Sequence[tuple[int, str]]) -> set[str]:
     """Checkpoints that the newest weights rows point to: a role not updated lately still needs an old one."""
     for place in reversed(committed):
-        path = _stage(run_path, place) / f"{Weights.table}.parquet"
-        if path.is_file():
-            rows = pq.read_table(path).column("checkpoint").to_pylist()
-            return {row for row in rows if row is not None}
+        if (_stage(run_path, place) / _WEIGHTS).is_file():
+            return recorded_checkpoints(run_path, place)
     return set()
+
+
+def recorded_checkpoints(run_path: Path, place: tuple[int, str]) -> set[str]:
+    """The checkpoints that the weights rows of a stage point to. Raises RecordDamaged where they cannot be read."""
+    path = _stage(run_path, place) / _WEIGHTS
+    try:
+        rows = pq.read_table(path).column("checkpoint").to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise RecordDamaged(
+            f"{key_of(*place)}/{_WEIGHTS} cannot be read: {error}",
+            expected="the file that was committed",
+            where=str(path),
+            next_step=mending(run_path),
+        ) from error
+    return {row for row in rows if row is not None}
 
 
 def _stage(run_path: Path, place: tuple[int, str]) -> Path:

@@ -10,6 +10,7 @@ running or killed attempt has not committed is no problem.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from crl.run.intact import LastIntact
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.links import links
 from crl.run.lost import lost_stages
-from crl.run.manifest import MANIFEST, FileDigest, key_of
+from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
 from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe, quoted
 from crl.run.problem import Problem as Problem
 from crl.run.problem import Severity as Severity
@@ -148,19 +149,26 @@ def _stages(record: Record) -> Iterator[Problem]:
         if (number, stage) in record.stale:
             continue  # its files cannot be held against a manifest that is not theirs
         directory = record.run_path / "rounds" / key_of(number, stage)
-        gone = is_pruned(record.pruned, number, stage, CHECKPOINT, manifest) and not (directory / CHECKPOINT).exists()
-        for name, file in manifest.digested.files.items():
-            if gone and name.startswith(f"{CHECKPOINT}/"):
-                continue
-            found = _differs(record, directory / name, file)
-            if found is not None:
-                place = f"rounds/{key_of(number, stage)}/{name}"
-                yield record.damaged(place, number, stage, file.sha256, found)
-        known = {*manifest.digested.files, MANIFEST}
-        for path in sorted(directory.rglob("*")):
-            name = path.relative_to(directory).as_posix()
-            if not path.is_dir() and name not in known:
+        files = manifest.digested.files
+        differing = {name: found for name, file in files.items() if (found := _differs(record, directory / name, file))}
+        inside = {name for name in differing if name.startswith(f"{CHECKPOINT}/")}
+        if NO_FILE in (differing[name] for name in inside) and _was_pruned(record, number, stage, manifest):
+            differing = {name: found for name, found in differing.items() if name not in inside}
+        for name, found in differing.items():
+            yield record.damaged(f"rounds/{key_of(number, stage)}/{name}", number, stage, files[name].sha256, found)
+        # Not `rglob`: it fails where a directory vanishes.
+        for path in sorted(Path(parent, name) for parent, _, names in os.walk(directory) for name in names):
+            if path.relative_to(directory).as_posix() not in {*files, MANIFEST}:
                 yield _unexpected(record, path, number, stage)
+
+
+def _was_pruned(record: Record, number: int, stage: str, manifest: Manifest) -> bool:
+    """Whether retention deleted the checkpoint of a stage: of a run that trains, maybe after the list was read."""
+    if (record.run_path / "rounds" / key_of(number, stage) / CHECKPOINT).exists():
+        return False
+    if not is_pruned(record.pruned, number, stage, CHECKPOINT, manifest):
+        record.pruned = pruned(record.run_path)
+    return is_pruned(record.pruned, number, stage, CHECKPOINT, manifest)
 
 
 def _shared(record: Record) -> Iterator[Problem]:
@@ -275,10 +283,13 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
     """What is found instead of a recorded file; None where it is the one."""
     if not path.is_file():
         return NO_FILE
-    size = path.stat().st_size
-    if not record.deep:
-        return None if size == file.bytes else f"{size} bytes instead of {file.bytes}"
-    found = record.digest_of(path)
+    try:
+        size = path.stat().st_size
+        if not record.deep:
+            return None if size == file.bytes else f"{size} bytes instead of {file.bytes}"
+        found = record.digest_of(path)
+    except FileNotFoundError:  # it vanished in this moment
+        return NO_FILE
     if found == file.sha256:
         return None
     return found if size == file.bytes else f"{found} ({size} bytes instead of {file.bytes})"

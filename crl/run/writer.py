@@ -132,6 +132,8 @@ class StageWriter:
         with disk_errors(self._target), self._stale_if_swept():
             digests = dict(inputs) if isinstance(inputs, Mapping) else self._digests_of(inputs)
             fsync_tree(self._temporary)
+            for name in sorted({parent for file in self._shared for parent in PurePosixPath(file).parents}):
+                fsync(self.run_path / name)  # sharing may have made `bank/` and what is in it
             digested = Digested(
                 stage=self.stage,
                 round=self.round,

@@ -12,6 +12,7 @@ from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.head import head_after
+from crl.run.problem import quoted
 from crl.trackers.base import RoundFigures
 
 
@@ -72,5 +73,5 @@ def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, 
 
 def record_of(path: Path, head: str = "") -> str:
     """The link to the record, as Markdown: where it is, and what vouches for it, after a round with the head then."""
-    verify = f"crl verify {path}" + (f" --head {head}" if head else "")
+    verify = f"crl verify {quoted(path)}" + (f" --head {head}" if head else "")
     return f"record: {code(str(path))}, verified by {code(verify)}"

@@ -16,13 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import BadInput, OtherFormat
 from crl.records import RECORD_FORMAT, schema_of
-from crl.run.files import disk_errors, fsync, fsync_tree, sha256_file, temporary
+from crl.run.files import disk_errors, fsync, fsync_tree, remove_left_behind, sha256_file, temporary
 from crl.run.imports import EMBEDDING
 from crl.transfer.card import dataset_card
 from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
@@ -51,7 +50,7 @@ def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]
         )
     if not target.absolute().parent.is_dir():
         raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
-    _remove_abandoned(target)
+    remove_left_behind(target)
     scratch = temporary(target, 0)
     with disk_errors(target):
         try:
@@ -194,11 +193,3 @@ def _no_export(path: Path, found: str) -> BadInput:
         expected="a folder that `crl bank export` wrote",
         next_step="`crl bank export RUN --to FOLDER` writes one",
     )
-
-
-def _remove_abandoned(target: Path) -> None:
-    """What an export to the same place left when it was killed."""
-    for entry in target.absolute().parent.glob(f".tmp-{target.name}-*-0"):
-        owner = entry.name.removeprefix(f".tmp-{target.name}-").removesuffix("-0")
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(entry, ignore_errors=True)

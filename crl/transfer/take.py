@@ -26,6 +26,7 @@ from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
 from crl.run.journal import Journal
 from crl.run.lease import Lease
+from crl.run.problem import quoted
 from crl.transfer.gather import Gathered
 from crl.transfer.rows import ExportedEntry
 
@@ -220,7 +221,7 @@ def _allowed(run: RunDirectory, content: BankImport) -> bool:
             f"experiment {run.experiment_name} begins with another bank: {_told(run.path)}",
             expected="one import per experiment",
             where=str(path),
-            next_step=f"to begin with this one instead, remove that file first: rm {path}",
+            next_step=f"to begin with this one instead, remove that file first: rm {quoted(path)}",
         )
     return False
 

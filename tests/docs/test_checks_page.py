@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from crl.checks import suites
 from crl.cli import main
 from crl.config.load import load_experiment
 from crl.engine.targets import last_runtime, remember_target
@@ -34,7 +35,8 @@ def crl(*words: str) -> None:
     assert not ended.value.code
 
 
-def test_the_commands_that_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_that_list_and_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(suites, "_brought", {})  # whatever other tests loaded
     first, second, third = [shlex.split(line)[1:] for line in COMMANDS if "docs" not in line]
     crl(*first)
     listed = capsys.readouterr().out
@@ -48,6 +50,10 @@ def test_the_commands_that_list_and_show(capsys: pytest.CaptureFixture[str]) -> 
     assert suite["name"] == "episodes" and {each["type"] for each in suite["expectations"]} > {
         "unexpected_rows_expectation", "expect_column_values_to_be_between",
     }  # fmt: skip
+    (fourth,) = re.findall(r"`crl (checks list --experiment [^`]+)`", PAGE)
+    monkeypatch.chdir(ROOT)
+    crl(*fourth.split())
+    assert re.search(r"^reflections: \d+ expectations$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.slow

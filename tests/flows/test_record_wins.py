@@ -124,7 +124,7 @@ def test_a_run_directory_that_is_gone_begins_anew_and_resume_says_that_there_is_
     second = again(state)
     assert second.result() == {"run": str(path), "rounds": [0, 1, 2]}
     assert digests(RunDirectory.open(path)) == undisturbed
-    told(second, f"there is no record at {path}: it begins anew")
+    told(second, f"there is no record at {path}: it starts from the beginning")
     shutil.rmtree(path)
     third = resume("fake", return_state=True)
     assert third.is_failed() and "run_path: there is no run 'fake'" in third.message

@@ -6,12 +6,16 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from crl.errors import NoServer
+from flows import command
 from flows.setup import DEPLOYMENTS, main
 from tests.operate import Operation, operation
 from tests.processes import free_port, scaled
@@ -129,3 +133,32 @@ def test_without_a_server_it_says_what_to_do(capsys: pytest.CaptureFixture[str])
         said = capsys.readouterr().err
         assert "make ui" in said and "Traceback" not in said
         assert time.monotonic() - began < scaled(60)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body", "hint"),
+    [("", 200, "<html>the UI</html>", "which ends in /api"), ("/api", 401, "{}", "PREFECT_API_AUTH_STRING")],
+)
+def test_a_server_that_answers_otherwise_is_no_server(
+    capsys: pytest.CaptureFixture[str], path: str, status: int, body: str, hint: str
+) -> None:
+    """The page of the UI where `/api` was forgotten; a server with a password, which asks for none at `/health`."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            healthy = self.path == "/api/health"
+            self.send_response(200 if healthy else status)
+            self.end_headers()
+            self.wfile.write(b"true" if healthy else body.encode())
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}{path}"}):
+            assert main([]) == 2 and hint in capsys.readouterr().err
+            with pytest.raises(NoServer) as refused:
+                command._register("x")
+            assert hint in str(refused.value)
+        server.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -12,13 +13,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.exceptions import ObjectNotFound
 
+from flows import ending
 from flows.pages import Pages
+from flows.ui import DevServer, main
 from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently
 from tests.processes import (
     PATIENCE_SECONDS,
@@ -205,6 +212,49 @@ def test_a_busy_port_is_named_with_a_way_out(start) -> None:
         assert f"port {port}" in ui.screen() and "make ui PORT=" in ui.screen() and "Traceback" not in ui.screen()
 
 
+@pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "65535"], ["--pages-port", "0"]])
+def test_a_number_that_is_no_port_is_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(DevServer, "run", lambda self: 0)
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert "port" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_port_or_a_folder_that_is_not_this_users(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/root/.prefect/crl-ui")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "bind", denied)
+        assert main(["--port", "80"]) == 2
+    said = capsys.readouterr().err
+    assert "may not listen on port 80" in said and "PORT=8080" in said and "taken" not in said
+    monkeypatch.setattr(DevServer, "run", denied)
+    assert main([]) == 2 and "crl-ui cannot be read or written: Permission denied" in capsys.readouterr().err
+
+
+def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(*arguments: object) -> None:
+        raise ObjectNotFound(Exception())
+
+    busy = httpx.Response(503, json={"exception_message": "busy"}, request=httpx.Request("POST", "http://x"))
+    monkeypatch.setattr(httpx, "post", lambda *arguments, **options: busy)
+    monkeypatch.setattr(SyncPrefectClient, "read_deployment_by_name", gone)
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", gone)
+    ui = DevServer(free_port(), free_port())
+    ui._worker = SimpleNamespace(running=True)  # type: ignore[assignment]
+    assert ui._worker_online() is False
+    ui._look_after_runs()
+    assert "there is no deployment tidy/tidy" in capsys.readouterr().out
+    ending._mark(f"{ui.url}/api", [str(uuid4())])
+
+
 def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for name in ("first", "second"):
@@ -233,6 +283,24 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
         assert httpx.post(f"{pages.url}/notification", json=message).status_code == 200
         assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 415
         assert said == ["train run x: Failed\nwhy"]
+
+
+def test_a_folder_that_may_not_be_entered_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_file = Path.is_file
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.html").write_text("<p>the report</p>")
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with Pages(tmp_path, free_port(), lambda line: None) as pages:
+        listed = httpx.get(pages.url).text
+        assert "/open/report.html" in listed and "closed" not in listed
+        assert httpx.get(f"{pages.url}/closed/report.html").status_code == 404
 
 
 @pytest.mark.slow

@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
+from crl.lab.study import child
 from crl.run.directory import RunDirectory
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, kill, wait_until
 from tests.study.conftest import Finished
 from tests.study.recipe import HELD_OUT, OUTPUTS, PLAYED, wins
 from tests.study.studies import ARMS, NAME, ROUNDS, SEEDS, fake, write
 from tests.tiny_run import ROOT, command, crl, crl_here, digests, environment
+from tests.unit.engine.harness import make_experiment
 
 
 def expected(arm: str, *, bank: bool, number: int = ROUNDS) -> list[float]:
@@ -215,6 +217,14 @@ def test_an_interrupted_study_leaves_no_process_and_goes_on(
     for arm in ARMS:
         name = f"{NAME}-{arm}-s11"
         assert digests(runs / NAME / name) == digests(finished_study.directory / name)
+
+
+def test_a_run_is_written_to_the_trackers_of_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRL_FAKE", "{}")
+    experiment = make_experiment(trackers=["tensorboard"])
+    run = RunDirectory.create_or_open(experiment, tmp_path)
+    child.run(run.path, 1, experiment.runtime)
+    assert len(list((run.path / "tensorboard").iterdir())) == 2
 
 
 def test_a_second_command_is_refused_while_one_works(finished_study: Finished) -> None:

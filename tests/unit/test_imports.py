@@ -32,12 +32,14 @@ FLOORS = (
     ("tasks",),
     ("flows",),
 )
-# Who imports a room of its own floor: the vocabulary is built in this order, and `crl.open` opens the interface.
+# Who imports a room of its own floor: the vocabulary is built in this order, the runs of a study are tracked, and
+# `crl.open` opens the interface.
 NEIGHBOURS = {
     "crl.paths": {"crl.errors"},
     "crl.config": {"crl.errors", "crl.paths", "crl.records"},
     "crl.protocols": {"crl.config", "crl.records"},
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
+    "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }
 # The one module that may reach across its floor: an environment searches with the embedders and the index of banks.

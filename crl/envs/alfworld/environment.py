@@ -1,7 +1,7 @@
 """ALFWorld: household tasks in words. Its config, and a wave of its episodes.
 
 What is shown, what can be done and when a task is done are those of the `alfworld` package on the same game file; the
-engine is this project's own (`game`, about 4,000 steps a second on one core). The files themselves are the user's:
+engine is this project's own (`game`, about 4,000 steps per second on one core). The files themselves are the user's:
 `files` says where they are looked for and what to do where they are missing.
 """
 

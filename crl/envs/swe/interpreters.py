@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def interpreter_of(name: str | None) -> Interpreter:
             f"the interpreter {short(path)} has no pytest, which judges the tasks",
             expected="a Python with pytest and what the repositories need",
             where=WHERE,
-            next_step=f"{path} -m pip install pytest",
+            next_step=f"{shlex.quote(str(path))} -m pip install pytest",
         )
     folders = [*(Path(prefix) for prefix in prefixes), *(each.parent for each in _links(Path(path)))]
     both = {str(folder) for each in folders for folder in (each, each.resolve())}

@@ -67,7 +67,7 @@ def libraries() -> MappingProxyType[str, Library]:
             "the bug-fix tasks that ship are not there",
             expected=f"libraries in {folder}",
             where="data/swe",
-            next_step="run from a checkout (pip install -e .), where data/ lies beside crl/",
+            next_step="run from a checkout (pip install -e .), where data/ is beside crl/",
         )
     return MappingProxyType(found)
 

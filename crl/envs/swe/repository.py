@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -53,7 +54,7 @@ class Clones:
             f"there is no git repository {short(row.repo)} in {short(self.folder)}",
             expected="a clone, bare or not, in a folder " + ", ".join(dict.fromkeys(names)),
             where=f"row {row.instance_id}; {WHERE}",
-            next_step=f"git clone <address of {row.repo}> {self.folder / row.repo.replace('/', '__')}",
+            next_step=f"git clone <address of {row.repo}> {shlex.quote(str(self.folder / names[1]))}",
         )
 
     def check(self, rows: Iterable[Row]) -> list[Path]:
@@ -70,7 +71,7 @@ class Clones:
                         f"the repository {short(repository)} has no commit {short(row.base_commit)}",
                         expected="the base_commit of the row",
                         where=f"row {row.instance_id}, column base_commit",
-                        next_step=f"git -C {repository} fetch --all, or correct the row",
+                        next_step=f"git -C {shlex.quote(str(repository))} fetch --all, or correct the row",
                     )
         return list(by_repository)
 

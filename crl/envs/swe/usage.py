@@ -13,7 +13,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _DEEPEST = 100
 """Folders in folders; a deeper tree counts as one that is too large."""
 _BYTES_MOVED, _FILES_MOVED = 8 * MEGABYTE, 5000
-"""What has to be taken or freed on the disk, by whomever, before a work tree is measured anew: to walk it is dear."""
+"""What has to be taken or freed on the disk, by whomever, before a work tree is measured again: walking it is slow."""
 
 
 def memory_of(pids: Sequence[int]) -> int:

@@ -25,6 +25,7 @@ from crl.errors import CrlError, LeaseHeld
 from crl.lab.study.figures import success_of
 from crl.report.page import write_report
 from crl.run.directory import RunDirectory
+from crl.trackers.subscriber import Trackers
 
 _LEASE_PATIENCE_SECONDS = 20.0
 """An owner that was killed a moment ago may still be on its way out."""
@@ -64,7 +65,8 @@ def make_warm_start(path: Path) -> None:
 @contextmanager
 def _open(directory: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
     deadline = time.monotonic() + _LEASE_PATIENCE_SECONDS
-    with ExitStack() as stack:
+    # Around the driver: the lease is given back before trackers are waited for.
+    with Trackers(directory, runtime, lambda line: tell(event="note", text=line)) as trackers, ExitStack() as stack:
         while True:
             try:
                 driver = stack.enter_context(Driver(directory, runtime))
@@ -73,6 +75,7 @@ def _open(directory: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
+        driver.subscribe(trackers)
         yield driver
 
 

@@ -102,7 +102,11 @@ class _Arm:
 
     def __init__(self, study: Study, name: str) -> None:
         self._study, self._name = study, name
-        self._plain = self._parse(read_yaml(study.base), {**study.set, **study.arms[name].set}).model_dump(mode="json")
+        parsed = self._parse(read_yaml(study.base), {**study.set, **study.arms[name].set})
+        self._plain = parsed.model_dump(mode="json")
+        if "trackers" not in parsed.runtime.model_fields_set:
+            # A study is read from its table: only who asks for a tracker pays for one in each of its runs.
+            self._plain["runtime"]["trackers"] = []
         # Looked up in the whole experiment, where every default and every repeated family is written out.
         self._keys = self._seed_keys()
 

@@ -153,7 +153,9 @@ def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cell
 def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which: Which) -> int:
     if not numbers:
         raise BadInput(
-            "no round of it was evaluated", where=str(run.path), next_step=f"crl evaluate {quoted(run.path)}, then again"
+            "no round of it was evaluated",
+            where=str(run.path),
+            next_step=f"crl evaluate {quoted(run.path)}, then again",
         )
     if isinstance(which, int):
         if which not in numbers:

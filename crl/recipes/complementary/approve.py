@@ -16,6 +16,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.stage import RowsOf
 from crl.records import Approval
 from crl.run.decisions import Decision, load_decision, shown_digest
+from crl.run.problem import quoted
 
 APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
 DECISION_NOTE = "decision"
@@ -41,9 +42,9 @@ def approve(ctx: StageContext) -> None:
         raise ApprovalPending(
             "nobody has decided about the bank of this round yet"
             if decision is None
-            else f"the decision that is there speaks of other operations ({decision.told()})",
+            else f"the recorded decision concerns other operations ({decision.told()})",
             where=f"round {ctx.round}, stage {ctx.stage.name}",
-            next_step=f"crl approve {ctx.run_path} --round {ctx.round}",
+            next_step=f"crl approve {quoted(ctx.run_path)} --round {ctx.round}",
         )
     ctx.notes[DECISION_NOTE] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
     ctx.write(Approval, [approval_of(decision, shown)])

@@ -64,7 +64,7 @@ def utilities(ctx: StageContext) -> list[CandidateUtility]:
 def elsewhere(
     ctx: StageContext, uses: Sequence[UseReward], origins: Mapping[str, tuple[int, str]]
 ) -> tuple[list[UseReward], list[UseReward]]:
-    """The uses by other tasks, and what of them the buffer counts: one a task."""
+    """The uses by other tasks, and what of them the buffer counts: one per task."""
     tasks = {row.episode_id: task_of_episode(row) for row in ctx.rows(Episode, "collect")}
     found = by_other_tasks(uses, tasks, _own_tasks(ctx, origins))
     return found, one_per_task(found, tasks)

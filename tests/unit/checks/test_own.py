@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 import crl.records as r
-from crl.checks import check_tables
+from crl.checks import check_tables, suites
 from crl.checks.own import check_own_suites
 from crl.config.load import load_experiment
 from crl.errors import BadInput, DataCheckFailed
 from crl.preflight import checks
+from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
 from crl.records import table_of
 from tests.unit.checks import example_rows as examples
 
@@ -76,7 +77,7 @@ def test_a_file_that_is_no_suite_is_refused_when_it_is_read(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("table", "config", "told"),
     [
-        ("episode", FEW_TURNS, "'episode' is no row type; did you mean 'episodes'"),
+        ("episode", FEW_TURNS, "'episode' takes no suite of your own; did you mean 'episodes'"),
         ("episodes", {"type": "expect_column_values_to_be_betwen", "kwargs": {"column": "turns"}}, "did you mean"),
         (
             "episodes",
@@ -92,6 +93,12 @@ def test_what_no_stage_could_be_held_against_is_refused(table: str, config: dict
     with pytest.raises(BadInput, match=told) as raised:
         check_own_suites({table: suite(config)})
     assert "runtime.expectations" in str(raised.value.where)
+
+
+def test_a_table_that_a_recipe_brings_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(suites._brought, "reflections", (Reflection, REFLECTION_SUITE))
+    with pytest.raises(BadInput, match="'reflections' takes no suite of your own"):
+        check_own_suites({"reflections": suite(FEW_TURNS)})
 
 
 def test_a_broken_rule_of_a_user_names_rule_column_and_rows() -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.text import Text
 
+from crl.cli import main
 from crl.cli.consoles import PlainConsole, escaped_text
 from crl.cli.escaping import say, say_json
 from crl.text.unicode import UNSEEN, escaped
@@ -100,3 +101,12 @@ def test_any_text(capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert not UNSEEN.search(printed) and json.loads(printed)["a"] == text
     if not UNSEEN.search(text):
         assert escaped(text) == text and escaped_text(kept := Text(text)) is kept
+
+
+def test_a_terminal_that_is_not_utf8(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setenv("CRL_RUNS", str(made))
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["bank", "diff", "story", "2"])
+    assert rb"\u2192" in written.getvalue()

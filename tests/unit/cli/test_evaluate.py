@@ -11,6 +11,8 @@ import pytest
 
 from crl.recipes.evaluate_again import Choice, Evaluated
 from crl.report.rates import Rate, average, wilson
+from crl.run.directory import RunDirectory
+from crl.run.evaluations import keep_evaluation
 from crl.run.manifest import Manifest
 from crl.run.prunelog import Pruned, note_pruned
 from tests.unit.cli.conftest import Outcome
@@ -32,6 +34,17 @@ def test_weights_that_retention_deleted_are_no_damage(crl: Crl, room: Path) -> N
     assert outcome.code == 2, outcome.err
     assert "weights of round 1 were deleted by retention" in outcome.err
     assert "one of the rounds 0" in outcome.err, "the base model needs no checkpoint"
+
+
+def test_a_kept_evaluation_that_is_damaged_is_not_called_rebuilt(crl: Crl, room: Path) -> None:
+    told = crl("mend", "room")
+    path, _ = keep_evaluation(RunDirectory.open(room), 2, rows(2, {("lake", WITH): (1,)}), {}, {})
+    assert crl("mend", "room").err == told.err
+    (path / "manifest.json").write_text("{}", encoding="utf-8")
+    mended = crl("mend", "room")
+    assert mended.code == 4 and "rebuilt" not in mended.out.split(path.name)[0].splitlines()[-1]
+    assert f"mend     mkdir -p {room}/damaged && mv {path} {room}/damaged/" in mended.out
+    assert [int(each.err.split()[1]) for each in (told, mended)] == [1, 2]
 
 
 def test_a_round_that_is_not_there_is_refused(crl: Crl, room: Path) -> None:

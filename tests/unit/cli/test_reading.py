@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 from collections.abc import Callable
@@ -30,6 +31,20 @@ def test_an_unknown_run_lists_those_that_exist(crl: Crl, room: Path) -> None:
 
 def test_without_any_run_the_first_command_is_named(crl: Crl, runs: Path) -> None:
     assert "crl train conf/quickstart.yaml" in crl("status", "room").err
+
+
+def test_a_folder_that_may_not_be_entered_is_no_run(crl: Crl, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_file, closed = Path.is_file, room.parent / "lost+found"
+    closed.mkdir()
+
+    def refused(path: Path) -> bool:
+        if path.parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    outcome = crl("status", "rooom")
+    assert outcome.code == 2 and "or one of room\n" in outcome.err, outcome
 
 
 def test_status_shows_rounds_and_what_is_missing(crl: Crl, room: Path) -> None:
@@ -64,6 +79,12 @@ def test_csv_and_json_keep_every_digit(crl: Crl, room: Path) -> None:
     query = "SELECT 0.1234567890123::DOUBLE AS x, [1.123456789::DOUBLE] AS y"
     assert "0.1234567890123" in crl("sql", "room", query, "--format", "csv").out
     assert json.loads(crl("sql", "room", query, "--format", "json").out) == {"x": 0.1234567890123, "y": [1.123456789]}
+
+
+def test_json_keeps_columns_of_one_name_and_has_no_number_that_json_lacks(crl: Crl, room: Path) -> None:
+    query = "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a, 'nan'::DOUBLE AS x, ['-inf'::DOUBLE, 1] AS y"
+    row = json.loads(crl("sql", "room", query, "--format", "json").out, parse_constant=pytest.fail)
+    assert row == {"a": 1, "a_2": 2, "a_1": 3, "a_3": 4, "x": None, "y": [None, 1.0]}
 
 
 @pytest.mark.parametrize("query", ["DROP VIEW episodes", "SELECT", "COPY episodes TO 'x.csv'"])

@@ -128,6 +128,28 @@ def test_an_interrupt_says_how_to_go_on(crl: Crl, fake: Path, monkeypatch: pytes
     assert outcome.code == 130 and "crl resume" in outcome.err
 
 
+def test_what_an_interrupted_command_asked_for_is_not_forgotten(
+    crl: Crl, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as early:
+        early.setattr("crl.cli.train._run_flow", interrupted)  # while Prefect starts
+        early.setattr("crl.engine.driver.Driver.set_target", interrupted)
+        assert f"with: crl train {fake} --rounds 2\n" in crl("train", fake, "--rounds", "2").err
+        assert f"with: crl train {fake} --no-prefect\n" in crl("train", fake, "--no-prefect").err
+    assert "next: `crl train` with its experiment" in crl("status", "tiny").out
+    refused = crl("resume", "tiny")
+    assert refused.code == 2 and "no rounds were asked of" in refused.err and "`crl train`" in refused.err
+
+    monkeypatch.setattr("crl.engine.driver.Driver.run_rounds", interrupted)
+    assert "with: crl resume" in crl("train", fake, "--rounds", "2", "--no-prefect").err
+    said = crl("resume", "tiny", "--rounds", "5").err
+    assert "with: crl resume" in said and "--rounds" not in said
+    assert "of 7 rounds asked for" in crl("status", "tiny").out
+
+
 def test_a_second_process_is_refused_with_the_owner_named(crl: Crl, fake: Path, runs: Path) -> None:
     from crl.config.load import load_experiment
     from crl.run.directory import RunDirectory

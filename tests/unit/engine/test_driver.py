@@ -39,6 +39,8 @@ from crl.errors import (
     StageTimedOut,
     StaleAttempt,
 )
+from crl.report.standing import last_failure
+from crl.run.committed import Committed, committed
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from tests.marks import sampled
@@ -148,6 +150,37 @@ def test_whatever_breaks_in_an_attempt_that_was_replaced_is_told_as_that(tmp_pat
             driver.run_rounds(1)
         assert driver.run.complete_stages(1) == []
         assert not [event for event in Journal(driver.run.path).read() if event["event"] == "stage_failed"]
+
+
+def test_a_heartbeat_that_cannot_be_written_is_told_as_that(tmp_path):
+    marker = tmp_path / "marker"
+    with make_driver(tmp_path, {"draw": ["sleep", str(marker)]}) as driver:
+        driver.run_round(0)
+        lose = lambda: (wait_until(marker.exists, "it sleeps"), driver._lease._lose())  # noqa: E731
+        threading.Thread(target=lose).start()
+        with pytest.raises(StaleAttempt, match="heartbeat could not be written"):
+            driver.run_round(1)
+
+
+def test_a_commit_that_its_maker_did_not_live_to_tell_is_told_by_the_next(tmp_path, monkeypatch):
+    with make_driver(tmp_path) as driver:
+        track, path = driver._tracks[0], driver.run.path
+        run = track.run
+
+        def dies_behind_the_commit(*job):
+            run(*job)
+            raise EngineDied("gone")
+
+        monkeypatch.setattr(track, "run", dies_behind_the_commit)
+        driver.run_round(0)  # which is retried
+        assert last_failure(Journal(path).read()) is None
+        with pytest.raises(EngineDied):
+            driver.run_stage(1, "draw")
+        digest = driver.run.manifest(1, "draw").digest
+        assert last_failure(Journal(path).read())
+    with make_driver(tmp_path):
+        assert last_failure(Journal(path).read()) is None
+        assert committed(path)[1, "draw"] == Committed(digest, 1)
 
 
 def test_rows_that_break_a_rule_stop_the_stage_before_it_is_committed(tmp_path, monkeypatch):
@@ -287,6 +320,8 @@ def test_targets_are_remembered_for_whoever_set_them(tmp_path):
         driver.run_rounds(2)
         assert driver.unfinished() == (3, 2)
         assert driver.set_target(2, purpose="flow-b") == (3, 4)
+        assert driver.unfinished(more=3) == (3, 7), "remembered at once, with what was left"
+        assert driver.unfinished() == (3, 7)
 
 
 def test_a_resume_finds_the_settings_the_run_set_out_with(tmp_path):

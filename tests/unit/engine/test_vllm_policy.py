@@ -209,7 +209,7 @@ def test_a_running_server_is_used_as_it_is_and_outlives_the_policy(process: type
         assert fake.version == "b" * 64 and len(fake.asked("/collective_rpc")) == 2
         fake.stale_head = True
         loaded.hand_over(None, "c" * 64)
-        with pytest.raises(WrongWeights, match="although it was told to take them"):
+        with pytest.raises(WrongWeights, match="although it was asked to load them"):
             sample(loaded)
         loaded.close()
         assert fake.asked("/health") == [] and not process.started

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 import crl.records as r
+from crl.checks import suites
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.errors import BadInput, DataCheckFailed
+from crl.recipes import recipe_in
 from crl.recipes.context import StageContext
+from crl.recipes.erl.rows import Reflection
 from crl.recipes.stage import Recipe, Stage
+from crl.records import schema_of
 from crl.report.data_docs import INDEX, write_data_docs
 from crl.report.page import write_report
 from crl.run.cache import faults
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.refused import refused
+from crl.run.refused import keep_refused, refused
 from tests.unit.checks import example_rows as examples
 
 TINY = Path(__file__).parents[3] / "conf" / "tiny.yaml"
@@ -44,10 +49,10 @@ RECIPE = Recipe(
 )
 
 
-def attempt(run: RunDirectory, number: int, **more: object) -> None:
+def attempt(run: RunDirectory, number: int, recipe: Recipe = RECIPE, **more: object) -> None:
     with Lease.acquire(run.path, seconds=60) as lease:
         execute_stage(
-            run, RECIPE, number, "collect", attempt=Attempt(token=lease.token, **more), services=None  # type: ignore[arg-type]
+            run, recipe, number, "collect", attempt=Attempt(token=lease.token, **more), services=None  # type: ignore[arg-type]
         )  # fmt: skip
 
 
@@ -105,6 +110,21 @@ def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
     assert set(refused(run.path)) == {(2, "collect")}
     attempt(run, 2)
     assert refused(run.path) == {}
+
+
+def test_tables_that_a_recipe_brings_are_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory.create_or_open(load_experiment(TINY.with_name("erl_tiny.yaml")), tmp_path)
+    recipe_in(run)
+    stage = Stage("collect", run=lambda ctx: ctx.write(Reflection, []), writes=(Reflection,))
+    attempt(run, 1, dataclasses.replace(RECIPE, stages=(stage,)))
+    empty = schema_of(Reflection).empty_table()
+    keep_refused(run.path, 2, "reflect", {Reflection: empty})
+    kept = run.path / "cache/refused-0002-reflect"
+    shutil.copy(kept / "reflections.parquet", kept / "nobodys.parquet")
+    monkeypatch.setattr(suites, "_brought", {})  # as another process finds it
+    text = write_data_docs(run.path).read_text(encoding="utf-8")
+    links = re.findall(r'href="validations/([^"]+)"', text)
+    assert links == ["rounds/0001/collect/reflections.html", "rounds/0002/reflect/reflections.html"]
 
 
 @pytest.mark.slow

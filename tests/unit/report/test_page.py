@@ -311,6 +311,11 @@ def test_a_page_of_a_damaged_bank_names_the_file_and_what_mends_it(copied: Path)
     assert SEGMENTS in raised.value.found and f"crl mend {copied}" in (raised.value.next_step or "")
 
 
+def test_a_line_of_the_journal_that_says_nothing_is_passed_over(room: Path) -> None:  # noqa: F811
+    (room / "journal.jsonl").write_text('{"note": 1}\n', encoding="utf-8")
+    assert "last stage committed" not in render(room)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_record_that_is_read_only_says_what_to_do(copied: Path) -> None:
     copied.chmod(0o555)

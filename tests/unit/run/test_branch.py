@@ -18,7 +18,7 @@ from crl.run.find import find_run
 from crl.run.head import heads
 from crl.run.lease import Lease
 from crl.run.lineage import LINEAGE, load_lineage
-from crl.run.prunelog import pruned
+from crl.run.prunelog import Pruned, pruned
 from crl.run.redo import set_aside
 from crl.run.retention import prune
 from crl.run.verify import verify
@@ -117,6 +117,23 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="already"):
         branched(parent, 2, "small")
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_a_parent_that_prunes_meanwhile_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = finished_run(tmp_path, 3)
+
+    def then_pruned(path: Path) -> list[Pruned]:
+        before = pruned(path)
+        with Lease.acquire(path, seconds=30) as lease:
+            prune(path, UPDATES, 1, 0, token=lease.token)
+        return before
+
+    with monkeypatch.context() as patch:
+        patch.setattr("crl.run.branch.pruned", then_pruned)
+        with pytest.raises(RecordDamaged, match="was pruned while the run was forked") as raised:
+            branched(parent, 2)
+    assert raised.value.next_step == "fork it again"
+    assert verify(branched(parent, 2).path) == []
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed", "other head"])

@@ -97,3 +97,11 @@ def test_damage_is_found_named_and_stops_whoever_would_build_on_it(tmp_path: Pat
     (problem,) = verify(run.path)
     assert (problem.file, problem.severity) == ("decisions/0003.json", Severity.damaged)
     assert problem.mend.endswith(f"mv {path} {run.path}/damaged/")
+
+
+def test_one_that_is_set_aside_is_on_the_disk_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_decision(tmp_path, decision())
+    synced: list[Path] = []
+    monkeypatch.setattr("crl.run.files.fsync", synced.append)
+    target = withdraw_decision(tmp_path, 3)
+    assert target is not None and {target.parent, tmp_path, tmp_path / "decisions"} <= set(synced)

@@ -13,6 +13,7 @@ from crl.run import experiment_file
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import EVALUATIONS, Kept, keep_evaluation, kept_evaluations
 from crl.run.files import sweep
+from crl.run.owner import machine_digest
 from crl.run.verify import Severity, require_intact, verify
 from tests.unit.engine.harness import make_experiment
 from tests.unit.report.builder import build_run, evaluation
@@ -129,7 +130,7 @@ def test_what_is_no_evaluation_is_left_alone(run: RunDirectory) -> None:
 
 def test_what_a_killed_command_left_is_swept(run: RunDirectory) -> None:
     keep(run, True)
-    left = run.path / EVALUATIONS / f".tmp-0002-x-{2**22 + 1}-0"  # no process has this id
+    left = run.path / EVALUATIONS / f".tmp-0002-x-{machine_digest()}-{2**22 + 1}-0"  # no process has this id
     left.mkdir()
     assert left in sweep(run.path, 1) and not left.exists() and usable(run)
 

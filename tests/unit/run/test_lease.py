@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
+from crl.run.files import temporary
 from crl.run.journal import Journal
 from crl.run.lease import Lease, LeaseFile, check_token, commit_guard, lease_state
-from crl.run.owner import Owner
+from crl.run.owner import Owner, machine_digest
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed
@@ -176,6 +178,18 @@ def test_a_replaced_attempt_notices_and_is_shut_out(tmp_path: Path) -> None:
     second.release()
 
 
+def test_a_heartbeat_that_cannot_be_written_loses_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with Lease.acquire(tmp_path, seconds=0.2) as lease:
+        lease.check()
+        monkeypatch.setattr("crl.run.lease.os.utime", read_only)
+        assert lease.lost.wait(PATIENCE_SECONDS)
+        with pytest.raises(StaleAttempt, match="heartbeat could not be written"):
+            lease.check()
+
+
 def test_the_heartbeat_moves(tmp_path: Path) -> None:
     with Lease.acquire(tmp_path, seconds=0.1):
         before = time.time() - 60
@@ -204,13 +218,16 @@ def test_taking_the_lease_sweeps_what_the_dead_left(tmp_path: Path) -> None:
     assert not run_killed(jobs.train, tmp_path, 1, kill_at=45)
     path = tmp_path / "small"
     (path / "rounds" / "0001").mkdir(parents=True, exist_ok=True)
-    for name in (".tmp-collect-1", ".tmp-experiment.yaml-999999999-0", "rounds/0001/.tmp-collect-1"):
+    dead, old = (path / f".tmp-experiment.yaml-{machine}-999999999-0" for machine in (machine_digest(), "0" * 8))
+    for name in (".tmp-collect-1", dead.name, old.name, "rounds/0001/.tmp-collect-1"):
         (path / name).mkdir(exist_ok=True)
-    mine = path / f".tmp-experiment.yaml-{os.getpid()}-0"
-    mine.touch()
+    os.utime(old, (time.time() - 100_000,) * 2)
+    mine, elsewhere = temporary(path / "experiment.yaml", 0), path / ".tmp-experiment.yaml-11111111-999999999-0"
+    for alive in (mine, elsewhere):  # of another machine nobody knows which processes are gone
+        alive.touch()
     with Lease.acquire(path, seconds=30) as lease:
         assert lease.token >= 2
-        assert list(path.rglob(".tmp-*")) == [mine]
+        assert {*path.rglob(".tmp-*")} == {mine, elsewhere}
 
 
 def test_the_owner_is_this_process() -> None:

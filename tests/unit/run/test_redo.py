@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from crl.run.journal import Journal
 from crl.run.lease import Lease
 from crl.run.redo import set_aside
 from crl.run.retention import prune
-from crl.run.verify import require_intact
+from crl.run.verify import Severity, require_intact, verify
 from tests.unit.run.support import ORDER, experiment, finished_run, stages_of, write_stage
 
 
@@ -81,3 +82,22 @@ def test_what_is_not_there_is_refused_and_a_stale_token_too(tmp_path: Path) -> N
         with pytest.raises(StaleAttempt):
             set_aside(run.path, 1, "plan", stages_of, token=lease.token - 1)
     assert run.complete_stages(1) == list(ORDER)
+
+
+def test_weights_that_cannot_be_read_point_to_nothing(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=2)
+    (run.stage_path(1, "update_actor") / "weights.parquet").write_bytes(b"damaged")
+    shutil.rmtree(run.stage_path(2, "update_actor"))
+    assert [problem.severity for problem in verify(run.path)] == [Severity.damaged, Severity.lost]
+    with Lease.acquire(run.path, seconds=30) as lease:
+        assert _keys(set_aside(run.path, 2, "plan", stages_of, token=lease.token)) == ["2/plan", "2/collect"]
+
+
+def test_what_is_moved_is_on_the_disk_in_both_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(tmp_path, rounds=1)
+    synced: list[Path] = []
+    monkeypatch.setattr("crl.run.files.fsync", synced.append)
+    with Lease.acquire(run.path, seconds=30) as lease:
+        set_aside(run.path, 1, "update_actor", stages_of, token=lease.token)
+    aside = run.path / "damaged" / "1" / "rounds" / "0001"
+    assert {run.path / "rounds" / "0001", aside, *aside.parents[:4]} <= set(synced)

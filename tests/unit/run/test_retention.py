@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.errors import NotEnoughDisk, StaleAttempt
+from crl.errors import NotEnoughDisk, RecordDamaged, StaleAttempt
 from crl.records import Weights, table_of
 from crl.report.views import write_catalog
 from crl.run import cache
@@ -63,6 +63,14 @@ def test_what_the_newest_weights_point_to_is_never_pruned(tmp_path: Path) -> Non
             writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
         prune(run.path, {"actor": "update_actor"}, 1, 0, token=lease.token)
     assert _kept(run) == [1, 3]
+
+
+def test_nothing_is_pruned_where_nobody_knows_what_is_needed(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=3)
+    (run.stage_path(3, "update_actor") / "weights.parquet").write_bytes(b"damaged")
+    with Lease.acquire(run.path, seconds=30) as lease, pytest.raises(RecordDamaged, match=r"weights\.parquet cannot"):
+        prune(run.path, {"actor": "update_actor"}, 1, 0, token=lease.token)
+    assert _kept(run) == [1, 2, 3]
 
 
 def test_a_stale_attempt_prunes_nothing(tmp_path: Path) -> None:

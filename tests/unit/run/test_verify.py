@@ -13,11 +13,12 @@ import pytest
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.run import cache
 from crl.run.directory import RunDirectory
+from crl.run.files import sha256_file
 from crl.run.lease import Lease
 from crl.run.manifest import Manifest
 from crl.run.redo import set_aside
 from crl.run.retention import prune
-from crl.run.verify import Problem, Severity, require_intact, verify
+from crl.run.verify import Problem, Severity, problems_in, record_of, require_intact, verify
 from tests.marks import sampled
 from tests.unit.run.support import digests, experiment, finished_run, inputs_of, resume, stages_of, write_stage
 
@@ -173,6 +174,26 @@ def test_a_pruned_checkpoint_is_accepted_only_whole_and_only_that_one(run: RunDi
         "rounds/0002/update_actor/checkpoint/model.bin",
         "rounds/0002/update_actor/checkpoint/optimiser/state.bin",
     }
+
+
+def test_a_checkpoint_that_is_pruned_meanwhile_is_no_damage(run: RunDirectory) -> None:
+    record = record_of(run.path)
+    with Lease.acquire(run.path, seconds=30) as lease:
+        assert prune(run.path, {"actor": "update_actor"}, 1, 0, token=lease.token)
+    assert problems_in(record) == []
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_missing(run: RunDirectory) -> None:
+    record, victim = record_of(run.path), run.stage_path(2, "collect") / "metrics.parquet"
+
+    def digest_of(path: Path) -> str:
+        if path == victim:
+            path.unlink()
+        return sha256_file(path)
+
+    record.digest_of = digest_of
+    (problem,) = problems_in(record)
+    assert (problem.file, problem.found) == ("rounds/0002/collect/metrics.parquet", "no such file")
 
 
 def test_without_depth_only_presence_and_size_are_compared(run: RunDirectory) -> None:

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crl.errors import CrlError, DataCheckFailed, DiskFull, StageAlreadyComplete, StaleAttempt
+from crl.errors import CrlError, DataCheckFailed, DiskFull, RunDirectoryUnusable, StageAlreadyComplete, StaleAttempt
 from crl.records import Generation, Metric, Retrieval, schema_of, table_of
 from crl.run import writer as writer_module
 from crl.run.directory import RunDirectory
+from crl.run.files import disk_error
 from crl.run.lease import Lease
 from crl.run.verify import verify
 from tests.unit.run.support import digests, experiment, finished_run, inputs_of, leftovers, resume, rows, write_stage
@@ -167,6 +168,23 @@ def test_a_shared_file_is_written_once_and_mended_if_damaged(run: RunDirectory, 
         (run.path / relative).write_bytes(b"damaged")
         writer.share(relative, content)
         assert (run.path / relative).read_bytes() == content
+
+
+def test_the_folders_that_sharing_makes_are_on_the_disk_before_the_commit(
+    run: RunDirectory, token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(writer_module, "fsync", synced.append)
+    with run.begin(1, "x", token=token) as writer:
+        writer.share(f"bank/segments/{hashlib.sha256(b'text').hexdigest()}.parquet", b"text")
+        _commit(writer, run)
+    assert synced.index(run.path / "bank") < synced.index(run.path / "rounds")
+
+
+def test_what_may_not_be_read_is_not_called_unwritable() -> None:
+    known = disk_error(PermissionError(errno.EACCES, "Permission denied", "/runs/x/a.parquet"), "/runs/y")
+    assert isinstance(known, RunDirectoryUnusable) and known.where == "/runs/x/a.parquet"
+    assert known.found == "a.parquet cannot be read or written: Permission denied"
 
 
 def test_a_link_is_refused(run: RunDirectory, token: int) -> None:
