@@ -63,7 +63,7 @@ def test_sampling_holds_weights_cache_and_one_pass() -> None:
     moved = 1000 * 200 * 2 * 32 * 2  # a layer's keys and values are larger than what one pass computes
     assert many.working == PASS_TOKENS * 200 * 4 * 2 + moved
     cut = role.model_copy(update={"context": 2})
-    assert sampling_memory(SHAPE, cut, rows=1000, nucleus=True).working == 57 * 1000 * 1000, "the draw over the vocabulary"
+    assert sampling_memory(SHAPE, cut, rows=1000, nucleus=True).working == 57 * 1000**2, "what is drawn from"
     # An adapter is merged into float32 weights, which are then cast one by one.
     assert sampling_memory(SHAPE, role.model_copy(update={"lora": LoraConfig()}), 4, nucleus=False).loading > 0
 
