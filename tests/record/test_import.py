@@ -27,6 +27,7 @@ from crl.report.why import why
 from crl.run.directory import RunDirectory
 from crl.run.imports import IMPORTS, load_import
 from crl.run.lease import Lease
+from crl.run.owner import machine_digest
 from crl.run.verify import verify
 from crl.transfer.folder import Format, read_folder, write_folder
 from crl.transfer.gather import Gathered, gather
@@ -138,7 +139,7 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
         patch.setattr(Path, "rename", lambda self, other: (_ for _ in ()).throw(OSError("gone")))
         write_folder(source.bank(), target, Format.parquet)
     assert list(tmp_path.iterdir()) == []
-    abandoned = tmp_path / ".tmp-out-999999999-0"  # a killed export's
+    abandoned = tmp_path / f".tmp-out-{machine_digest()}-999999999-0"  # a killed export's
     abandoned.mkdir()
     write_folder(source.bank(), target, Format.parquet)
     assert list(tmp_path.iterdir()) == [target]
