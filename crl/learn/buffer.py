@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.answers import AnswerReward
+from crl.learn.other_credit import Tasks, one_per_task
 from crl.records import BufferItem, Distillation, Metric, UseReward
 
 SCORED: Final = "scored"
@@ -89,6 +90,7 @@ def fill_buffer(
     answers: Sequence[AnswerReward] = (),
     scored: Mapping[str, float] | None = None,
     scored_kind: str = SCORED,
+    tasks: Tasks | None = None,
 ) -> list[BufferItem]:
     """The buffer after this round's uses and outputs, oldest entry first.
 
@@ -102,7 +104,8 @@ def fill_buffer(
     `repeats` gives, for outputs of this round that wrote what the bank held already, those texts, each once.
     `held` are the texts of the bank after the round (None: unknown; others than those of the outputs in question may be
     left out): what has no use and no text there is dropped, or just ends where it was trained before. `answers` are
-    what answers of this round's episodes earned. New items enter in the order of first use, then in the order of
+    what answers of this round's episodes earned. With `tasks` an output counts each task but its own once, by the mean
+    of the uses that it earns by there. New items enter in the order of first use, then in the order of
     `distillations`, then in that of `answers`. Raises RecordDamaged for a used output without an origin.
     """
     items = _settled(previous)
@@ -123,27 +126,30 @@ def fill_buffer(
             repeats=[text.generation_id for text in repeated], repeated_entries=[text.entry_id for text in repeated],
         )  # fmt: skip
 
-    for use in uses:
-        for generation_id in (use.generation_id, *repeated_by[HeldText(use.entry_id, use.generation_id)]):
-            if generation_id in unpaid:
-                continue
-            known = items.get(generation_id)
-            if known is None:
-                if generation_id not in origins:
-                    raise RecordDamaged(
-                        f"experience {use.entry_id} was used, but nothing says which stage wrote {generation_id}",
-                        expected="the bank's snapshot to name the output behind every text",
-                        where=f"round {use.round}, episode {use.episode_id}",
-                        next_step="run `crl verify` on the run",
-                    )
-                item = enter(generation_id, "used", origins[generation_id])
-            elif known.status == "trained":
-                origin = (known.generation_round, known.generation_stage)
-                fresh = enter(generation_id, known.kind, origin, _repeated_texts(known))
-                item = replace(fresh, train_count=known.train_count, last_trained_round=known.last_trained_round)
-            else:
-                item = known
-            items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
+    earned = [
+        (generation_id, use)
+        for use in uses
+        for generation_id in (use.generation_id, *repeated_by[HeldText(use.entry_id, use.generation_id)])
+        if generation_id not in unpaid
+    ]
+    for generation_id, use in earned if tasks is None else one_per_task(earned, tasks):
+        known = items.get(generation_id)
+        if known is None:
+            if generation_id not in origins:
+                raise RecordDamaged(
+                    f"experience {use.entry_id} was used, but nothing says which stage wrote {generation_id}",
+                    expected="the bank's snapshot to name the output behind every text",
+                    where=f"round {use.round}, episode {use.episode_id}",
+                    next_step="run `crl verify` on the run",
+                )
+            item = enter(generation_id, "used", origins[generation_id])
+        elif known.status == "trained":
+            origin = (known.generation_round, known.generation_stage)
+            fresh = enter(generation_id, known.kind, origin, _repeated_texts(known))
+            item = replace(fresh, train_count=known.train_count, last_trained_round=known.last_trained_round)
+        else:
+            item = known
+        items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
     for row in distillations:
         origin = origins.get(row.generation_id, (row.round, row.kind))
         at_once = _scored_at_once(row, config, free_means)

@@ -1,7 +1,7 @@
 """Two other ways to give credit to an experience, after recipes of 2026. Pure functions over rows.
 
-- *By other tasks* (Evolving-RL, 2605.10663): an output earns the mean success of its note on tasks other than the one
-  that the note came from. A task is a family and an environment seed; uses on one task count as one, with their mean.
+- *By other tasks* (Evolving-RL, 2605.10663): an output earns the mean success of its notes on tasks other than the one
+  that it came from. A task is a family and an environment seed; uses on one task count as one, with their mean.
 - *By trend* (Skill1, 2605.06130): every experience that was retrieved for an episode keeps a running utility
   U <- decay U + (1 - decay) r, and an output earns r - max U, with r the outcome of the episode it was distilled from:
   much where the bank had nothing that goes as well, little where it had.
@@ -27,38 +27,49 @@ class TaskKey(NamedTuple):
     environment_seed: int
 
 
+class Tasks(NamedTuple):
+    """What tells an output's own task from others."""
+
+    of_episode: Mapping[str, TaskKey]
+    """By the id of an episode."""
+    own: Mapping[str, TaskKey]
+    """The one that an output was distilled from, by its generation id; a merged text has none."""
+
+
 def task_of_episode(episode: Episode) -> TaskKey:
     """The task that an episode was of."""
     return TaskKey(episode.family, episode.environment_seed)
 
 
-def by_other_tasks(
-    uses: Iterable[UseReward], tasks: Mapping[str, TaskKey], own: Mapping[str, TaskKey]
-) -> list[UseReward]:
-    """The uses as rows: those on a task that an output did not come from earn r, those on its own task nothing.
-
-    `tasks` has the task of every episode by its id, `own` the task an output was distilled from by its generation id; a
-    merged text has none. The verdict of the actor (s_c) is earned either way.
-    """
+def by_other_tasks(uses: Iterable[UseReward], tasks: Tasks) -> list[UseReward]:
+    """The uses as rows: those on a task that the output behind the text did not come from earn r, those on its own task
+    nothing. The verdict of the actor (s_c) is earned either way."""
     found = []
     for use in uses:
         if use.outcome is None:
             found.append(use)
-        elif tasks[use.episode_id] == own.get(use.generation_id):
+        elif tasks.of_episode[use.episode_id] == tasks.own.get(use.generation_id):
             found.append(replace(use, basis=OWN_TASK, reward=use.critic_score or 0.0))
         else:
             found.append(replace(use, basis=OTHER_TASK))
     return found
 
 
-def one_per_task(uses: Iterable[UseReward], tasks: Mapping[str, TaskKey]) -> list[UseReward]:
-    """What the buffer counts: of an output's uses on one task the first, with the mean reward of all of them; none of
-    its own task."""
-    of_task: dict[tuple[str, str, TaskKey], list[UseReward]] = defaultdict(list)
-    for use in uses:
-        if use.basis != OWN_TASK:
-            of_task[use.entry_id, use.generation_id, tasks[use.episode_id]].append(use)
-    return [replace(listed[0], reward=sum(use.reward for use in listed) / len(listed)) for listed in of_task.values()]
+def one_per_task(earned: Iterable[tuple[str, UseReward]], tasks: Tasks) -> list[tuple[str, UseReward]]:
+    """What the buffer counts of (output, a use that it earns by): of an output's uses on one task the first, with the
+    mean reward of all of them, whichever of its notes they were of; none of its own task.
+
+    Outputs that wrote one text came from different tasks: a use may be another's own and not this one's.
+    """
+    of_task: dict[tuple[str, TaskKey], list[UseReward]] = defaultdict(list)
+    for generation_id, use in earned:
+        task = tasks.of_episode[use.episode_id]
+        if task != tasks.own.get(generation_id):
+            of_task[generation_id, task].append(use)
+    return [
+        (generation_id, replace(listed[0], reward=sum(use.reward for use in listed) / len(listed)))
+        for (generation_id, _), listed in of_task.items()
+    ]
 
 
 def utilities_after(

@@ -18,9 +18,22 @@ def refused(where: str, why: str, expected: str, next_step: str = "change it, or
     )
 
 
+def hidden_answers(method: Method) -> Iterator[BadInput]:
+    """Answers that are to have tags, from an actor that may say a legal action and nothing else: none has an action."""
+    constrained = any(method.sampling("actor", family.name).constrain == "actions" for family in method.families)
+    if constrained and method.rollout.action_format == "tag":
+        yield BadInput(
+            "the actor answers with a legal action and nothing else, so no answer would have thoughts and tags",
+            expected="action_format: word, or roles.actor.sampling.constrain: none",
+            where="method.rollout.action_format",
+            next_step="change one of the two",
+        )
+
+
 def unread_settings(method: Method, *, reward: str, bank: bool = False) -> Iterator[BadInput]:
     """Settings of a method that nothing reads; `reward` says why a family has none of its own, `bank` whether entries
-    are kept (each family then reads its own)."""
+    are kept (each family then reads its own); and answers in which no action would be found."""
+    yield from hidden_answers(method)
     if method.rollout.search_and_ask is not None:
         yield refused("method.rollout.search_and_ask", "nobody answers questions in this recipe", "none")
     for index, family in enumerate(method.families):

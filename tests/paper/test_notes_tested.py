@@ -13,6 +13,7 @@ from crl.learn.effects import suppressed_texts, text_effects
 from crl.learn.other_credit import (
     OWN_TASK,
     TaskKey,
+    Tasks,
     by_other_tasks,
     one_per_task,
     trend_rewards,
@@ -91,10 +92,12 @@ def test_other_tasks_count_once_each_and_the_own_one_never() -> None:
         )  # fmt: skip
         if own.get(writer) != task:
             expected[writer, task].append(earned)
-    rows = by_other_tasks(uses, tasks, own)
+    known = Tasks(tasks, own)
+    rows = by_other_tasks(uses, known)
     assert [row.episode_id for row in rows] == [use.episode_id for use in uses], "every use keeps its row"
     assert all((row.basis == OWN_TASK) == (own.get(row.generation_id) == tasks[row.episode_id]) for row in rows)
-    counted = {(row.generation_id, tasks[row.episode_id]): row.reward for row in one_per_task(rows, tasks)}
+    earned = [(use.generation_id, use) for use in uses]
+    counted = {(name, tasks[row.episode_id]): row.reward for name, row in one_per_task(earned, known)}
     assert counted == pytest.approx({key: sum(listed) / len(listed) for key, listed in expected.items()})
     assert any(row.basis == OWN_TASK for row in rows) and len(counted) < len(uses)
 

@@ -5,6 +5,7 @@ Only tables of the record are read, each held against its manifest. Nothing is k
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,10 @@ from pydantic import BaseModel, ConfigDict
 
 from crl.lab.study.change import RunChange, read_change
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.rows import SYNTHETIC
+from crl.recipes.erl.prompts import OK
+from crl.recipes.erl.rows import Reflection
 from crl.recipes.timing import TIMINGS
 from crl.records import Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
 from crl.report.rates import Rate
@@ -54,14 +58,14 @@ class RunFigures(BaseModel):
     episodes: dict[int, int]
     """Training episodes up to and including each round, those of warm-up rounds too."""
     tokens: dict[int, int] = {}
-    """Tokens that any role sampled in training, likewise; those that left no choice are not counted."""
+    """Tokens that any role sampled in training, likewise. Neither those that left no choice count, nor random play."""
     real_steps: dict[int, int] = {}
     """Steps of the real environment in training, likewise."""
     outputs: int
-    """Extractor outputs of all rounds."""
+    """Extractor outputs of all rounds; of ERL its reflections."""
     malformed: int
-    returned: int
-    """Outputs that say `return`: nothing is to be learned."""
+    returned: int | None
+    """Outputs that say `return`: nothing is to be learned. None: no output can say so."""
     notes_true: float | None
     """Share of the bank that is true after the last round; None where nothing knows the truth."""
     coverage: float | None
@@ -101,7 +105,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
     without = {number: found[WITHOUT_BANK] for number, found in rates.items()}
     has_bank = any(WITH_BANK in found for found in rates.values())
     costs = {number: _costs(run, number) for number in rates}
-    verdicts = _verdicts(run, numbers)
+    outputs, malformed, returned = _outputs(run, numbers)
     health = _health(run, numbers[-1]) if numbers else {}
     return RunFigures(
         with_bank={number: found.get(WITH_BANK, without[number]) for number, found in rates.items()}
@@ -111,9 +115,9 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         episodes=_total(run, numbers, lambda number, stage: _rows(run, number, stage, Episode)),
         tokens=_total(run, numbers, partial(_tokens, run)),
         real_steps=_total(run, numbers, partial(_real_steps, run)),
-        outputs=sum(verdicts.values()),
-        malformed=verdicts.get("malformed", 0),
-        returned=verdicts.get("return", 0),
+        outputs=outputs,
+        malformed=malformed,
+        returned=returned,
         notes_true=_value(health, NOTES_TRUE),
         coverage=_value(health, COVERAGE),
         starts=_starts(run),
@@ -197,7 +201,9 @@ def _rows(run: RunDirectory, number: int, stage: str, row_type: type[Row]) -> in
 
 
 def _tokens(run: RunDirectory, number: int, stage: str) -> int:
-    if not _rows(run, number, stage, Generation):
+    # Random play is recorded in the words of an actor, and nobody sampled it.
+    scripted = stage == EXPLORE and explorer(run.method_of(number, stage), number) == "random"
+    if scripted or not _rows(run, number, stage, Generation):
         return 0
     table = run.read(number, stage, Generation)
     sampled = table.filter(pc.not_equal(table["kind"], NOT_SAMPLED))
@@ -213,14 +219,22 @@ def _real_steps(run: RunDirectory, number: int, stage: str) -> int:
     return turns or 0
 
 
-def _verdicts(run: RunDirectory, numbers: list[int]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+def _outputs(run: RunDirectory, numbers: list[int]) -> tuple[int, int, int | None]:
+    """How many outputs there are, how many of them are malformed, and how many say `return`.
+
+    A reflection (ERL) says nothing of the kind: its row of stage `distill` has that verdict where the attempt that it
+    guided failed. Without a memory it has no such row.
+    """
+    verdicts, reflections = Counter[str](), Counter[str]()
     for number in numbers:
-        for stage in ("distill", "merge"):
-            if number > 0 and run.is_complete(number, stage):
-                for each in pc.value_counts(run.read(number, stage, Distillation)["verdict"]).to_pylist():
-                    counts[each["values"]] = counts.get(each["values"], 0) + each["counts"]
-    return counts
+        for stage in run.complete_stages(number) if number > 0 else []:
+            if _rows(run, number, stage, Reflection):
+                reflections.update(run.read(number, stage, Reflection)["reason_code"].to_pylist())
+            elif stage in ("distill", "merge"):
+                verdicts.update(run.read(number, stage, Distillation)["verdict"].to_pylist())
+    if reflections:
+        return reflections.total(), reflections.total() - reflections[OK], None
+    return verdicts.total(), verdicts["malformed"], verdicts["return"]
 
 
 def _health(run: RunDirectory, number: int) -> dict[str, Metric]:

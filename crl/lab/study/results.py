@@ -99,6 +99,7 @@ class ArmResult(BaseModel):
     malformed: Interval | None
     """Share of extractor outputs of all rounds that are malformed."""
     returned: Interval | None
+    """Share that says `return`; None where no output can."""
     notes_true: Interval | None
     """Share of the last bank that is true, where the environment knows."""
     coverage: Interval | None
@@ -227,7 +228,9 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
         real_steps=common_curve([amounts_of(run, "real_steps") for run in runs.values()]) if runs else {},
         malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
-        returned=_mean(runs, lambda run: run.returned / run.outputs if run.outputs else None),
+        returned=_mean(
+            runs, lambda run: run.returned / run.outputs if run.outputs and run.returned is not None else None
+        ),
         notes_true=_mean(runs, lambda run: run.notes_true),
         coverage=_mean(runs, lambda run: run.coverage),
         alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},

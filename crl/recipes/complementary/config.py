@@ -38,6 +38,7 @@ from crl.config import (
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.recipes.complementary.impossible import never_guided, recorded_problems, trial_problems
+from crl.recipes.impossible import hidden_answers
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -360,24 +361,15 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
             where="method.roles.extractor.sampling.constrain",
             next_step="leave it out",
         )
-    if all(method.sampling(ACTOR, family.name).constrain == "none" for family in method.families):
-        return
-    hindered = {
-        "method.rollout.action_format": (
-            method.rollout.action_format == "tag",
-            "answers with thoughts and tags",
-            "word",
-        ),
-        "method.rollout.search_and_ask": (method.rollout.search_and_ask is not None, "questions", "none"),
-    }
-    for where, (asked, what, expected) in hindered.items():
-        if asked:
-            yield BadInput(
-                f"the actor answers with a legal action and nothing else, so there would be no {what}",
-                expected=f"{where.split('.')[-1]}: {expected}, or roles.actor.sampling.constrain: none",
-                where=where,
-                next_step="change one of the two",
-            )
+    yield from hidden_answers(method)
+    constrained = any(method.sampling(ACTOR, family.name).constrain == "actions" for family in method.families)
+    if constrained and method.rollout.search_and_ask is not None:
+        yield BadInput(
+            "the actor answers with a legal action and nothing else, so there would be no questions",
+            expected="search_and_ask: none, or roles.actor.sampling.constrain: none",
+            where="method.rollout.search_and_ask",
+            next_step="change one of the two",
+        )
 
 
 def _unbounded(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:

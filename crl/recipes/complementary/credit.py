@@ -17,11 +17,12 @@ from crl.learn.answers import AnswerReward, answer_rewards
 from crl.learn.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.learn.effects import effect_metrics
+from crl.learn.other_credit import Tasks, by_other_tasks
 from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.credit_switches import effects, elsewhere, scored_at_once, trial_figures, utilities
+from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
 from crl.recipes.complementary.judge import verdicts_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.recipes.context import StageContext
@@ -64,11 +65,9 @@ def credit(ctx: StageContext) -> None:
     objective = config.extractor_objective
     before = ctx.rows(EntryUsefulness, BEFORE)
     uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
-    earning = uses
-    if objective.credit == "other_tasks":
-        uses, earning = elsewhere(ctx, uses, _origins(ctx, _written(ctx, uses)))
+    tasks = tasks_of(ctx, uses, _origins(ctx, _written(ctx, uses))) if objective.credit == "other_tasks" else None
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
-    buffer = _filled(ctx, earning, distillations, episodes) if EXTRACTOR in config.TRAINED else []
+    buffer = _filled(ctx, uses, distillations, episodes, tasks) if EXTRACTOR in config.TRAINED else []
     batches: list[list[BufferItem]] = []
     if config.trains(EXTRACTOR, ctx.round):
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
@@ -79,7 +78,7 @@ def credit(ctx: StageContext) -> None:
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     # Where a use earns its outcome and no more, `credits` say it all.
     if config.scores_uses:
-        ctx.write(UseReward, uses)
+        ctx.write(UseReward, uses if tasks is None else by_other_tasks(uses, tasks))
     if objective.credit == "running_usefulness":
         ctx.write(EntryUsefulness, usefulness)
     if objective.credit == "trend":
@@ -130,6 +129,7 @@ def _filled(
     uses: Sequence[UseReward],
     distillations: Sequence[Distillation],
     episodes: Sequence[Episode],
+    tasks: Tasks | None,
 ) -> list[BufferItem]:
     """The extractor's buffer with this round's uses and outputs."""
     written = _written(ctx, uses)
@@ -154,6 +154,7 @@ def _filled(
         repeats=repeats,
         held=_held(bank, previous, repeats),
         answers=_answers(ctx, episodes),
+        tasks=tasks,
     )
 
 

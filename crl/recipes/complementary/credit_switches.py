@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from crl.config import SuppressConfig
@@ -10,8 +10,7 @@ from crl.learn.buffer import SCORED
 from crl.learn.effects import text_effects
 from crl.learn.other_credit import (
     TaskKey,
-    by_other_tasks,
-    one_per_task,
+    Tasks,
     task_of_episode,
     trend_rewards,
     utilities_after,
@@ -22,6 +21,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
 from crl.records import (
     TRIAL,
+    BufferItem,
     CandidateUtility,
     Credit,
     Distillation,
@@ -61,13 +61,17 @@ def utilities(ctx: StageContext) -> list[CandidateUtility]:
     return utilities_after(before, ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), decay)
 
 
-def elsewhere(
-    ctx: StageContext, uses: Sequence[UseReward], origins: Mapping[str, tuple[int, str]]
-) -> tuple[list[UseReward], list[UseReward]]:
-    """The uses by other tasks, and what of them the buffer counts: one per task."""
+def tasks_of(ctx: StageContext, uses: Iterable[UseReward], origins: Mapping[str, tuple[int, str]]) -> Tasks:
+    """The tasks of the round's episodes, and of the outputs that earn by the uses: those whose texts were used, whose
+    `origins` these are, and those that repeated one."""
+    used = {use.generation_id for use in uses}
+    repeating = {
+        item.generation_id: (item.generation_round, item.generation_stage)
+        for item in ctx.rows(BufferItem, BEFORE)
+        if not used.isdisjoint(item.repeats)
+    }
     tasks = {row.episode_id: task_of_episode(row) for row in ctx.rows(Episode, "collect")}
-    found = by_other_tasks(uses, tasks, _own_tasks(ctx, origins))
-    return found, one_per_task(found, tasks)
+    return Tasks(tasks, _own_tasks(ctx, {**origins, **repeating}))
 
 
 def _own_tasks(ctx: StageContext, origins: Mapping[str, tuple[int, str]]) -> dict[str, TaskKey]:

@@ -14,7 +14,7 @@ from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
 from crl.recipes.dreamgym.explore import transitions_of, watched_wave
 from crl.recipes.dreamgym.predicting import ExperienceModel
-from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, PoolItem, Prediction, Transition
+from crl.recipes.dreamgym.rows import FAILURE, REAL, SYNTHETIC, TURN_LIMIT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.recipes.dreamgym.watching import Watched
@@ -75,13 +75,19 @@ def dream_of(ctx: StageContext, tasks: Sequence[Task]) -> DreamEnvironment:
 
 
 def rules_of(ctx: StageContext, family: str) -> Rules:
-    """What real episodes of a family say: how long they last, and what they may be worth (0 is always possible)."""
+    """What real episodes of a family say: how long they last, and what they may be worth (0 is always possible).
+
+    What a limit ends is worth as little as any real episode that the turn limit ended, or where there is none, as any
+    that failed; 0 where there is neither.
+    """
     config = ctx.method.family(family)
     limit = None if config is None else config.turn_limit
     rows = rows_of_items(ctx, items_of(ctx.table(PoolItem, POOL), [REAL], [family]))
     rewards = [0.0, *(row.reward for row in rows)]
     longest = max((row.turn + 1 for row in rows), default=1)
-    return Rules(limit if limit is not None else longest, (min(rewards), max(rewards)))
+    limited, failed = ([row.reward for row in rows if row.outcome == outcome] for outcome in (TURN_LIMIT, FAILURE))
+    failure = min(limited or failed or [0.0])
+    return Rules(limit if limit is not None else longest, (min(rewards), max(rewards)), failure)
 
 
 def _played(

@@ -35,6 +35,8 @@ class Rules:
     """Most turns of an episode."""
     rewards: tuple[float, float]
     """Least and largest reward of an episode."""
+    failure: float
+    """Reward of an episode that a limit ends, whether or not the model knew of it."""
 
 
 @dataclass(slots=True)
@@ -144,7 +146,8 @@ class DreamEnvironment:
 
     def _refused(self, state: _Slot, named: Sequence[str]) -> Step:
         state.shown.append((state.observation, ""))
-        over = state.done = state.turn >= self._rules[state.task.family].turns
+        rules = self._rules[state.task.family]
+        over = state.done = state.turn >= rules.turns
         possible = f" Possible: {', '.join(named)}." if named else ""
         return Step(
             state.observation,
@@ -153,7 +156,7 @@ class DreamEnvironment:
             f"That names no possible action.{possible}",
             over,
             False,
-            0.0,
+            rules.failure,
             StopReason.turn_limit if over else None,
         )
 
@@ -181,9 +184,11 @@ class DreamEnvironment:
             return broke(f"prediction_{answered.reason_code}")
         self.transitions.append(self._row(state, answered, predicted))
         state.shown.append((state.observation, action))
-        outcome, reward = predicted.outcome, predicted.reward
-        if outcome == CONTINUES and state.turn >= self._rules[state.task.family].turns:
-            outcome, reward = TURN_LIMIT, 0.0
+        outcome, reward, rules = predicted.outcome, predicted.reward, self._rules[state.task.family]
+        if outcome == CONTINUES:
+            # What the episode is worth if it ends here: at the turn limit, or where the actor's context is full.
+            reward = rules.failure
+            outcome = TURN_LIMIT if state.turn >= rules.turns else CONTINUES
         state.done = outcome != CONTINUES
         state.observation = predicted.observation
         named = answered.asked.actions

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.buffer import HeldText, buffer_metrics, fill_buffer, reweight, select_batches
+from crl.learn.other_credit import TaskKey, Tasks
 from crl.records import BufferItem, Distillation, UseReward
 
 
-def use(generation_id: str, reward: float, round: int = 1, entry: str = "m") -> UseReward:
+def use(generation_id: str, reward: float, round: int = 1, entry: str = "m", episode: str = "e") -> UseReward:
     return UseReward(
-        round=round, episode_id="e", entry_id=entry, generation_id=generation_id, basis="outcome", outcome=reward,
+        round=round, episode_id=episode, entry_id=entry, generation_id=generation_id, basis="outcome", outcome=reward,
         usefulness=None, critic_score=None, reward=reward,
     )  # fmt: skip
 
@@ -51,6 +52,7 @@ def fill(
     imported: frozenset[str] = frozenset(),
     repeats: dict[str, list[HeldText]] | None = None,
     held: set[HeldText] | None = None,
+    tasks: Tasks | None = None,
     **settings: Any,
 ) -> list[BufferItem]:
     return fill_buffer(
@@ -64,6 +66,7 @@ def fill(
         unpaid=imported,
         repeats=repeats,
         held=held,
+        tasks=tasks,
     )
 
 
@@ -208,6 +211,21 @@ def test_an_output_that_repeats_an_imported_text_is_credited_though_the_import_t
     rows = fill([], [], [output("again", "add")], repeats={"again": [text("other-run")]}, held=held)
     rows = fill(rows, [use("other-run", 1.0, 2)], [], round=2, imported=frozenset({"other-run"}), held=held)
     assert {row.generation_id: row.uses for row in rows} == {"again": 1}
+
+
+def test_by_other_tasks_the_own_task_is_the_recipients_and_a_task_counts_once_whatever_notes_were_used() -> None:
+    """x wrote m and n on task 1; y, on task 2, repeated m."""
+    on = {name: TaskKey("room", int(name[0])) for name in ("1a", "1b", "2a", "3a", "3b", "3c")}
+    tasks = Tasks(on, {"x": on["1a"], "y": on["2a"]})
+    rows = fill([], [], [output("y", "add")], repeats={"y": [text("x")]})
+    uses = [
+        *(use("x", reward, 2, episode=name) for name, reward in (("1a", 1.0), ("1b", -1.0), ("2a", 1.0), ("3a", -1.0))),
+        *(use("x", 1.0, 2, entry="n", episode=name) for name in ("3b", "3c")),
+    ]
+    found = fill(rows, uses, [], round=2, tasks=tasks)
+    earned = {row.generation_id: (row.uses, row.score_sum) for row in found}
+    assert earned["x"] == (2, pytest.approx(1.0 + (-1.0 + 1.0 + 1.0) / 3)), "task 2, and task 3 by both of its notes"
+    assert earned["y"] == (2, pytest.approx((1.0 - 1.0) / 2 - 1.0)), "tasks 1 and 3, by the text it repeated"
 
 
 def test_what_can_never_be_used_again_ends_and_is_dropped_only_where_it_was_never_scored() -> None:

@@ -85,6 +85,14 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
     assert caught.value.expected and caught.value.next_step
 
 
+@pytest.mark.parametrize("name", ["erl_tiny", "dreamgym_tiny", "importance_replay_tiny"])
+def test_answers_in_which_no_action_would_be_found_are_refused_in_every_recipe(name: str) -> None:
+    """Their actors say a legal action and nothing else."""
+    with pytest.raises(BadInput, match="no answer would have thoughts and tags") as caught:
+        load_experiment(ROOT / f"conf/{name}.yaml", {"method.rollout.action_format": "tag"})
+    assert caught.value.where == "method.rollout.action_format"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

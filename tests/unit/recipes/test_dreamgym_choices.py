@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 
 from crl.envs.frozenlake import FrozenLakeEnvironment
 from crl.errors import BadInput
+from crl.protocols import Start
+from crl.recipes.dreamgym.collect import rules_of
 from crl.recipes.dreamgym.config import ValidateConfig
+from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
+from crl.recipes.dreamgym.form import Predicted
 from crl.recipes.dreamgym.rows import Annotation, DreamTask, Prediction, TaskValue, Transition
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.records import Episode, Generation, Metric, Task, Turn
@@ -173,6 +178,54 @@ def test_an_episode_of_the_model_is_no_longer_than_a_real_one(tmp_path: Path) ->
     run = played(tmp_path, 1, answer=still, **ALL_SYNTHETIC)
     episodes = run.rows(Episode, "collect", 1)
     assert {(row.turns, row.stop_reason, row.reward) for row in episodes} == {(3, "turn_limit", 0.0)}
+
+
+LOST: list[tuple[list[tuple[str, float]], float]] = [
+    ([("turn_limit", -1.0), ("turn_limit", -0.5), ("failure", -3.0), ("success", 1.0)], -1.0),
+    ([("failure", -2.0), ("failure", -1.0), ("continues", 0.0), ("success", 1.0)], -2.0),
+    ([("success", 1.0), ("continues", 0.0)], 0.0),
+    ([], 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "expected"), LOST)
+def test_what_a_limit_ends_is_worth_what_real_episodes_without_success_are(
+    ends: list[tuple[str, float]], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [SimpleNamespace(turn=turn, outcome=outcome, reward=reward) for turn, (outcome, reward) in enumerate(ends)]
+    monkeypatch.setattr("crl.recipes.dreamgym.collect.rows_of_items", lambda *of: rows)
+    monkeypatch.setattr("crl.recipes.dreamgym.collect.items_of", lambda *of: [])
+    ctx: Any = SimpleNamespace(method=experiment().method, table=lambda *of: None)
+    found = rules_of(ctx, "lake")
+    assert found.failure == expected
+    assert found.rewards == (min([0.0, *(row.reward for row in rows)]), max([0.0, *(row.reward for row in rows)]))
+
+
+def test_a_limit_that_the_model_forgot_costs_as_much_as_one_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all ways: by an action, by one that names nothing, or where the actor's context is full."""
+    said = {
+        "up": Predicted("on", ("up", "end"), "continues", 0.0),
+        "end": Predicted("over", (), "turn_limit", -1.0),
+    }  # fmt: skip
+    model: Any = SimpleNamespace(
+        predict=lambda asked: [SimpleNamespace(asked=each, predicted=said[each.situation.action], generation=None)
+                               for each in asked]
+    )  # fmt: skip
+    monkeypatch.setattr("crl.recipes.dreamgym.environment.prediction_row", lambda *of: None)
+    monkeypatch.setattr(DreamEnvironment, "_row", lambda *of: None)
+    tasks: Any = [
+        SimpleNamespace(episode_id=f"e{slot}", family="lake", goal="", first_observation="off", environment_seed=slot)
+        for slot in range(3)
+    ]
+    dream = DreamEnvironment(
+        model, tasks, [Start("", "off", ("up", "end"))] * 3, neighbors=lambda family, asked: [[] for _ in asked],
+        rules={"lake": Rules(2, (-1.0, 1.0), -1.0)}, history=0, round_number=1,
+    )  # fmt: skip
+    dream.reset_many([0, 1, 2])
+    for first in dream.step_many({0: "up", 1: "up", 2: None}).values():
+        assert (first.done, first.reward) == (False, -1.0), "the reward of an episode that has no room for more"
+    last = dream.step_many({0: "up", 1: "end", 2: None})
+    assert {(step.done, step.stop_reason, step.reward) for step in last.values()} == {(True, "turn_limit", -1.0)}
 
 
 def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> None:

@@ -86,14 +86,21 @@ def test_the_same_run_has_the_same_digests(masked: Played, tmp_path: Path) -> No
 
 
 def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) -> None:
+    """An output that repeated a text earns by the uses of that text, but on the task that it came from itself."""
     few = {"method__families__0__train_seeds__count": 6, "method__evaluation__every": 0}
-    made = experiment(method__recipe__extractor_objective__credit="other_tasks", **few)
+    credit = {
+        "method__recipe__extractor_objective__credit": "other_tasks",
+        "method__recipe__bank__duplicates": "reject",
+    }
+    made = experiment(**credit, **few)
     run = Played(tmp_path, made, ROUNDS)
     expected: dict[str, list[float]] = defaultdict(list)
     own: dict[str, int] = {}
-    skipped = 0
+    skipped, others_own = 0, 0
     for number in range(1, ROUNDS + 1):
         episodes = {row.episode_id: row for row in run.rows(Episode, "collect", number)}
+        items = run.rows(BufferItem, "credit", number - 1) if number > 1 else []
+        repeated = [(row.generation_id, set(zip(row.repeated_entries, row.repeats, strict=True))) for row in items]
         uses = {row.episode_id: row for row in run.rows(UseReward, "credit", number)}
         of_task: dict[tuple[str, int], list[float]] = defaultdict(list)
         for row in run.rows(Credit, "credit", number):
@@ -102,13 +109,17 @@ def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) 
             if own[row.generation_id] == task:
                 skipped += 1
                 assert uses[row.episode_id].reward == 0
-            else:
-                of_task[row.generation_id, task].append(row.outcome)
+            repeating = [name for name, texts in repeated if (row.entry_id, row.generation_id) in texts]
+            for earner in (row.generation_id, *repeating):
+                if own[earner] != task:
+                    of_task[earner, task].append(row.outcome)
+            others_own += own[row.generation_id] == task and any(own[name] != task for name in repeating)
         for (writer, _), outcomes in of_task.items():
             expected[writer].append(float(np.mean(outcomes)))
         for output in run.rows(Distillation, "distill", number):
             own[output.generation_id] = episodes[output.episode_id or ""].environment_seed
     assert skipped, "some note was used on the task that it came from"
+    assert others_own, "which was not that of an output which repeated it"
     total: dict[str, float] = defaultdict(float)
     for number in range(1, ROUNDS + 1):
         for item in run.rows(BufferItem, "credit", number):

@@ -15,7 +15,9 @@ from crl.lab.study.page import chart_groups, render_study
 from crl.lab.study.results import summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown, tables
-from crl.records import Episode, Generation
+from crl.recipes.dreamgym.rows import Transition
+from crl.recipes.erl.rows import Reflection
+from crl.records import Distillation, Episode, Generation
 from tests.unit.recipes import dreamgym_played, erl_played
 
 STUDY = Study.model_validate({
@@ -110,21 +112,42 @@ def test_nothing_is_said_where_all_used_the_same() -> None:
 
 
 def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
-    """Of ERL every attempt and reflection; of DreamGym no step in a model, and no text that one is fitted to; of no
-    recipe an evaluation."""
+    """Of ERL every attempt and reflection; of DreamGym no step in a model, no text that one is fitted to, and no token
+    of random play; of no recipe an evaluation."""
     for name, played in (
         ("erl", erl_played.played(tmp_path / "erl", 2)),
         ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__mix=0.5)),
     ):
-        used = SimpleNamespace(tokens=0, real=0)
+        used = SimpleNamespace(tokens=0, real=0, random=0)
         figures = read_run(played.run.path, 2)
         for number in (1, 2):
             for stage in played.run.complete_stages(number):
                 if not stage.startswith("evaluate"):
                     records = played.rows(Generation, stage, number)
-                    used.tokens += sum(sum(row.loss_mask) for row in records if row.kind != "fit")
+                    moves = played.rows(Transition, stage, number) if name == "dream" else []
+                    random = {f"{row.episode_id}-{stage}" for row in moves if row.policy == "random"}
+                    used.random += len(random)
+                    used.tokens += sum(
+                        sum(row.loss_mask) for row in records if row.kind != "fit" and row.generation_id not in random
+                    )
                     used.real += sum(r.turns for r in played.rows(Episode, stage, number) if r.stream != "synthetic")
             assert (figures.tokens[number], figures.real_steps[number]) == (used.tokens, used.real), name
+        assert (used.random > 0) == (name == "dream")
         episodes = [row for number in (1, 2) for row in played.rows(Episode, "collect", number)]
         assert used.tokens > sum(row.tokens_sampled for row in episodes)
         assert used.real > 0 and any(row.stream == "synthetic" for row in episodes) == (name == "dream")
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_of_reflections_those_without_form_are_malformed_and_none_says_return(tmp_path: Path, memory: bool) -> None:
+    played = erl_played.played(tmp_path, 1, **({} if memory else {"method__recipe__memory": None}))
+    codes = [row.reason_code for row in played.rows(Reflection, "reflect", 1)]
+    if memory:
+        assert "return" in {row.verdict for row in played.rows(Distillation, "distill", 1)}, "attempts that failed"
+    figures = read_run(played.run.path, 1)
+    malformed = sum(code != "ok" for code in codes)
+    assert (figures.outputs, figures.malformed, figures.returned) == (len(codes), malformed, None)
+    assert 0 < malformed < len(codes)
+    study = STUDY.model_copy(update={"rounds": 1})
+    shown = summarize_study(study, {"plain": {1: figures}}).arms[0]
+    assert shown.malformed == interval([malformed / len(codes)]) and shown.returned is None
