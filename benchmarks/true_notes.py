@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import crl
-from crl.envs.realms import RealmsConfig, RealmsEnvironment
+from crl.envs import make_environment
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text
+from crl.protocols import Judge
 
 _RUN = re.compile(r".*?-(?P<arm>[a-z_]+)-s(?P<seed>\d+)")
 _TEN = """
@@ -35,10 +36,12 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
     if named is None:
         raise SystemExit(f"{path} is no run of a study: its name does not end in -ARM-sSEED")
     run = crl.open(path)
-    judges = {
-        family.name: RealmsEnvironment(RealmsConfig.model_validate(family.environment.model_dump()))
-        for family in run.method.families
-    }
+    judges: dict[str, Judge] = {}
+    for family in run.method.families:
+        environment = make_environment(family)
+        if not isinstance(environment, Judge):
+            raise SystemExit(f"{path}: nothing knows which notes about {family.name} are true")
+        judges[family.name] = environment
     games = run.sql("SELECT round, family, experiences, success FROM episodes WHERE guided ORDER BY round").fetchall()
     rounds: dict[int, list[int]] = {}
     for number, family, texts, success in games:

@@ -18,10 +18,14 @@ def refused(where: str, why: str, expected: str, next_step: str = "change it, or
     )
 
 
+def answers_are_actions(method: Method) -> bool:
+    """Whether the actor, in some family, may say a legal action and nothing else."""
+    return any(method.sampling("actor", family.name).constrain == "actions" for family in method.families)
+
+
 def hidden_answers(method: Method) -> Iterator[BadInput]:
     """Answers that are to have tags, from an actor that may say a legal action and nothing else: none has an action."""
-    constrained = any(method.sampling("actor", family.name).constrain == "actions" for family in method.families)
-    if constrained and method.rollout.action_format == "tag":
+    if answers_are_actions(method) and method.rollout.action_format == "tag":
         yield BadInput(
             "the actor answers with a legal action and nothing else, so no answer would have thoughts and tags",
             expected="action_format: word, or roles.actor.sampling.constrain: none",

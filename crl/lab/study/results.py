@@ -141,6 +141,11 @@ class StudyResult(BaseModel):
     """Models whose weights were not the same at the start of every run: what was begun from one and another."""
 
     @property
+    def titles(self) -> dict[str, str]:
+        """Title of each arm by its name."""
+        return {arm.arm: arm.title for arm in self.arms}
+
+    @property
     def unfinished(self) -> int:
         """Runs that are missing."""
         return sum(len(arm.seeds) - len(arm.finished) for arm in self.arms)

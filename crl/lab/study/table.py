@@ -57,8 +57,7 @@ def _success(result: StudyResult) -> Table:
 
 
 def _differences(result: StudyResult) -> Table:
-    titles = {arm.arm: arm.title for arm in result.arms}
-    rows = []
+    titles, rows = result.titles, []
     for each in result.differences:
         pairs = str(each.without_bank.seeds)
         rows.append(
@@ -84,7 +83,7 @@ def _scale(result: StudyResult, scale: Varied, *, bank: bool) -> Table:
 
 
 def _recovery(result: StudyResult, part: str, *, bank: bool) -> Table:
-    titles, rows = {arm.arm: arm.title for arm in result.arms}, []
+    titles, rows = result.titles, []
     for each in result.changes:
         found = (each.with_bank if bank else each.without_bank).get(part)
         if found is not None:
@@ -95,7 +94,7 @@ def _recovery(result: StudyResult, part: str, *, bank: bool) -> Table:
 
 
 def _changed_notes(result: StudyResult) -> Table:
-    titles, rows = {arm.arm: arm.title for arm in result.arms}, []
+    titles, rows = result.titles, []
     for each in result.changes:
         if each.notes_true:
             places = [number for number in (*each.evaluated, max(each.notes_true)) if number in each.notes_true]
@@ -106,7 +105,7 @@ def _changed_notes(result: StudyResult) -> Table:
 
 
 def _at_budget(result: StudyResult, budget: Budget) -> Table:
-    titles = {arm.arm: arm.title for arm in result.arms}
+    titles = result.titles
     references = list(dict.fromkeys(name for each in budget.arms for name in each.differences))
     differences = [f"{which}, minus {titles[name]}" for name in references for which in ("with bank", "without bank")]
     rows = []

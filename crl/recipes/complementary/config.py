@@ -38,7 +38,7 @@ from crl.config import (
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.recipes.complementary.impossible import never_guided, recorded_problems, trial_problems
-from crl.recipes.impossible import hidden_answers
+from crl.recipes.impossible import answers_are_actions, hidden_answers
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -362,8 +362,7 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
             next_step="leave it out",
         )
     yield from hidden_answers(method)
-    constrained = any(method.sampling(ACTOR, family.name).constrain == "actions" for family in method.families)
-    if constrained and method.rollout.search_and_ask is not None:
+    if answers_are_actions(method) and method.rollout.search_and_ask is not None:
         yield BadInput(
             "the actor answers with a legal action and nothing else, so there would be no questions",
             expected="search_and_ask: none, or roles.actor.sampling.constrain: none",
