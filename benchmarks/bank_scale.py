@@ -191,7 +191,7 @@ def consolidate(root: Path) -> Row:
 def make(root: Path, data: Path | None, entries: int, operations: int) -> None:
     """The run with its first bank, the operations of round 1, the queries."""
     source, run, table, digest = Source(data), open_run(root), [], "0"
-    with run.begin(0, "initialise") as writer:
+    with run.begin(0, "initialize") as writer:
         for number in range(_FILES):
             rows = source.rows(entries // _FILES)
             segments = new_segments(rows.texts, GivenVectors(rows.texts, rows.vectors_ND))
@@ -203,7 +203,7 @@ def make(root: Path, data: Path | None, entries: int, operations: int) -> None:
         changes = whole.append_column("removed", pa.repeat(False, whole.num_rows))
         summary = BankSnapshot(round=0, entries=whole.num_rows, changed=whole.num_rows, removed=0, base_round=0,
                                changes_since_base=0, digest=digest)  # fmt: skip
-        context = run.context(0, "initialise", writer, None)
+        context = run.context(0, "initialize", writer, None)
         context.write_table(BankChange, changes)
         context.write_table(BankEntry, whole)
         context.write(BankSnapshot, [summary])

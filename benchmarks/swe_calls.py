@@ -1,4 +1,4 @@
-"""What a tool call costs beside its command, and what a judgement costs, for episodes side by side.
+"""What a tool call costs beside its command, and what a judgment costs, for episodes side by side.
 
     python benchmarks/swe_calls.py [--episodes 16] [--calls 20]
 

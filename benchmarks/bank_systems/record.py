@@ -75,8 +75,8 @@ class BankRun:
     def publish_first(self, rows: Rows) -> None:
         """Round 0: every row is a new entry."""
         services = GivenVectors(rows.texts, rows.vectors_ND)
-        with self.begin(0, "initialise") as writer:
-            context = self.context(0, "initialise", writer, services)
+        with self.begin(0, "initialize") as writer:
+            context = self.context(0, "initialize", writer, services)
             segments = new_segments(rows.texts, services)
             for relative, content in segments.files.items():
                 context.share(relative, content)
@@ -113,7 +113,7 @@ class BankRun:
 
     def bank_bytes(self, round_number: int) -> Mapping[str, int]:
         """Bytes on disk of a round's bank: tables and manifest, texts, vectors."""
-        stage = "initialise" if round_number == 0 else "consolidate"
+        stage = "initialize" if round_number == 0 else "consolidate"
         manifest = self.run.manifest(round_number, stage)
         sizes = {"tables": bytes_below(self.run.stage_path(round_number, stage)), "texts": 0, "vectors": 0}
         for relative in manifest.digested.shared:

@@ -1,4 +1,4 @@
-"""WebShop: what loading, a reset and a step cost with 1,000 and with 100,000 products of our own catalogue.
+"""WebShop: what loading, a reset and a step cost with 1,000 and with 100,000 products of our own catalog.
 
     python -m benchmarks.environment_systems.webshop [--products 1000 100000] [--steps 2000]
 
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import psutil
 
 from crl.envs.webshop import WebShopConfig
-from crl.envs.webshop.catalogue import _own
+from crl.envs.webshop.catalog import _own
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one catalogue costs."""
+    """What one catalog costs."""
 
     name: str
     load_seconds: float
-    """Making the catalogue and its index, once per process."""
+    """Making the catalog and its index, once per process."""
     steps: float
     """Steps per second, one episode at a time."""
     resets: float
@@ -35,11 +35,11 @@ class Figures:
     worst_step_ms: float
     """The 99th percentile of a step."""
     megabytes: float
-    """What the process grew by: the catalogue and 128 visits that are under way."""
+    """What the process grew by: the catalog and 128 visits that are under way."""
 
 
 def measure(products: int, *, steps: int = 2000, view: str = "text") -> Figures:
-    """Load a catalogue of so many products, and play so many random steps in it."""
+    """Load a catalog of so many products, and play so many random steps in it."""
     _own.cache_clear()
     process = psutil.Process()
     before = process.memory_info().rss
@@ -76,7 +76,7 @@ def measure(products: int, *, steps: int = 2000, view: str = "text") -> Figures:
 
 
 def main() -> None:
-    """Print a line per catalogue."""
+    """Print a line per catalog."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--products", type=int, nargs="+", default=[1000, 100_000])
     parser.add_argument("--steps", type=int, default=2000)

@@ -136,7 +136,7 @@ class Made:
         rows = [learn.weights(role, 0) for role in ("actor", "extractor")]
         changes = [Change(None, entry) for entry in sorted(entries, key=lambda each: each.entry_id)]
         new = {entry.content_digest: text for entry, text in zip(entries, texts, strict=True)}
-        self._publish(0, "initialise", changes, events, new, {Weights: table_of(Weights, rows)})
+        self._publish(0, "initialize", changes, events, new, {Weights: table_of(Weights, rows)})
         self._write(0, "evaluate", play.evaluate(self._rng, 0, self._size.seeds))
 
     def _publish(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from crl.checks.suite import CrossRule, Suite
-from crl.records import EntryUsefulness, Judgement, Row, SuccessRate, UseReward
+from crl.records import EntryUsefulness, Judgment, Row, SuccessRate, UseReward
 
 REWARD_SUITES: dict[type[Row], Suite] = {
-    Judgement: Suite(
+    Judgment: Suite(
         key=("episode_id",),
         filled=("episode_id", "family", "entry_id", "generation_id"),
         sha256=("content_digest",),
@@ -58,14 +58,14 @@ REWARD_SUITES: dict[type[Row], Suite] = {
 REWARD_CROSS_RULES: tuple[CrossRule, ...] = (
     CrossRule(
         "a verdict has its token record",
-        ("judgements", "generations"),
-        "SELECT j.row, j.episode_id AS id FROM judgements j LEFT JOIN generations g USING (generation_id) "
+        ("judgments", "generations"),
+        "SELECT j.row, j.episode_id AS id FROM judgments j LEFT JOIN generations g USING (generation_id) "
         "WHERE g.kind IS DISTINCT FROM 'critic'",
     ),
     CrossRule(
-        "the token record of a verdict belongs to a judgement",
-        ("generations", "judgements"),
-        "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN judgements j USING (generation_id) "
+        "the token record of a verdict belongs to a judgment",
+        ("generations", "judgments"),
+        "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN judgments j USING (generation_id) "
         "WHERE g.kind = 'critic'",
     ),
     CrossRule(

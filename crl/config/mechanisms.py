@@ -182,7 +182,7 @@ class ActorObjective(Model):
     ratio: Literal["token", "sequence"] = Field("token", description="Ratio per token, or per sequence.")
     aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
     advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
-    normalise: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
+    normalize: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
     correction: Correction = None
 
 

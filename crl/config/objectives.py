@@ -24,7 +24,7 @@ class ClippedObjective(Model):
     aggregation: Literal["token_mean", "token_sum"] = Field(
         "token_sum", description="Over the tokens of a sequence; over sequences it is always the mean."
     )
-    normalise: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
+    normalize: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
     singleton: Literal["reward", "zero"] = Field(
         "reward", description="Advantage of the only member of a group: its reward (mean 0, deviation 1), or 0."
     )

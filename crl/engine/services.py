@@ -220,10 +220,10 @@ class EngineServices:
 
     def _check_embedder(self) -> None:
         """Refuse another embedder under the same name: vectors of two models cannot be compared."""
-        if not self._run.is_complete(0, "initialise"):
+        if not self._run.is_complete(0, "initialize"):
             return
         try:
-            rows = rows_of(Weights, self._run.read(0, "initialise", Weights))
+            rows = rows_of(Weights, self._run.read(0, "initialize", Weights))
         except RecordDamaged:
             return  # nothing is trained on this record; what `crl mend` makes of it is proven by its digest
         expected = next((row.base_digest for row in rows if row.role == "embedder"), None)

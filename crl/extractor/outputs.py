@@ -124,5 +124,5 @@ def generation_id_of(distillation_id: str) -> str:
 
 
 def not_sampled(origin: Origin) -> ParsedOutput:
-    """The judgement on a prompt that does not fit."""
+    """The judgment on a prompt that does not fit."""
     return ParsedOutput(ReasonCode.prompt_too_long, (), origin.stage)

@@ -17,15 +17,15 @@ SMALLEST_STD = 1e-6
 """Below this population standard deviation every advantage is 0: all rewards of the subgroup are equal."""
 
 
-def standardized(rewards_K: NDArray[np.float64], normalise: Literal["std", "mean"]) -> NDArray[np.float64]:
-    """Rewards [K] less their mean, divided by their population standard deviation when `normalise` is `std`.
+def standardized(rewards_K: NDArray[np.float64], normalize: Literal["std", "mean"]) -> NDArray[np.float64]:
+    """Rewards [K] less their mean, divided by their population standard deviation when `normalize` is `std`.
 
     All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0.
     """
     if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
         return np.zeros_like(rewards_K)
     centered_K: NDArray[np.float64] = rewards_K - rewards_K.mean()
-    if normalise == "std":
+    if normalize == "std":
         centered_K /= rewards_K.std()
     return centered_K
 
@@ -35,7 +35,7 @@ def subgroup_advantages(
     streams_G: Sequence[str],
     *,
     streams: Sequence[str] = (GUIDED, FREE),
-    normalise: Literal["std", "mean"] = "std",
+    normalize: Literal["std", "mean"] = "std",
     mode: Literal["subgroup", "pooled"] = "subgroup",
     groups: int = 1,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -60,6 +60,6 @@ def subgroup_advantages(
     )
     for members, share in shares:
         if members.any():
-            advantages[members] = standardized(rewards[members], normalise)
+            advantages[members] = standardized(rewards[members], normalize)
             weights[members] = share / members.sum() / groups
     return advantages, weights

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from crl.errors import RecordDamaged
 from crl.protocols import StopReason
-from crl.records import Credit, Distillation, EntryScore, Episode, Judgement, Metric, Retrieval
+from crl.records import Credit, Distillation, EntryScore, Episode, Judgment, Metric, Retrieval
 
 VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
 ALARM_SHARE = 0.5
@@ -53,16 +53,16 @@ def shown_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieva
 
 
 def credits_of(
-    episodes: Sequence[Episode], retrievals: Iterable[Retrieval], judgements: Iterable[Judgement] = ()
+    episodes: Sequence[Episode], retrievals: Iterable[Retrieval], judgments: Iterable[Judgment] = ()
 ) -> list[Credit]:
     """One credit per experience of a usable guided episode, in the order of `episodes` and as they were shown.
 
     `retrievals` are the rows of the round's plan: the chosen ones of an episode say which output wrote each text. What
-    the actor made of a text (`judgements`) is credited to that output too. Raises RecordDamaged where a guided episode
+    the actor made of a text (`judgments`) is credited to that output too. Raises RecordDamaged where a guided episode
     has no chosen retrieval, or those of other entries or versions, and where an episode was played otherwise than
     judged.
     """
-    _check_played_as_judged(episodes, judgements)
+    _check_played_as_judged(episodes, judgments)
     chosen = shown_by_episode(retrievals)
     unguided = free_means(episodes)
     credits = []
@@ -97,8 +97,8 @@ def credits_of(
     return credits
 
 
-def _check_played_as_judged(episodes: Iterable[Episode], judgements: Iterable[Judgement]) -> None:
-    texts = {row.episode_id: row.text for row in judgements}
+def _check_played_as_judged(episodes: Iterable[Episode], judgments: Iterable[Judgment]) -> None:
+    texts = {row.episode_id: row.text for row in judgments}
     for episode in episodes:
         if episode.episode_id in texts and episode.experience != texts[episode.episode_id]:
             raise RecordDamaged(

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.credit import ALARM_SHARE, shown_by_episode
-from crl.records import Credit, EntryUsefulness, Episode, Judgement, Metric, Retrieval, UseReward
+from crl.records import Credit, EntryUsefulness, Episode, Judgment, Metric, Retrieval, UseReward
 
 VERDICTS = ("accept", "refine", "reject", "malformed")
 
@@ -30,7 +30,7 @@ def use_rewards(
     episodes: Iterable[Episode],
     credits: Iterable[Credit],
     retrievals: Iterable[Retrieval],
-    judgements: Iterable[Judgement],
+    judgments: Iterable[Judgment],
     previous: Iterable[EntryUsefulness],
     config: ExtractorObjective,
 ) -> tuple[list[UseReward], list[EntryUsefulness]]:
@@ -44,18 +44,18 @@ def use_rewards(
     for credit in credits:
         credited[credit.episode_id].append(credit)
     chosen = shown_by_episode(retrievals)
-    judged = {row.episode_id: row for row in judgements}
+    judged = {row.episode_id: row for row in judgments}
     usefulness = {row.entry_id: row for row in previous}
     rewards = []
     for episode in episodes:
-        judgement = judged.get(episode.episode_id)
+        judgment = judged.get(episode.episode_id)
         for credit in credited.get(episode.episode_id, []):
             if config.credit == "running_usefulness":
                 before = usefulness.get(credit.entry_id)
                 usefulness[credit.entry_id] = _used_again(before, credit, config.usefulness_decay)
-            rewards.append(_earned(credit, judgement, usefulness.get(credit.entry_id), config))
-        if episode.episode_id not in credited and judgement is not None and judgement.verdict == "reject":
-            rewards.append(_rejected(judgement, next(iter(chosen.get(episode.episode_id, [])), None)))
+            rewards.append(_earned(credit, judgment, usefulness.get(credit.entry_id), config))
+        if episode.episode_id not in credited and judgment is not None and judgment.verdict == "reject":
+            rewards.append(_rejected(judgment, next(iter(chosen.get(episode.episode_id, [])), None)))
     return rewards, [usefulness[entry_id] for entry_id in sorted(usefulness)]
 
 
@@ -68,14 +68,14 @@ def _used_again(before: EntryUsefulness | None, credit: Credit, decay: float) ->
 
 
 def _earned(
-    credit: Credit, judgement: Judgement | None, usefulness: EntryUsefulness | None, config: ExtractorObjective
+    credit: Credit, judgment: Judgment | None, usefulness: EntryUsefulness | None, config: ExtractorObjective
 ) -> UseReward:
     basis, reward = "outcome", credit.outcome
     if config.credit == "guided_minus_free" and credit.guided_minus_free is not None:
         basis, reward = "guided_minus_free", credit.guided_minus_free
     elif config.credit == "running_usefulness" and usefulness is not None:
         basis, reward = "usefulness", usefulness.usefulness
-    score = judgement.score if judgement else None
+    score = judgment.score if judgment else None
     return UseReward(
         round=credit.round,
         episode_id=credit.episode_id,
@@ -89,24 +89,24 @@ def _earned(
     )
 
 
-def _rejected(judgement: Judgement, retrieval: Retrieval | None) -> UseReward:
-    if retrieval is None or judgement.score is None:
+def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> UseReward:
+    if retrieval is None or judgment.score is None:
         raise RecordDamaged(
-            f"the actor rejected {judgement.entry_id} for episode {judgement.episode_id}, which nothing chose for it",
+            f"the actor rejected {judgment.entry_id} for episode {judgment.episode_id}, which nothing chose for it",
             expected="the chosen retrieval of the round's plan, and a score",
-            where=f"round {judgement.round}",
+            where=f"round {judgment.round}",
             next_step="run `crl verify` on the run",
         )
     return UseReward(
-        round=judgement.round,
-        episode_id=judgement.episode_id,
-        entry_id=judgement.entry_id,
+        round=judgment.round,
+        episode_id=judgment.episode_id,
+        entry_id=judgment.entry_id,
         generation_id=retrieval.generation_id,
         basis="none",
         outcome=None,
         usefulness=None,
-        critic_score=judgement.score,
-        reward=judgement.score,
+        critic_score=judgment.score,
+        reward=judgment.score,
     )
 
 
@@ -120,15 +120,15 @@ def reward_metrics(
     return [Metric(round=round, stage=stage, name="uses_without_twins", value=float(alone), alarm=None)]
 
 
-def judgement_metrics(judgements: Sequence[Judgement], *, round: int, stage: str = "credit") -> list[Metric]:
+def judgment_metrics(judgments: Sequence[Judgment], *, round: int, stage: str = "credit") -> list[Metric]:
     """Share of every verdict of a round; malformed and rejected alarm above :data:`crl.learn.credit.ALARM_SHARE`."""
-    if not judgements:
+    if not judgments:
         return []
-    counts = Counter(row.verdict for row in judgements)
+    counts = Counter(row.verdict for row in judgments)
     consequences = {"malformed": "experiences are shown unjudged", "reject": "experiences hardly guide any more"}
     rows = []
     for verdict in VERDICTS:
-        share = counts[verdict] / len(judgements)
+        share = counts[verdict] / len(judgments)
         alarm = None
         if verdict in consequences and share > ALARM_SHARE:
             alarm = f"{share:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {consequences[verdict]}"

@@ -80,7 +80,7 @@ def grpo_samples(
             [episode.reward for episode in members],
             [episode.stream for episode in members],
             streams=streams,
-            normalise=config.normalise,
+            normalize=config.normalize,
             mode=config.advantage,
             groups=len(groups),
         )

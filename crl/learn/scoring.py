@@ -70,7 +70,7 @@ class ScoredModel(nn.Module):
         """Log-probabilities [B, T] (float32) of the targets where the mask is not 0; exactly 0 elsewhere.
 
         They are those of the distribution after dividing the logits by the temperature, as when sampling; where a
-        target was chosen among a few ids (`choices_NC`) it is renormalised over them. Arguments as in `MicroBatch`;
+        target was chosen among a few ids (`choices_NC`) it is renormalized over them. Arguments as in `MicroBatch`;
         several samples need a model that is `packed`.
         """
         chosen_BT = mask_BT != 0

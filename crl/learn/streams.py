@@ -32,5 +32,5 @@ def stream_advantages(
         if len(members) == 1:
             advantages[members] = rewards[members] if config.singleton == "reward" else 0.0
         else:
-            advantages[members] = standardized(rewards[members], config.normalise)
+            advantages[members] = standardized(rewards[members], config.normalize)
     return advantages

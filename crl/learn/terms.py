@@ -46,7 +46,7 @@ class Objective:
 
 
 NLL = Objective("crl.learn.objectives:nll_term", on_policy=False)
-"""Next-token loss: self-distillation, internalisation, supervised samples."""
+"""Next-token loss: self-distillation, internalization, supervised samples."""
 
 
 def objectives(*configs: ActorObjective | ExtractorObjective) -> Mapping[str, Objective]:

@@ -52,7 +52,7 @@ def draw(
 def draw_among(
     logits_BV: torch.Tensor, choices: Sequence[Sequence[int]], uniforms_B: torch.Tensor, sampling: SamplingConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`draw`, each row from its own choices of ids: their probabilities are renormalised, and top-k and top-p
+    """As :func:`draw`, each row from its own choices of ids: their probabilities are renormalized, and top-k and top-p
     see nothing else."""
     width = max(map(len, choices))
     ids_BC = torch.tensor([[*ids, *([-1] * (width - len(ids)))] for ids in choices], device=logits_BV.device)

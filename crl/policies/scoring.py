@@ -35,7 +35,7 @@ def sequence_logprobs(
         temperature: divides the logits.
         batch: sequences a forward pass.
         choices: of each sequence, by position, the ids that the id there was chosen among: its probability is
-            renormalised over them.
+            renormalized over them.
 
     Returns:
         One float32 array a sequence, as long as the sequence; position 0 has nothing before it and is 0.

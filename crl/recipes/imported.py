@@ -23,7 +23,7 @@ from crl.records import BankEntry, BankEvent, ImportedEntry, Weights, rows_of, s
 from crl.run.directory import RunDirectory
 from crl.run.imports import BankImport, bank_import
 
-INITIALISE = "initialise"
+INITIALIZE = "initialize"
 _TOLERANCE = 1e-3
 """Most that a number of a vector may differ: another machine rounds otherwise."""
 IMPORT_NOTE = "import"
@@ -97,17 +97,17 @@ def import_again(run: RunDirectory) -> BankImport:
 
     Raises RecordDamaged where that is damaged, or the vectors it had were another embedder's.
     """
-    manifest = run.manifest(0, INITIALISE)
+    manifest = run.manifest(0, INITIALIZE)
     provenance: dict[str, Any] = manifest.provenance[IMPORT_NOTE]
-    entries = run.read(0, INITIALISE, BankEntry)
+    entries = run.read(0, INITIALIZE, BankEntry)
     texts = load_texts(run.path, entries)
     own = {row["entry_id"]: row for row in entries.to_pylist()}
-    imported = run.read(0, INITIALISE, ImportedEntry).to_pylist()
+    imported = run.read(0, INITIALIZE, ImportedEntry).to_pylist()
     rows = [{**own[row["entry_id"]], "text": texts[row["content_digest"]], **row} for row in imported]
     vectors_ND = None
     embedder = provenance["source"]["embedder"]
     if embedder["dimension"] is not None:
-        weights = rows_of(Weights, run.read(0, INITIALISE, Weights))
+        weights = rows_of(Weights, run.read(0, INITIALIZE, Weights))
         if embedder["digest"] not in [row.base_digest for row in weights if row.role == "embedder"]:
             raise RecordDamaged(
                 "the vectors of the imported bank are lost: this experiment's embedder is another one",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from crl.config import FamilyConfig, Method
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
+from crl.recipes.tasks import task_of
 from crl.recipes.waves import starts_of, together
 from crl.records import FREE, Task
 

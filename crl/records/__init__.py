@@ -18,7 +18,7 @@ from crl.records.bank import (
     Resemblance,
 )
 from crl.records.base import RECORD_FORMAT, Row, rows_of, rows_with, schema_of, table_of, vectors_of
-from crl.records.judging import Judgement, SuccessRate
+from crl.records.judging import Judgment, SuccessRate
 from crl.records.learning import (
     BufferItem,
     Credit,
@@ -50,7 +50,7 @@ ROW_TYPES: tuple[type[Row], ...] = (
     Task, Retrieval, RetrievalCount, Episode, Turn, Generation, Question, StrippedContext, RawReward, Distillation,
     Operation, Resemblance,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
-    Sample, Weights, Metric, Evaluation, Judgement, SuccessRate, UseReward, EntryUsefulness,
+    Sample, Weights, Metric, Evaluation, Judgment, SuccessRate, UseReward, EntryUsefulness,
     Trial, TrialResult, TextEffect, Suppression, CandidateUtility,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
@@ -58,7 +58,7 @@ ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type
 __all__ = [
     "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "TRIAL", "Approval", "BankChange",
     "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "CandidateUtility", "Credit", "Distillation",
-    "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgement", "Metric",
+    "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry", "Judgment", "Metric",
     "Operation", "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row", "Sample",
     "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect", "Trial", "TrialResult", "Turn", "UseReward",
     "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",

@@ -10,10 +10,10 @@ from crl.records.base import Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement(Row):
+class Judgment(Row):
     """The actor's verdict on the experience that was retrieved for an episode, before it was played."""
 
-    table: ClassVar[str] = "judgements"
+    table: ClassVar[str] = "judgments"
     episode_id: A[str, "episode the experience was retrieved for"]
     round: A[int, "round of the episode"]
     family: A[str, "task family of the episode"]

@@ -194,7 +194,7 @@ def banked_round(run: RunDirectory, recipe: Recipe, round_number: int | None) ->
     if not rounds:
         raise BadInput(
             f"{run.path} has no bank yet",
-            expected="a committed `initialise` or `consolidate` stage",
+            expected="a committed `initialize` or `consolidate` stage",
             next_step=f"`crl status {quoted(run.path)}` says what is missing",
         )
     if round_number is None:

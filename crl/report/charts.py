@@ -107,7 +107,7 @@ def line_chart(
     named: bool = False,
 ) -> Chart:
     """Lines over rounds, or over what `axis` says. `top` is the largest value of the other axis, `rounds` the ends of
-    this one; `share` labels it in percent. With `named` each place is labelled by the `at` of its points."""
+    this one; `share` labels it in percent. With `named` each place is labeled by the `at` of its points."""
     drawn = [line for line in lines if line.points]
     places = dict(sorted((point.x, point.at) for line in drawn for point in line.points))
     names = [

@@ -27,7 +27,7 @@ _OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
     f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot)
 )
 # The stages that publish banks, and what each of them writes always.
-_FIRST_BANK, _LATER_BANK = "initialise", "consolidate"
+_FIRST_BANK, _LATER_BANK = "initialize", "consolidate"
 _ALWAYS_WRITTEN = _CHANGES, _SNAPSHOTS, f"{BankEvent.table}.parquet"
 # A committed stage starts with a letter; what is being written starts with a dot.
 _ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")

@@ -16,7 +16,7 @@ import numpy as np
 from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat, Policy
-from crl.records import Generation, Judgement, Retrieval, Task
+from crl.records import Generation, Judgment, Retrieval, Task
 from crl.rollout.verdicts import Verdict, VerdictReason, malformed, parse_verdict
 from crl.run.seeds import number_of
 from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
@@ -44,7 +44,7 @@ class Proposed:
 class Judged:
     """The rows of one verdict."""
 
-    judgement: Judgement
+    judgment: Judgment
     generation: Generation
 
 
@@ -128,12 +128,12 @@ def judge(
             weights_digest=weights_digest,
             temperature=temperature,
         )
-        judged.append(Judged(_judgement(each, verdict, generation.generation_id), generation))
+        judged.append(Judged(_judgment(each, verdict, generation.generation_id), generation))
     return judged
 
 
-def _judgement(proposed: Proposed, verdict: Verdict, generation_id: str) -> Judgement:
-    return Judgement(
+def _judgment(proposed: Proposed, verdict: Verdict, generation_id: str) -> Judgment:
+    return Judgment(
         episode_id=proposed.task.episode_id,
         round=proposed.task.round,
         family=proposed.task.family,

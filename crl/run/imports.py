@@ -1,6 +1,6 @@
 """A bank that an experiment begins with: one file, `imports/bank/<sha256>.parquet`, written once, before round 0.
 
-It holds the entries that come in, their texts and vectors, and in its metadata where they come from. Stage `initialise`
+It holds the entries that come in, their texts and vectors, and in its metadata where they come from. Stage `initialize`
 reads it and takes its digest into its manifest, so that the bank of round 0, and all that follows, vouches for it.
 """
 

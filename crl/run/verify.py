@@ -224,10 +224,10 @@ def _decisions(record: Record) -> Iterator[Problem]:
 
 def _imports(record: Record) -> Iterator[Problem]:
     """A bank to begin with that round 0 does not know of: it has not begun yet, or began without it."""
-    if (0, "initialise") in record.unreadable:
+    if (0, "initialize") in record.unreadable:
         return  # what it began with was in there
     shared = {name for manifest in record.manifests.values() for name in manifest.digested.shared}
-    begun = record.run_path.joinpath("rounds", key_of(0, "initialise")).is_dir()
+    begun = record.run_path.joinpath("rounds", key_of(0, "initialize")).is_dir()
     for path in imported_files(record.run_path):
         file = path.relative_to(record.run_path).as_posix()
         if file in shared:

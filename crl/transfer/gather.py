@@ -118,7 +118,7 @@ def _snapshot_digest(bank: BankAfter, place: tuple[int, str]) -> str:
 
 
 def _embedder(bank: BankAfter) -> dict[str, str]:
-    for row in rows_of(Weights, bank.run.read(0, "initialise", Weights)):
+    for row in rows_of(Weights, bank.run.read(0, "initialize", Weights)):
         if row.role == "embedder":
             return {"name": row.source, "digest": row.base_digest}
     raise BadInput(

@@ -204,8 +204,8 @@ def _usefulness(entry: Mapping[str, Any]) -> tuple[float, int]:
 
 def _allowed(run: RunDirectory, content: BankImport) -> bool:
     """Whether the import is there already; raises BadInput where it may not be made."""
-    if run.is_complete(0, "initialise"):
-        recorded = run.manifest(0, "initialise").digested.shared
+    if run.is_complete(0, "initialize"):
+        recorded = run.manifest(0, "initialize").digested.shared
         if content.relative in recorded:
             return True
         raise BadInput(

@@ -184,7 +184,7 @@ class Screen:
     # -- pictures --------------------------------------------------------------------------------------------------
 
     def shoot(self, name: str, height: int = HEIGHT) -> Path:
-        """A screenshot with few colours, as `name`.png; returns where it lies."""
+        """A screenshot with few colors, as `name`.png; returns where it lies."""
         self.page.set_viewport_size({"width": WIDTH, "height": height})
         # Toasts come and go; the pointer must not hover over anything.
         self.page.mouse.move(0, 0)

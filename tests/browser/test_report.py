@@ -312,7 +312,7 @@ def _down_to(page: Page, selector: str) -> dict[str, float]:
 
 
 def _keep(picture: bytes, path: Path) -> None:
-    """Save it with few colours: it lies in the repository."""
+    """Save it with few colors: it lies in the repository."""
     few = (
         Image.open(io.BytesIO(picture)).convert("RGB").quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     )

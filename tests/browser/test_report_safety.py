@@ -111,7 +111,7 @@ def _useful(standings: list[Standing]) -> Usefulness:
 
 @pytest.mark.slow
 def test_the_policy_stops_what_escaping_would_let_through(browser: Any, finished: Path, tmp_path: Path) -> None:
-    """The second line of defence: a script that got into the page would not run and could send nothing."""
+    """The second line of defense: a script that got into the page would not run and could send nothing."""
     path = write_report(finished, tmp_path / "page.html")
     text = path.read_text(encoding="utf-8")
     injected = "<script>window.broken = 1</script><img src='http://127.0.0.1:9/x'><p style='color:red' onclick='x()'>"

@@ -28,10 +28,10 @@ HOUSEKEEPING = {"lease.json", "lease.lock"}
 BESIDE = {"journal.jsonl", "pruned.jsonl"}
 """In no digest; each of them alone names what was pruned."""
 FROM_ROWS = {
-    "complementary": {"initialise", "plan", "consolidate", "credit", "health"},
-    "erl": {"initialise", "plan", "distill", "consolidate", "credit", "health"},
-    "dreamgym": {"initialise", "gather", "credit", "health"},
-    "importance_replay": {"initialise", "plan", "measure", "credit", "health"},
+    "complementary": {"initialize", "plan", "consolidate", "credit", "health"},
+    "erl": {"initialize", "plan", "distill", "consolidate", "credit", "health"},
+    "dreamgym": {"initialize", "gather", "credit", "health"},
+    "importance_replay": {"initialize", "plan", "measure", "credit", "health"},
 }
 """Stages of a recipe that no model has a part in: what follows from rows is made again."""
 

@@ -54,7 +54,7 @@ DAMAGES: tuple[Damage, ...] = (_corrupt, _truncate, _delete)
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven rounds in which entries come, change, merge and go; a base in the middle, made without any model."""
     with ScriptedRun(tmp_path_factory.mktemp("store")) as run:
-        run.initialise()
+        run.initialize()
         first, second, third = run.play(*(Ask("add", f"advice number {number}") for number in range(3)))
         run.play(Ask("add", "look for the key first"), guided=[(first, True)])
         run.play(Ask("update", "look for the key behind the door", entry=first), Ask("drop", entry=third))
@@ -73,7 +73,7 @@ def victim(scripted: Path, tmp_path: Path) -> RunDirectory:
 def _store(run: RunDirectory) -> list[str]:
     """Every file of the bank's store, and the manifests of the stages that publish it."""
     recipe = recipe_of(run.method)
-    published = [run.stage_path(0, "initialise"), *(run.stage_path(n, "consolidate") for n in run.rounds() if n)]
+    published = [run.stage_path(0, "initialize"), *(run.stage_path(n, "consolidate") for n in run.rounds() if n)]
     paths = [path for stage in published for path in stage.iterdir() if path.name.startswith(("bank", MANIFEST))]
     paths += [path for folder in (SEGMENTS, EMBEDDINGS) for path in (run.path / folder).iterdir()]
     assert recipe.from_rows(run.method, 1, "consolidate") and not recipe.from_rows(run.method, 1, "distill")

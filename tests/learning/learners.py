@@ -121,7 +121,7 @@ method:
 
 
 def train_actor(folder: Path, seed: int, *, threads: int = 1, flipped: bool = False) -> RunDirectory:
-    """A random miniature that learnt the form from random legal actions, trained for some rounds on six small maps."""
+    """A random miniature that learned the form from random legal actions, trained for some rounds on six small maps."""
     model = folder / "model"
     model.mkdir(parents=True)
     write_miniature(model, [*starts.ACTIONS, "move"], side=3, seed=seed, spread=0.25)

@@ -1,7 +1,7 @@
 """A transformer small enough to be trained from nothing inside a test, with a tokenizer for the texts of that test.
 
 Every row of a map and every word of the corpus is one token, so sequences are short and a row is read at a glance; any
-other text falls back to bytes. The weights are random: what it knows it has learnt in the test.
+other text falls back to bytes. The weights are random: what it knows it has learned in the test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write_miniature(directory: Path, words: Sequence[str], *, side: int, seed: i
     """Write model, tokenizer and chat template of a random miniature for maps of a side; returns the directory.
 
     `spread` is the standard deviation of the weights. A wide one makes any two maps look different from the
-    start, so that what is learnt about one is not undone by the other.
+    start, so that what is learned about one is not undone by the other.
     """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -53,7 +53,7 @@ def test_a_frozen_extractor_writes_a_bank_from_elsewhere(tmp_path: Path, monkeyp
         sampled = [index for index, mask in zip(each.token_ids, each.loss_mask, strict=True) if mask]
         assert "".join(map(chr, sampled[:-1])) == each.output and set(each.logprobs) == {0.0}
     assert {each.text for each in rows(run, Operation, "distill", [1])} == {"Walk around the holes."}
-    [row] = [each for each in rows(run, Weights, "initialise", [0]) if each.role == "extractor"]
+    [row] = [each for each in rows(run, Weights, "initialize", [0]) if each.role == "extractor"]
     assert row.source == "endpoint:some/model"
     kept = [path for path in run.path.rglob("*") if path.is_file()]
     assert kept and not any(KEY.encode() in path.read_bytes() for path in kept)

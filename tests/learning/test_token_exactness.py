@@ -139,7 +139,7 @@ def compare(run: RunDirectory, generations: Sequence[Generation], *, under: Weig
 
 
 def weights_by_digest(run: RunDirectory) -> dict[str, Weights]:
-    stages = ("initialise", "warm_start_actor", "warm_start_extractor", "update_actor", "update_extractor")
+    stages = ("initialize", "warm_start_actor", "warm_start_extractor", "update_actor", "update_extractor")
     written = [(number, stage) for number in run.rounds() for stage in run.complete_stages(number) if stage in stages]
     return {row.weights_digest: row for number, stage in written for row in rows(run, Weights, stage, [number])}
 

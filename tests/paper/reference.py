@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Batch:
-    """A random multi-turn batch: logits of every position, targets, masks, stored behaviour log-probabilities."""
+    """A random multi-turn batch: logits of every position, targets, masks, stored behavior log-probabilities."""
 
     logits_BTV: Floats
     targets_BT: NDArray[np.int64]

@@ -20,7 +20,7 @@ from tests.paper.reference import Batch, random_batch
 
 
 def tensors(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Log-probabilities that take a gradient, and behaviour, mask, advantages, weights."""
+    """Log-probabilities that take a gradient, and behavior, mask, advantages, weights."""
     logprobs_BT = torch.tensor(batch.logprobs(), requires_grad=True)
     rows = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
     return logprobs_BT, [torch.tensor(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Eq. 5 where tokens were chosen among a few ids: probabilities are renormalised over them, in loss and gradient alike.
+"""Eq. 5 where tokens were chosen among a few ids: probabilities are renormalized over them, in loss and gradient alike.
 
 The reference sets the logits of all other ids to minus infinity and goes on as always. Samples with and without choices
 stand in one micro-batch.
@@ -15,7 +15,7 @@ import pytest
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
 from crl.records import Sample
 from tests.paper.reference import Batch, eq_5, random_batch, relative_error
-from tests.paper.test_stored_behaviour import TEMPERATURE, VOCABULARY, batch_of, moved
+from tests.paper.test_stored_behavior import TEMPERATURE, VOCABULARY, batch_of, moved
 
 SEED = 3
 
@@ -59,7 +59,7 @@ def samples_with_choices(model: Path) -> list[Sample]:
     ]
 
 
-def test_the_update_renormalises_as_sampling_did(model: Path) -> None:
+def test_the_update_renormalizes_as_sampling_did(model: Path) -> None:
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
 

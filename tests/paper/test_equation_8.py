@@ -17,20 +17,20 @@ from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.learn.buffer import fill_buffer, select_batches
 from crl.learn.credit import credits_of
-from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
+from crl.learn.rewards import judgment_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples
-from crl.records import BufferItem, EntryUsefulness, Episode, Generation, Judgement, Retrieval
+from crl.records import BufferItem, EntryUsefulness, Episode, Generation, Judgment, Retrieval
 
 ROUNDS, GROUPS, MEMBERS, ENTRIES = 3, 12, 6, 8
 SCORE = {"accept": 1.0, "refine": 0.5, "reject": 0.0, "malformed": None}
 OUTPUT = {f"e{index}": f"out{index % 5}" for index in range(ENTRIES)}
 """Outputs by entry: some wrote several entries."""
-Played = tuple[list[Episode], list[Retrieval], list[Judgement]]
+Played = tuple[list[Episode], list[Retrieval], list[Judgment]]
 
 
 def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Played:
     """One round of random groups: guided, rejected, free and broken episodes, some groups without a free one."""
-    episodes, retrievals, judgements = [], [], []
+    episodes, retrievals, judgments = [], [], []
     for group in range(GROUPS):
         guided_slots = MEMBERS if group % 4 == 0 else int(rng.integers(1, MEMBERS))
         for member in range(MEMBERS):
@@ -48,8 +48,8 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
                 verdict = str(rng.choice(list(SCORE))) if judged else None
                 if verdict is not None:
                     text = {"refine": "rewritten", "reject": None}.get(verdict, text)
-                    judgements.append(
-                        Judgement(
+                    judgments.append(
+                        Judgment(
                             episode_id=episode_id, round=round_number, family="f", entry_id=entry,
                             content_digest=f"d-{entry}", generation_id=f"c-{episode_id}", success_rate=None,
                             verdict=verdict, reason_code="no_verdict" if verdict == "malformed" else "ok",
@@ -68,16 +68,16 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
                     tokens_sampled=2, last_observation=None if broken else "over",
                 )
             )  # fmt: skip
-    return episodes, retrievals, judgements
+    return episodes, retrievals, judgments
 
 
 def earned(rounds: list[Played], credit: str, decay: float) -> dict[str, list[float]]:
     """What every output earned, use by use, by the text of section 3 and eq. 8 alone."""
     found: dict[str, list[float]] = defaultdict(list)
     outcomes_of_entry: dict[str, list[float]] = defaultdict(list)
-    for episodes, retrievals, judgements in rounds:
+    for episodes, retrievals, judgments in rounds:
         retrieved = {row.episode_id: row.entry_id for row in retrievals}
-        verdicts = {row.episode_id: row.verdict for row in judgements}
+        verdicts = {row.episode_id: row.verdict for row in judgments}
         for episode in episodes:
             entry, verdict = retrieved.get(episode.episode_id), verdicts.get(episode.episode_id)
             if entry is None:
@@ -130,9 +130,9 @@ def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, 
     rounds = [played(number, rng, judged=judged) for number in range(1, ROUNDS + 1)]
     buffer: list[BufferItem] = []
     usefulness: list[EntryUsefulness] = []
-    for number, (episodes, retrievals, judgements) in enumerate(rounds, start=1):
-        credits = credits_of(episodes, retrievals, judgements)
-        uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, usefulness, config)
+    for number, (episodes, retrievals, judgments) in enumerate(rounds, start=1):
+        credits = credits_of(episodes, retrievals, judgments)
+        uses, usefulness = use_rewards(episodes, credits, retrievals, judgments, usefulness, config)
         buffer = fill_buffer(buffer, uses, [], round=number, config=config, origins=Anywhere(), free_means={})
     [selected], _ = select_batches(buffer, config, round=ROUNDS)
     samples = cispo_samples([selected], {name: generation(name) for name in OUTPUT.values()}, config, round=ROUNDS)
@@ -186,25 +186,25 @@ def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
 
 @pytest.mark.parametrize("change", [{"text": "other"}, {"verdict": "reject", "score": 0.0, "text": None}])
 def test_an_episode_that_was_played_otherwise_than_judged_is_damage(change: dict[str, Any]) -> None:
-    episodes, retrievals, judgements = played(1, np.random.default_rng(3), judged=True)
-    accepted = next(index for index, row in enumerate(judgements) if row.verdict == "accept")
-    judgements[accepted] = dataclasses.replace(judgements[accepted], **change)
-    with pytest.raises(RecordDamaged, match=judgements[accepted].episode_id):
-        credits_of(episodes, retrievals, judgements)
+    episodes, retrievals, judgments = played(1, np.random.default_rng(3), judged=True)
+    accepted = next(index for index, row in enumerate(judgments) if row.verdict == "accept")
+    judgments[accepted] = dataclasses.replace(judgments[accepted], **change)
+    with pytest.raises(RecordDamaged, match=judgments[accepted].episode_id):
+        credits_of(episodes, retrievals, judgments)
 
 
 def test_a_rejected_experience_that_nothing_retrieved_is_damage() -> None:
-    episodes, _, judgements = played(1, np.random.default_rng(3), judged=True)
+    episodes, _, judgments = played(1, np.random.default_rng(3), judged=True)
     with pytest.raises(RecordDamaged, match="rejected"):
-        use_rewards(episodes, [], [], judgements, [], ExtractorObjective())
+        use_rewards(episodes, [], [], judgments, [], ExtractorObjective())
 
 
 def test_verdicts_are_told_and_one_sided_ones_are_an_alarm() -> None:
-    judgements = [row for number in range(4) for row in played(1, np.random.default_rng(number), judged=True)[2]]
-    shares = {row.name: row for row in judgement_metrics(judgements, round=1)}
+    judgments = [row for number in range(4) for row in played(1, np.random.default_rng(number), judged=True)[2]]
+    shares = {row.name: row for row in judgment_metrics(judgments, round=1)}
     assert sum(row.value for row in shares.values()) == pytest.approx(1.0)
     assert not any(row.alarm for row in shares.values())
-    rejected = [row for row in judgements if row.verdict == "reject"]
-    alarms = {row.name: row.alarm for row in judgement_metrics(rejected, round=1) if row.alarm}
+    rejected = [row for row in judgments if row.verdict == "reject"]
+    alarms = {row.name: row.alarm for row in judgment_metrics(rejected, round=1) if row.alarm}
     assert list(alarms) == ["verdict_reject"]
-    assert judgement_metrics([], round=1) == []
+    assert judgment_metrics([], round=1) == []

@@ -24,11 +24,11 @@ def ours(batch: Batch, objective: Objective, *arguments: Any, **named: Any) -> t
     mask_BT = torch.tensor(batch.mask_BT, dtype=torch.float32)
     logprobs_BT = (logits_BTV / batch.temperature).log_softmax(-1).gather(2, targets_BT1)[..., 0] * mask_BT
     rows = [batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B]
-    behaviour, mask, advantages, weights = (torch.tensor(row, dtype=torch.float32) for row in rows)
+    behavior, mask, advantages, weights = (torch.tensor(row, dtype=torch.float32) for row in rows)
     if objective is nll_objective:
         loss, statistics = objective(logprobs_BT, mask, weights, **named)
     else:
-        loss, statistics = objective(logprobs_BT, behaviour, mask, advantages, weights, *arguments, **named)
+        loss, statistics = objective(logprobs_BT, behavior, mask, advantages, weights, *arguments, **named)
     loss.backward()
     assert logits_BTV.grad is not None
     return float(loss.detach()), logits_BTV.grad.double().numpy(), statistics
@@ -127,7 +127,7 @@ def test_next_token_loss() -> None:
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
 
 
-def test_a_sequence_far_from_its_behaviour_stays_finite() -> None:
+def test_a_sequence_far_from_its_behavior_stays_finite() -> None:
     batch = random_batch(5)
     batch.behavior_BT = -60.0 * batch.mask_BT
     for advantage in (1.0, -1.0):

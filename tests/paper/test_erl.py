@@ -156,7 +156,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     method = load_experiment(
         ROOT / "conf/erl_tiny.yaml",
         {"method.recipe.objective.kl": kl, "method.recipe.objective.aggregation": aggregation,
-         "method.recipe.internalise.weight": factor},
+         "method.recipe.internalize.weight": factor},
     ).method  # fmt: skip
     rewards = {"first": [1.0, 0.0, 0.0, 1.0], "reflection": [1.0, 0.25], "second": [1.0, 0.25]}
     sequences = [

@@ -21,7 +21,7 @@ from crl.recipes.importance_replay.buffer import (
 )
 from crl.recipes.importance_replay.config import ReplayProbeConfig
 from crl.recipes.importance_replay.features import compressed, features_of
-from crl.recipes.importance_replay.measure import improvements, labelled
+from crl.recipes.importance_replay.measure import improvements, labeled
 from crl.recipes.importance_replay.rows import EVICTED, HELD, Improvement, ProbePair, ReplayDraw, ReplayItem
 
 
@@ -247,12 +247,12 @@ def test_a_probe_that_broke_counts_nowhere_and_without_any_nothing_is_known() ->
 def test_labels_go_to_all_draws_or_to_those_of_the_family_that_was_measured() -> None:
     pairs = [pair(0, 1, seed=1), pair(1, 0, family="hill"), pair(1, 0, family="hill", seed=1)]
     draws = [draw(1, []), draw(2, [], family="hill")]
-    assert [label for _, label in labelled(draws, verdicts(pairs))] == [0.0, 0.0], "two of three probes got worse"
+    assert [label for _, label in labeled(draws, verdicts(pairs))] == [0.0, 0.0], "two of three probes got worse"
     of_family = verdicts(pairs, scope="family")
     assert [(each.family, each.label) for each in of_family] == [("lake", 1.0), ("hill", 0.0)]
-    assert labelled(draws, of_family) == [(draws[0], 1.0), (draws[1], 0.0)]
-    assert labelled(draws, verdicts([pair(1, 1)])) == [], "a tie labels nobody"
-    assert labelled(draws, verdicts([pair(0, 1)], scope="family")) == [(draws[0], 1.0)]
+    assert labeled(draws, of_family) == [(draws[0], 1.0), (draws[1], 0.0)]
+    assert labeled(draws, verdicts([pair(1, 1)])) == [], "a tie labels nobody"
+    assert labeled(draws, verdicts([pair(0, 1)], scope="family")) == [(draws[0], 1.0)]
 
 
 # -- the actor's loss -------------------------------------------------------------------------------------------------

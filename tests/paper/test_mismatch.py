@@ -18,7 +18,7 @@ from crl.learn.health import MOST_MISMATCH_KL, clip_figures, mismatch_alarms
 from crl.learn.objectives import cispo_objective, grpo_objective
 from tests.paper.reference import Batch, Floats, random_batch, relative_error
 from tests.paper.test_equations_3_and_5 import TOLERANCE, ours
-from tests.paper.test_stored_behaviour import demonstrations, moved, update
+from tests.paper.test_stored_behavior import demonstrations, moved, update
 
 LOW, HIGH = 0.8, 1.3
 

@@ -49,7 +49,7 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ScriptedRun(tmp_path_factory.mktemp("format")) as run:
-        run.initialise()
+        run.initialize()
         run.play(Ask("add", "look for the key first"))
     return run.path
 

@@ -41,7 +41,7 @@ class Source:
 
     def __init__(self, root: Path) -> None:
         with ScriptedRun(root, experiment("first")) as run:
-            run.initialise()
+            run.initialize()
             self.kept, one, two, self.pond = run.play(
                 Ask("add", "go left"), Ask("add", "go right"), Ask("add", "wait"), Ask("add", "swim", family="pond")
             )
@@ -67,7 +67,7 @@ def begin(root: Path, bank: Gathered, name: str = "second", services: Any = None
     made = experiment(name, **overrides)
     taken(root, bank, name, **overrides)
     with ScriptedRun(root, made, services) as run:
-        return run.initialise()
+        return run.initialize()
 
 
 def taken(
@@ -168,7 +168,7 @@ def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) ->
         source.kept: "go far left", source.merged: "right, or wait", source.pond: "swim",
     }  # fmt: skip
     assert {(each.version, each.uses, each.retrieved) for each in shown.values()} == {(1, 0, 0)}
-    imported = rows_of(ImportedEntry, run.run.read(0, "initialise", ImportedEntry))
+    imported = rows_of(ImportedEntry, run.run.read(0, "initialize", ImportedEntry))
     assert [names[row.entry_id] for row in imported] == [source.kept, source.pond, source.merged]
     first = imported[0]
     assert (first.source_experiment, first.source_round, first.source_version) == ("first", 2, 2)
@@ -177,7 +177,7 @@ def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) ->
     vectors = LexicalEmbedder().embed([shown[name].text for name in bank.table["entry_id"].to_pylist()])
     assert load_embeddings(run.path, bank.table).tolist() == vectors.tolist()
     assert verify(run.path) == []
-    shared = run.run.manifest(0, "initialise").digested.shared
+    shared = run.run.manifest(0, "initialize").digested.shared
     assert any(name.startswith(IMPORTS) for name in shared), "the chain vouches for the import"
 
 
@@ -290,7 +290,7 @@ def test_what_cannot_be_imported_is_refused(source: Source, tmp_path: Path) -> N
     with ScriptedRun(tmp_path, experiment("by_hand", method__recipe__kind="baseline")) as run_by_hand, pytest.raises(
         BadInput, match="but one was imported"
     ):  # fmt: skip
-        run_by_hand.initialise()
+        run_by_hand.initialize()
 
 
 @pytest.mark.slow
@@ -322,10 +322,10 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
     problems = verify(tmp_path / "second")
     assert [problem.file for problem in problems] == [f"{IMPORTS}/{file.name}"]
     with ScriptedRun(tmp_path, experiment("second")) as run, pytest.raises(RecordDamaged, match=IMPORTS):
-        run.initialise()
+        run.initialize()
     taken(tmp_path, source.bank())  # puts it back
     with run:
-        run.initialise()
+        run.initialize()
     recipe = recipe_of(run.method)
     for damage in (lambda: file.unlink(), lambda: file.write_bytes(b"other")):
         damage()

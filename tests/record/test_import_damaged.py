@@ -207,7 +207,7 @@ def vector_cases() -> Iterator[tuple[str, Damage]]:
     yield "hole", rows(lambda listed: listed[1].update(embedding=[None, *listed[1]["embedding"][1:]]))
 
 
-def neighbours() -> Iterator[tuple[str, Damage]]:
+def neighbors() -> Iterator[tuple[str, Damage]]:
     """A value of another kind in a cell that chance names."""
     chance = random.Random(12)
     wrong = {
@@ -223,7 +223,7 @@ def neighbours() -> Iterator[tuple[str, Damage]]:
         yield f"{number} {table} {column} {value!r}", cell(column, value, table, 0)
 
 
-TOLD, FILES, VECTORS, NEAR = list(told_cases()), list(file_cases()), list(vector_cases()), list(neighbours())
+TOLD, FILES, VECTORS, NEAR = list(told_cases()), list(file_cases()), list(vector_cases()), list(neighbors())
 EVERY = [(f, *case) for f in ("parquet", "jsonl") for case in TOLD]
 EVERY += [("jsonl", *case) for case in json_cases()]
 EVERY += [("parquet", *case) for case in (*FILES, *VECTORS)] + [("jsonl", *case) for case in NEAR]
@@ -278,7 +278,7 @@ def test_a_bank_of_which_nothing_comes_in_makes_no_run(source: Source, exports: 
 def test_unusual_texts_come_back_as_they_were(tmp_path: Path) -> None:
     odd = "tab\tline\nnät <action>go</action> a<b|c>d \U0001f600 \u202b <b> 1 < 2 | 3 > 2"
     with ScriptedRun(tmp_path, experiment("first")) as run:
-        run.initialise().play(Ask("add", odd))
+        run.initialize().play(Ask("add", odd))
     for form in Format:
         bank = gather(run.path, 1)
         write_folder(bank, tmp_path / form, form)
@@ -324,7 +324,7 @@ def test_vectors_of_other_texts_are_not_believed(
         taken(tmp_path, forged(source.bank()))
     with ScriptedRun(tmp_path, experiment("second")) as run:
         with pytest.raises(BadInput, match=r"vector of first-r0002-\S+ \(row 1\) is not that of its text"):
-            run.initialise()
+            run.initialize()
         # Nor vectors of another dimension.
         found = load_import(run.path)
         assert found is not None and found.vectors() is not None
@@ -332,4 +332,4 @@ def test_vectors_of_other_texts_are_not_believed(
         cut = bank_import(found.rows(), np.ones((3, 8), np.float32), found.provenance())
         (run.path / cut.relative).write_bytes(cut.content)
         with pytest.raises(BadInput, match="is not that of its text"):
-            run.initialise()
+            run.initialize()

@@ -154,24 +154,24 @@ def test_no_demonstration_follows_the_hidden_rule_of_its_realm(made):
     taught = made.record(Task, "actor_tasks")
     outputs = {row.generation_id: row.output for row in made.record(Generation, "actor_generations")}
     episodes = {row.episode_id: row for row in made.record(Episode, "actor_episodes")}
-    practised = set()
+    practiced = set()
     for task in taught:
         layout = layouts(practice).of(task.environment_seed)
         assert task.goal == f"r{layout.realm}"
         plan = re.findall(r"([A-Z])@\d+", outputs[episodes[task.episode_id].generation_id])
         assert plan[:2] == [layout.key, layout.goal], "the plan that is imitated says the rule in force"
-        practised.add((layout.realm, layout.key, layout.goal))
-    practised |= {
+        practiced.add((layout.realm, layout.key, layout.goal))
+    practiced |= {
         (layout.realm, layout.key, layout.goal)
         for layout in (layouts(practice).of(seed) for seed in extractor_seeds(made))
     }
-    assert len(practised) > 100
+    assert len(practiced) > 100
     worlds = {family.environment for run in made.runs.values() for family in run.method.families}
     assert {world.world for world in worlds} == {7}, "the world is the seed of the study"
     for world in worlds:
         others = [world.model_copy(update={"world": number}) for number in range(100)]
         hidden = {(world.realm, *hidden_rule(each)) for each in (world, *others)}
-        assert len(hidden) > 5 and not hidden & practised
+        assert len(hidden) > 5 and not hidden & practiced
 
 
 # -- arms -------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_arms_begin_alike_and_are_given_alike(made):
     runs = list(made.runs.values())
     recorded = json.loads((made.warm / "warm_start.json").read_text())["models"]
     for arm, run in made.runs.items():
-        begun = {row.role: row for row in rows(run, Weights, "initialise", [0]) if row.role in recorded}
+        begun = {row.role: row for row in rows(run, Weights, "initialize", [0]) if row.role in recorded}
         assert set(begun) == ({"actor"} if arm == "baseline" else {"actor", "extractor"})
         assert {role: row.base_digest for role, row in begun.items()}.items() <= recorded.items()
         assert all(row.checkpoint is None for row in begun.values()), "as the warm start left them"

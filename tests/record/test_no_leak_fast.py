@@ -38,7 +38,7 @@ from crl.records import (
     Episode,
     Evaluation,
     Generation,
-    Judgement,
+    Judgment,
     Operation,
     Question,
     Retrieval,
@@ -213,8 +213,8 @@ def test_the_rules_of_the_run_are_in_no_practice(run: RunDirectory) -> None:
     hidden = {(world.realm, *hidden_rule(world)) for world in worlds if isinstance(world, RealmsConfig)}
     assert len(hidden) == REALMS and {world.world for world in worlds} == {WORLD}
     drawn = layouts(practice)
-    practised = {(layout.realm, layout.key, layout.goal) for layout in map(drawn.of, range(400))}
-    assert len(practised) > 200 and not practised & hidden
+    practiced = {(layout.realm, layout.key, layout.goal) for layout in map(drawn.of, range(400))}
+    assert len(practiced) > 200 and not practiced & hidden
 
 
 # -- what models read -------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_what_is_judged_is_the_rendering_of_recorded_rows(run: RunDirectory) -> 
     texts = load_texts(run.path, bank.table)
     tasks = {row.episode_id: row for row in rows(run, Task, "plan", [ROUNDS])}
     chosen = {row.episode_id: row for row in rows(run, Retrieval, "plan", [ROUNDS]) if row.chosen}
-    judged = rows(run, Judgement, "judge", [ROUNDS])
+    judged = rows(run, Judgment, "judge", [ROUNDS])
     for row in judged:
         task, rate = tasks[row.episode_id], row.success_rate
         values = {

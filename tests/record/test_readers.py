@@ -52,7 +52,7 @@ def by_library(run_path: Path) -> tuple[int, int]:
     recipe = recipe_of(run.method)
     number = banked_rounds(run, recipe)[-1]
     bank = recorded_bank(run, recipe, number)
-    stage = "initialise" if number == 0 else "consolidate"
+    stage = "initialize" if number == 0 else "consolidate"
     summary = rows_of(BankSnapshot, run.read(number, stage, BankSnapshot))[0]
     check(number, bank, summary.entries, summary.digest)
     assert set(load_texts(run_path, bank.table)) == set(bank.table["content_digest"].to_pylist())

@@ -22,7 +22,7 @@ def test_the_digests_cover_everything_that_was_made(finished: Path) -> None:
         deepspeed = [name for name in files if name.startswith("checkpoint/deepspeed/")]
         assert "checkpoint/model.safetensors" in files
         assert {"engine.json", "optimizer-rank00000.safetensors"} <= {Path(name).name for name in deepspeed}
-        # The next round reads the weights and, through them, vouches for every byte of the optimiser's state.
+        # The next round reads the weights and, through them, vouches for every byte of the optimizer's state.
         assert all(files[name].sha256 and files[name].bytes for name in deepspeed)
     shared = run.manifest(ROUNDS, "consolidate").digested.shared
     assert {name.split("/")[1] for name in shared} == {"segments", "embeddings"}
@@ -57,7 +57,7 @@ def test_other_recipes_make_the_same_in_three_shards_as_a_flow(
 
 @pytest.mark.slow
 def test_one_round_after_the_other_makes_the_same_as_both_at_once(finished: Path, tmp_path: Path) -> None:
-    """A new process reads weights and optimiser from the record where the old one had them in memory."""
+    """A new process reads weights and optimizer from the record where the old one had them in memory."""
     for _ in range(ROUNDS):
         crl(tmp_path / "runs", *train(1))
     assert digests(tmp_path / "runs" / NAME) == digests(finished)
@@ -72,12 +72,12 @@ def contents(run: RunDirectory, round_number: int, stage: str) -> dict[str, str]
 def test_what_is_planned_follows_the_seed(finished: Path, tmp_path: Path, seed: int) -> None:
     other = RunDirectory.create_or_open(experiment(method__seed=seed), tmp_path)
     with Driver(other, experiment().runtime) as driver:
-        driver.run_stage(0, "initialise")
+        driver.run_stage(0, "initialize")
         driver.run_stage(1, "plan")
     mine = RunDirectory.open(finished)
-    assert contents(mine, 0, "initialise") == contents(other, 0, "initialise"), "it draws nothing"
+    assert contents(mine, 0, "initialize") == contents(other, 0, "initialize"), "it draws nothing"
     same = mine.method.seed == seed
-    for place in ((0, "initialise"), (1, "plan")):
+    for place in ((0, "initialize"), (1, "plan")):
         assert (mine.manifest(*place).digest == other.manifest(*place).digest) is same
     assert (contents(mine, 1, "plan")["tasks.parquet"] == contents(other, 1, "plan")["tasks.parquet"]) is same
 

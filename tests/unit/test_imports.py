@@ -34,7 +34,7 @@ FLOORS = (
 )
 # Who imports a room of its own floor: the vocabulary is built in this order, the runs of a study are tracked, and
 # `crl.open` opens the interface.
-NEIGHBOURS = {
+NEIGHBORS = {
     "crl.paths": {"crl.errors"},
     "crl.config": {"crl.errors", "crl.paths", "crl.records"},
     "crl.protocols": {"crl.config", "crl.records"},
@@ -104,13 +104,13 @@ def room_of(module: str) -> str:
 
 
 def trespasses(graph: Graph) -> list[str]:
-    """Imports that go up, or to a room of the same floor that is not named as a neighbour."""
+    """Imports that go up, or to a room of the same floor that is not named as a neighbor."""
     floor_of = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     found = []
     for module, imported in graph.items():
         for other in imported:
             here, there = room_of(module), room_of(other)
-            allowed = here == there or floor_of[there] < floor_of[here] or there in NEIGHBOURS.get(here, set())
+            allowed = here == there or floor_of[there] < floor_of[here] or there in NEIGHBORS.get(here, set())
             allowed = allowed or other in DOORS.get(module, set())
             if not allowed:
                 found.append(f"{module} imports {other}")

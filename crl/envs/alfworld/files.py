@@ -82,8 +82,8 @@ def missing(folders: list[Path], split: str) -> BadInput:
     return BadInput(
         f"the games of ALFWorld's split {split!r} are missing"
         + (f"; found the folders {', '.join(there[:8])}" if there else ""),
-        expected=f"folders of games (release 2.1.1, {GAME}) from github.com/alfworld/alfworld, MIT licence, made from "
-        "ALFRED (MIT licence)",
+        expected=f"folders of games (release 2.1.1, {GAME}) from github.com/alfworld/alfworld, MIT license, made from "
+        "ALFRED (MIT license)",
         where="looked for " + " and ".join(str(folder / split) for folder in folders),
         next_step=f"get them (about 2 GB): {DOWNLOAD}; elsewhere than in "
         f"~/.cache/alfworld: set ${VARIABLE}, or `data` of the environment",

@@ -42,7 +42,7 @@ def find(directory: str | None, names: Sequence[str]) -> list[Path]:
     own = "play the questions of this project, which need no files: environment.questions: own"
     raise BadInput(
         f"HotpotQA's files are missing: {', '.join(missing)}",
-        expected="the authors' files, unchanged (hotpotqa.github.io; Yang et al., 2018). Licence: CC BY-SA 4.0"
+        expected="the authors' files, unchanged (hotpotqa.github.io; Yang et al., 2018). License: CC BY-SA 4.0"
         if known
         else "files of questions in one of the forms that docs/hotpotqa.md lists",
         where=f"{folder} (named by {source}; environment.directory comes first, then ${VARIABLE}, then {_DEFAULT})",

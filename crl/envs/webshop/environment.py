@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS, check_running
-from crl.envs.webshop.catalogue import Catalogue, catalogue
+from crl.envs.webshop.catalog import Catalog, catalog
 from crl.envs.webshop.goals import NO_LIMIT, Goal, sizes
 from crl.envs.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
 from crl.envs.webshop.oracle import Plan, next_action, plan_for
@@ -31,9 +31,9 @@ class WebShopConfig(EnvironmentConfig):
     model_config = ConfigDict(title="WebShop")
 
     kind: Literal["webshop"] = "webshop"
-    catalogue: Literal["own", "small", "full"] = Field(
+    catalog: Literal["own", "small", "full"] = Field(
         "own",
-        description="What the shop sells. own: a catalogue made for this project, which needs no data; small and full: "
+        description="What the shop sells. own: a catalog made for this project, which needs no data; small and full: "
         "the original site's 1,000 products, or all of them.",
     )
     directory: str | None = Field(
@@ -45,12 +45,12 @@ class WebShopConfig(EnvironmentConfig):
         None,
         ge=1,
         le=2_000_000,
-        description="The first so many products; null: 1,000 of the catalogue own, all of another.",
+        description="The first so many products; null: 1,000 of the catalog own, all of another.",
     )
     goals: Literal["synthetic", "human"] = Field(
         "synthetic",
         description="synthetic: an instruction for each combination of a product's options; human: those that people "
-        "wrote (items_human_ins.json), not for the catalogue own.",
+        "wrote (items_human_ins.json), not for the catalog own.",
     )
     view: Literal["text", "rich", "short"] = Field(
         "text",
@@ -73,8 +73,8 @@ class WebShopConfig(EnvironmentConfig):
 
     @model_validator(mode="after")
     def _own_goals(self) -> WebShopConfig:
-        if self.catalogue == "own" and self.goals == "human":
-            raise ValueError("goals: human needs catalogue: small or full; the catalogue own has synthetic goals only")
+        if self.catalog == "own" and self.goals == "human":
+            raise ValueError("goals: human needs catalog: small or full; the catalog own has synthetic goals only")
         return self
 
     @property
@@ -85,9 +85,9 @@ class WebShopConfig(EnvironmentConfig):
         test, development = sizes(len(self.sold().goals))
         return test if self.held_out_split == "test" else development
 
-    def sold(self) -> Catalogue:
-        """The catalogue. Raises BadInput where its data is missing, or a record of it is malformed."""
-        return catalogue(self.catalogue, self.goals, self.products, self.directory)
+    def sold(self) -> Catalog:
+        """The catalog. Raises BadInput where its data is missing, or a record of it is malformed."""
+        return catalog(self.catalog, self.goals, self.products, self.directory)
 
     def make(self) -> WebShopEnvironment:
         """A wave of visits. Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""
@@ -119,8 +119,8 @@ class WebShopEnvironment:
         self._slots: list[_Slot] = []
 
     def goal_of(self, seed: int) -> Goal:
-        """The goal of a seed. Raises BadInput where the catalogue has none on its side."""
-        goals = self.site.catalogue.goals
+        """The goal of a seed. Raises BadInput where the catalog has none on its side."""
+        goals = self.site.catalog.goals
         return goals.get(goals.of_seed(seed, self.config.held_out_from, self.config.held_out_split))
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
@@ -189,7 +189,7 @@ class WebShopEnvironment:
         return lesson_of(episode, turns)
 
     def close(self) -> None:
-        """Nothing is held: a catalogue is kept for the next environment of the process."""
+        """Nothing is held: a catalog is kept for the next environment of the process."""
         self._slots = []
 
 

@@ -81,16 +81,16 @@ def sizes(goals: int) -> tuple[int, int]:
 
 
 class Goals:
-    """All goals of a catalogue, in their shuffled order; a goal is made when it is asked for."""
+    """All goals of a catalog, in their shuffled order; a goal is made when it is asked for."""
 
     def __init__(self, products: Sequence[Product], instructions: Sequence[Instruction], *, where: str) -> None:
-        """`where` names the catalogue in errors. Raises BadInput where there is no goal."""
+        """`where` names the catalog in errors. Raises BadInput where there is no goal."""
         self._products, self._instructions, self._where = products, instructions, where
         counts = np.array([self._variants(each) for each in instructions], dtype=np.int64)
         self._order = list(range(int(counts.sum())))
         if not self._order:
             raise BadInput(
-                "no product of the catalogue has an instruction, so there is nothing to buy",
+                "no product of the catalog has an instruction, so there is nothing to buy",
                 expected="at least one product with an instruction and its attributes",
                 where=where,
                 next_step="choose the other kind of goals (goals: human or synthetic), or more products",
@@ -192,7 +192,7 @@ class Goals:
 
     def _too_few(self, kind: str) -> BadInput:
         return BadInput(
-            f"the catalogue has no goal for {kind}: it has {len(self)} in all",
+            f"the catalog has no goal for {kind}: it has {len(self)} in all",
             expected="goals on both sides: some for training, others held out",
             where=self._where,
             next_step="use more products, or set held_out_from: null: then seed i is the goal at place i",

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (a table with one line per kind)
-"""The word lists of our own catalogue: kinds of products with their category, qualities, uses, options and prices.
+"""The word lists of our own catalog: kinds of products with their category, qualities, uses, options and prices.
 
 All of it was written for this project. Values of one option are told apart by the reward: none is nearly equal to
 another, and no word of them holds a color by chance (`standard` holds `tan`), but for sizes of clothes, where a large one

@@ -55,11 +55,11 @@ def find(directory: str | None, names: list[str]) -> list[Path]:
         raise BadInput(
             f"WebShop's data is missing: {', '.join(missing)}",
             expected="the authors' files, unchanged. They come from github.com/princeton-nlp/WebShop (`setup.sh` there "
-            "downloads them). Licence: MIT; the texts of products are scraped from a shop, for research",
+            "downloads them). License: MIT; the texts of products are scraped from a shop, for research",
             where=f"{folder} (named by {source}; environment.directory comes first, then $WEBSHOP_DATA, then "
             "~/.cache/webshop)",
             next_step=f"pip install gdown && mkdir -p '{folder}' && cd '{folder}' && {get}\n"
-            "Or play the catalogue of this project, which needs no data: environment.catalogue: own",
+            "Or play the catalog of this project, which needs no data: environment.catalog: own",
         )
     return [folder / name for name in names]
 

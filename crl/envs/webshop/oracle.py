@@ -32,7 +32,7 @@ def plan_for(site: Site, goal: Goal) -> Plan | None:
     """The first plan that is worth 1, else the best that was thought of; None where no search finds anything."""
     best: Plan | None = None
     for words in _queries(site, goal):
-        for rank, number in enumerate(site.catalogue.index.search(words)):
+        for rank, number in enumerate(site.catalog.index.search(words)):
             choices, worth = _choices(site, goal, number)
             if best is None or worth > best.worth:
                 best = Plan(words, number, rank // PAGE + 1, choices, worth)
@@ -42,7 +42,7 @@ def plan_for(site: Site, goal: Goal) -> Plan | None:
 
 
 def _queries(site: Site, goal: Goal) -> Iterator[str]:
-    product = site.catalogue.products[goal.product]
+    product = site.catalog.products[goal.product]
     values = [option if isinstance(option, str) else option[1] for option in goal.wanted.options]
     plain = " ".join([*goal.wanted.attributes, goal.wanted.query])
     for text in (plain, " ".join([plain, *values]), product.offered.title, product.document):
@@ -63,7 +63,7 @@ def _choices(site: Site, goal: Goal, number: int) -> tuple[dict[str, str], float
         # The very option before one that passes for it.
         for key, (name, value) in sorted(met, key=lambda each: each[1] != option and each[1][1] != option)[:1]:
             chosen[name], visit.chosen[name] = key, value
-    offered = site.catalogue.products[number].offered
+    offered = site.catalog.products[number].offered
     return chosen, reward_of(offered, goal.wanted, tuple(visit.chosen.values())).total
 
 

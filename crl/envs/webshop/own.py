@@ -1,6 +1,6 @@
-"""Our own catalogue: products and instructions in the official schema, made from the word lists of `kinds`.
+"""Our own catalog: products and instructions in the official schema, made from the word lists of `kinds`.
 
-Product i is the same in a catalogue of any size. Its title names two of its qualities, its features the others: the
+Product i is the same in a catalog of any size. Its title names two of its qualities, its features the others: the
 title alone does not say all. About half of the products have an instruction, and no two instructions ask for the
 same qualities of one kind.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from crl.envs.webshop.kinds import OPTIONS, Kind, kinds
 
 PRODUCTS = 1000
-"""Products of the catalogue unless a config says otherwise."""
+"""Products of the catalog unless a config says otherwise."""
 
 _FIRST = "nor kel bra tor mi sal ven har lu fen cas del ro gim pel tar wen ost bel mar"
 _LAST = "vane brook dine mark leaf ster wick dale mont field crest lane ford by view holm gate more well thorpe"

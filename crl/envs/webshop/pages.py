@@ -40,7 +40,7 @@ def _text(site: Site, visit: Visit) -> str:
 
 def _rich(site: Site, visit: Visit) -> str:
     page, clicked = "", json.dumps(visit.chosen)
-    opened = {site.catalogue.products[number].asin for number in visit.opened}
+    opened = {site.catalog.products[number].asin for number in visit.opened}
     for kind, text in _pieces(site, visit):
         if not text or ("\n" in text and not text.strip(_BLANKS)):
             continue
@@ -72,7 +72,7 @@ def _pieces(site: Site, visit: Visit) -> list[Piece]:
         pieces.append(("text", f"Page {visit.number} (Total results: {len(visit.hits)})"))
         pieces += [("button", button.capitalize()) for button in site.buttons(visit) if button != BACK]
         for number in site.listed(visit):
-            found = site.catalogue.products[number]
+            found = site.catalog.products[number]
             pieces += [("product", found.asin), ("text", found.offered.title), ("text", found.price_tag)]
         return [(kind, "< Prev" if text == "< prev" else text) for kind, text in pieces]
     pieces.append(("button", "< Prev"))
@@ -145,7 +145,7 @@ def _short_results(site: Site, visit: Visit) -> list[str]:
     found = len(visit.hits)
     lines = [f"Results, page {visit.number} of {max(1, -(-found // PAGE))}:"]
     for number in site.listed(visit):
-        product = site.catalogue.products[number]
+        product = site.catalog.products[number]
         lines.append(f"[{product.asin.lower()}] {_cut(product.offered.title, _TITLE)} {product.price_tag}")
     return lines if len(lines) > 1 else [*lines, "There are no more." if found else "Nothing was found."]
 

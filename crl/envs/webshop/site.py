@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from crl.envs.webshop.catalogue import Catalogue
+from crl.envs.webshop.catalog import Catalog
 from crl.envs.webshop.goals import Goal
 from crl.envs.webshop.products import Product
 from crl.envs.webshop.reward import Reward, reward_of
@@ -61,15 +61,15 @@ def _key(value: str) -> str:
 
 
 class Site:
-    """A shop over a catalogue; it holds no visit, so one serves any number of them."""
+    """A shop over a catalog; it holds no visit, so one serves any number of them."""
 
-    def __init__(self, catalogue: Catalogue, *, attributes_page: bool) -> None:
-        self.catalogue = catalogue
+    def __init__(self, catalog: Catalog, *, attributes_page: bool) -> None:
+        self.catalog = catalog
         self.sub_pages = SUB_PAGES if attributes_page else SUB_PAGES[:3]
 
     def product(self, visit: Visit) -> Product | None:
         """The product that is open."""
-        return None if visit.product is None else self.catalogue.products[visit.product]
+        return None if visit.product is None else self.catalog.products[visit.product]
 
     def listed(self, visit: Visit) -> list[int]:
         """Numbers of the products on the open page of results."""
@@ -87,7 +87,7 @@ class Site:
         """Products that can be opened, by what is clicked for them."""
         if visit.page != "results":
             return {}
-        return {_key(self.catalogue.products[number].asin.lower()): number for number in self.listed(visit)}
+        return {_key(self.catalog.products[number].asin.lower()): number for number in self.listed(visit)}
 
     def choices(self, visit: Visit) -> dict[str, tuple[str, str]]:
         """Options that can be chosen as (name, value), by what is clicked for them. Of two with one value the last."""
@@ -115,7 +115,7 @@ class Site:
 
     def _search(self, visit: Visit, words: str) -> None:
         visit.page, visit.words, visit.number = "results", words, 1
-        visit.hits = self.catalogue.index.search(words)
+        visit.hits = self.catalog.index.search(words)
         visit.product, visit.chosen = None, {}
 
     def _click(self, visit: Visit, value: str) -> bool:

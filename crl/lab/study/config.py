@@ -46,7 +46,7 @@ class Arm(Model):
 class Scale(Model):
     """One thing that is made smaller and larger: arms of the study, again, at each of its values."""
 
-    title: str = Field(min_length=1, max_length=40, description="What is varied, as an axis is labelled.")
+    title: str = Field(min_length=1, max_length=40, description="What is varied, as an axis is labeled.")
     values: dict[Annotated[float, Field(ge=0, le=1e9)], dict[str, Any]] = Field(
         min_length=2, description="What each value sets, by dotted keys; nothing: the arms as they are have it."
     )

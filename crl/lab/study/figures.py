@@ -24,7 +24,7 @@ from crl.records import Distillation, Episode, Evaluation, Generation, Metric, R
 from crl.report.rates import Rate
 from crl.run.directory import RunDirectory
 
-EVALUATE, COLLECT, HEALTH, INITIALISE = "evaluate", "collect", "health", "initialise"
+EVALUATE, COLLECT, HEALTH, INITIALIZE = "evaluate", "collect", "health", "initialize"
 """Stages that tables are read of."""
 NOT_SAMPLED = "fit"
 """Kind of token records that a program wrote: what DreamGym's model is fitted to."""
@@ -177,9 +177,9 @@ def _latency(run: RunDirectory, numbers: list[int], work: str) -> float | None:
 
 
 def _starts(run: RunDirectory) -> dict[str, str]:
-    if not run.is_complete(0, INITIALISE):
+    if not run.is_complete(0, INITIALIZE):
         return {}
-    return {row.source: row.base_digest for row in rows_of(Weights, run.read(0, INITIALISE, Weights))}
+    return {row.source: row.base_digest for row in rows_of(Weights, run.read(0, INITIALIZE, Weights))}
 
 
 def _total(run: RunDirectory, numbers: list[int], count: Callable[[int, str], int]) -> dict[int, int]:

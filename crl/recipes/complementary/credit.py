@@ -18,7 +18,7 @@ from crl.learn.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, sele
 from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.learn.effects import effect_metrics
 from crl.learn.other_credit import Tasks, by_other_tasks
-from crl.learn.rewards import judgement_metrics, reward_metrics, use_rewards
+from crl.learn.rewards import judgment_metrics, reward_metrics, use_rewards
 from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
@@ -59,12 +59,12 @@ def credit(ctx: StageContext) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
     episodes = ctx.rows(Episode, "collect")
     distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
-    retrievals, judgements = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
-    credits = credits_of(episodes, retrievals, judgements)
+    retrievals, judgments = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
+    credits = credits_of(episodes, retrievals, judgments)
     config = config_of(ctx.method)
     objective = config.extractor_objective
     before = ctx.rows(EntryUsefulness, BEFORE)
-    uses, usefulness = use_rewards(episodes, credits, retrievals, judgements, before, objective)
+    uses, usefulness = use_rewards(episodes, credits, retrievals, judgments, before, objective)
     tasks = tasks_of(ctx, uses, _origins(ctx, _written(ctx, uses))) if objective.credit == "other_tasks" else None
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     buffer = _filled(ctx, uses, distillations, episodes, tasks) if EXTRACTOR in config.TRAINED else []
@@ -97,7 +97,7 @@ def credit(ctx: StageContext) -> None:
         + output_health(distillations, round=ctx.round)
         + filled
         + reward_metrics(uses, objective, round=ctx.round)
-        + judgement_metrics(judgements, round=ctx.round)
+        + judgment_metrics(judgments, round=ctx.round)
         + (effect_metrics(measured, round=ctx.round) if config.suppress is not None else [])
         + trial_figures(ctx)
         + distilled,

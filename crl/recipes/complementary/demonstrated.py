@@ -18,8 +18,8 @@ from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script, shares, write_script
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
+from crl.recipes.tasks import task_of
 from crl.recipes.waves import of_all, play, sampling_of, starts_of
 from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn

@@ -21,7 +21,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import BEFORE
 from crl.recipes.weights import weights_of
-from crl.records import Episode, Generation, Judgement, Retrieval, SuccessRate, Task
+from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
 
@@ -50,19 +50,19 @@ def judge_part(ctx: StageContext, part: int) -> None:
         weights_digest=weights.weights_digest,
         stage=ctx.stage.name,
     )
-    ctx.write(Judgement, [each.judgement for each in judged])
+    ctx.write(Judgment, [each.judgment for each in judged])
     ctx.write(Generation, [each.generation for each in judged])
     # They are of the round, not of a part: the first one keeps them.
     ctx.write(SuccessRate, [rates[family] for family in sorted(rates)] if part == 0 else [])
     ctx.progress(len(judged), len(chosen))
 
 
-def verdicts_of(ctx: StageContext) -> list[Judgement]:
+def verdicts_of(ctx: StageContext) -> list[Judgment]:
     """The verdicts of the round, read by another stage; none where the actor does not judge."""
-    return [] if config_of(ctx.method).actor_critic is None else ctx.rows(Judgement, JUDGE)
+    return [] if config_of(ctx.method).actor_critic is None else ctx.rows(Judgment, JUDGE)
 
 
-def as_judged(slots: Iterable[EpisodeSlot], verdicts: Iterable[Judgement]) -> list[EpisodeSlot]:
+def as_judged(slots: Iterable[EpisodeSlot], verdicts: Iterable[Judgment]) -> list[EpisodeSlot]:
     """Slots with what the actor's verdicts left of their experiences: refined ones rewritten, rejected ones free."""
     texts = {row.episode_id: row.text for row in verdicts}
     return [
@@ -96,7 +96,7 @@ def judged_in_evaluation(
         weights_digest=weights_digest,
         stage=ctx.stage.name,
     )
-    return as_judged(slots, [each.judgement for each in judged])
+    return as_judged(slots, [each.judgment for each in judged])
 
 
 def _settings(ctx: StageContext) -> dict[str, Any]:

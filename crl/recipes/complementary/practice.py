@@ -25,8 +25,8 @@ from crl.recipes.complementary.demonstrations import (
     slot_with,
     write_script,
 )
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
+from crl.recipes.tasks import task_of
 from crl.recipes.waves import of_all
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
 from crl.text.unicode import valid_text

@@ -23,7 +23,7 @@ def check_ready(method: Method, run_path: Path) -> None:
     check_placeholders(method)
     check_offline_bank(config_of(method), run_path)
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
-    if not run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
+    if not run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         check_room(method)
         check_demonstrations(method)
 

@@ -17,8 +17,8 @@ from crl.errors import BadInput, CrlError, StageFailed
 from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
+from crl.recipes.tasks import task_of
 from crl.recipes.waves import of_all
 from crl.records import Generation
 from crl.rollout.actions import parse_action

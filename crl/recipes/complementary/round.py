@@ -22,7 +22,7 @@ from crl.recipes.complementary import (
     distill,
     evaluate,
     health,
-    initialise,
+    initialize,
     judge,
     lengths,
     plan,
@@ -54,7 +54,7 @@ from crl.records import (
     Evaluation,
     Generation,
     ImportedEntry,
-    Judgement,
+    Judgment,
     Metric,
     Operation,
     Question,
@@ -132,16 +132,16 @@ def build(method: Method) -> Recipe:
         second_track=method.overlap,
     )
     preparation = [
-        Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+        Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
         *when(
             warm_actor,
             dataclasses.replace(
-                evaluates, name="evaluate_base", reads=(Read("initialise", 0, ACTOR),), due=evaluate.base_due
+                evaluates, name="evaluate_base", reads=(Read("initialize", 0, ACTOR),), due=evaluate.base_due
             ),
             Stage(
                 name="warm_start_actor",
                 run=warm_start.warm_start_actor,
-                reads=(Read("initialise", 0, ACTOR),),
+                reads=(Read("initialize", 0, ACTOR),),
                 writes=(Episode, Turn, Generation, Sample, Weights, Metric),
                 role=ACTOR,
             ),
@@ -152,8 +152,8 @@ def build(method: Method) -> Recipe:
                 name="warm_start_extractor",
                 run=warm_start.warm_start_extractor,
                 reads=(
-                    Read("initialise", 0, EXTRACTOR),
-                    Read("warm_start_actor" if warm_actor else "initialise", 0, ACTOR),
+                    Read("initialize", 0, EXTRACTOR),
+                    Read("warm_start_actor" if warm_actor else "initialize", 0, ACTOR),
                 ),
                 writes=(Episode, Turn, Generation, Distillation, Operation, Sample, Weights, Metric),
                 role=EXTRACTOR,
@@ -179,7 +179,7 @@ def build(method: Method) -> Recipe:
                     Read(judge.JUDGE, -1, BEFORE),
                     Read("collect", -1, judge.PLAYED_BEFORE),
                 ),
-                writes=(Judgement, Generation, SuccessRate),
+                writes=(Judgment, Generation, SuccessRate),
                 role=ACTOR,
                 parts=judge.count_parts,
                 run_part=judge.judge_part,
@@ -301,8 +301,8 @@ def build(method: Method) -> Recipe:
         preparation=tuple(preparation),
         stages=tuple(on_its_track(stage) for stage in stages),
         initial={
-            "consolidate": "initialise",
-            **{update_name(owner): "initialise" for owner in method.owners()},
+            "consolidate": "initialize",
+            **{update_name(owner): "initialize" for owner in method.owners()},
             **({update_name(method.owner(ACTOR)): "warm_start_actor"} if warm_actor else {}),
             **({update_name(method.owner(EXTRACTOR)): "warm_start_extractor"} if warm_extractor else {}),
         },

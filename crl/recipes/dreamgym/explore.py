@@ -14,12 +14,12 @@ from crl.abilities import Explains
 from crl.config import FamilyConfig, Method
 from crl.protocols import Environment
 from crl.recipes.complementary.demonstrations import Voice, as_answer, play_script, shares
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
 from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
+from crl.recipes.tasks import task_of
 from crl.recipes.waves import kept_environment, play, sampling_of, starts_of
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Task, Turn

@@ -31,7 +31,7 @@ def check_ready(method: Method, run_path: Path) -> None:
         for name in asked:
             check_prompt(name, prompts[name])
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
-    if run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
+    if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         return
     check_environments(method)
     actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
 from crl.recipes.complementary import evaluate
-from crl.recipes.complementary.initialise import base_weights
+from crl.recipes.complementary.initialize import base_weights
 from crl.recipes.complementary.round import when
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
@@ -137,9 +137,9 @@ def build(method: Method) -> Recipe:
     )
     return Recipe(
         name=config.kind,
-        preparation=(Stage(name="initialise", run=initialise, writes=(Weights,)), evaluates),
+        preparation=(Stage(name="initialize", run=initialize, writes=(Weights,)), evaluates),
         stages=stages,
-        initial={update_name(owner): "initialise" for owner in method.owners()},
+        initial={update_name(owner): "initialize" for owner in method.owners()},
         trains=frozenset(method.trained()),
         objectives={
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
@@ -150,6 +150,6 @@ def build(method: Method) -> Recipe:
     )
 
 
-def initialise(ctx: StageContext) -> None:
+def initialize(ctx: StageContext) -> None:
     """The base models as they are, and the embedder."""
     ctx.write(Weights, base_weights(ctx))

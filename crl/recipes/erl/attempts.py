@@ -94,7 +94,7 @@ def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
         slots.append(_slot(dataclasses.replace(task, episode_id=name, stream=SECOND), before, written.get(name)))
     played = play_with_actor(ctx, slots)
     write_played(ctx, played)
-    if config_of(ctx.method).internalise is not None:
+    if config_of(ctx.method).internalize is not None:
         guided = [each for each in played if each.episode.guided]
         chat = ctx.services.policy(ACTOR, weights_of(ctx, ACTOR)).chat if guided else None
         ctx.write(StrippedContext, [stripped_context(chat, each, ctx.method) for each in guided if chat is not None])

@@ -70,7 +70,7 @@ class MemoryConfig(Model):
         return 1 if self.order == "last" else self.top_k
 
 
-class InternaliseConfig(Model):
+class InternalizeConfig(Model):
     """Second attempts that earned something, learned in the context of the first prompt."""
 
     weight: float = Field(1.0, gt=0, le=1000, description="Factor of the loss; the reward is another.")
@@ -85,7 +85,7 @@ class ErlConfig(RecipeConfig):
         {
             "recipe.approve_bank",
             "recipe.bank",
-            "recipe.internalise",
+            "recipe.internalize",
             "recipe.objective",
             "recipe.reflect.malformed_reward",
         }
@@ -104,8 +104,8 @@ class ErlConfig(RecipeConfig):
     bank: BankConfig = Field(BankConfig(capacity=1000), description="Capacity and eviction of the memory.")
     approve_bank: bool = Field(False, description="A person approves each round's bank first.")
     objective: ClippedObjective = Field(ClippedObjective(), description="GRPO of every stream.")
-    internalise: InternaliseConfig | None = Field(
-        InternaliseConfig(), description="Next-token loss on what succeeded with guidance, without it; none: not."
+    internalize: InternalizeConfig | None = Field(
+        InternalizeConfig(), description="Next-token loss on what succeeded with guidance, without it; none: not."
     )
 
     @property
@@ -125,10 +125,10 @@ class ErlConfig(RecipeConfig):
         return uses
 
     def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
-        """Every attempt, and each revision once more where it is internalised; a reflection for each revision."""
+        """Every attempt, and each revision once more where it is internalized; a reflection for each revision."""
         again = self.revisions * method.episodes
         played = method.episodes + again
-        made = {ACTOR: RoundOutputs(played, played if self.internalise is None else played + again)}
+        made = {ACTOR: RoundOutputs(played, played if self.internalize is None else played + again)}
         if self.reflect is not None:
             made[REFLECTOR] = RoundOutputs(again, again, self.reflect.batch)
         return made

@@ -82,14 +82,14 @@ def samples_of(
 
     With N sequences of a set of weights, internalized ones included, a GRPO sample has the weight 1/N. The update
     divides the next-token loss by the T tokens of all its samples, so a sample of reward r has the weight
-    c max(r, 0) T/N (c: `internalise.weight`); with `token_mean` also 1 over its own tokens.
+    c max(r, 0) T/N (c: `internalize.weight`); with `token_mean` also 1 over its own tokens.
     """
     config = config_of(method)
     counts = Counter(method.owner(each.role) for each in sequences)
     counts[method.owner(ACTOR)] += len(learned)
     found = grpo_samples(sequences, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
     tokens = sum(sum(each.loss_mask) for each in learned)
-    factor = config.internalise.weight if config.internalise is not None else 0.0
+    factor = config.internalize.weight if config.internalize is not None else 0.0
     for each in learned:
         own = max(1, sum(each.loss_mask)) if config.objective.aggregation == "token_mean" else 1
         found.append(
@@ -151,7 +151,7 @@ def _of_attempts(ctx: StageContext, revision: int, stream: str) -> Iterator[Sequ
 
 def _internalized(ctx: StageContext) -> Iterator[Internalized]:
     config = config_of(ctx.method)
-    if config.internalise is None:
+    if config.internalize is None:
         return
     for revision in range(1, config.revisions + 1):
         stage = attempt_stage(revision)

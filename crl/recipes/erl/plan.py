@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from crl.recipes.complementary.plan import drawn_tasks
 from crl.recipes.context import StageContext
 from crl.recipes.erl.rows import FIRST
+from crl.recipes.tasks import drawn_tasks
 from crl.records import Task
 
 

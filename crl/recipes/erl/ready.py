@@ -22,7 +22,7 @@ def check_ready(method: Method, run_path: Path) -> None:
         if config.reflect is not None:
             check_reflect_prompt(prompts[REFLECT], memory=config.has_memory)
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
-    if run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
+    if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         return
     actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
     if config.reflect is None:

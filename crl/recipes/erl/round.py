@@ -11,7 +11,7 @@ from functools import partial
 
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
-from crl.recipes.complementary import approve, consolidate, evaluate, initialise
+from crl.recipes.complementary import approve, consolidate, evaluate, initialize
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.proposal import SCORES
 from crl.recipes.complementary.round import BANK_TABLES, when
@@ -111,11 +111,11 @@ def build(method: Method) -> Recipe:
     return Recipe(
         name=config.kind,
         preparation=(
-            Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+            Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
             evaluates,
         ),
         stages=stages,
-        initial={"consolidate": "initialise", **{update_name(owner): "initialise" for owner in method.owners()}},
+        initial={"consolidate": "initialize", **{update_name(owner): "initialize" for owner in method.owners()}},
         trains=frozenset(method.trained()),
         objectives={
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
@@ -151,7 +151,7 @@ def _revisions(method: Method, config: ErlConfig) -> Iterator[Stage]:
                 Episode,
                 Turn,
                 Generation,
-                *when(config.internalise is not None, StrippedContext),
+                *when(config.internalize is not None, StrippedContext),
             ),
             role=ACTOR,
             parts=attempts.count_parts,

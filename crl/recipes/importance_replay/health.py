@@ -18,7 +18,7 @@ from crl.recipes.update import update_name
 from crl.records import Episode, Metric, Turn
 
 _CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
-_LOSSES = ("extractor_loss", "coupling_loss", "draws_labelled")
+_LOSSES = ("extractor_loss", "coupling_loss", "draws_labeled")
 
 
 def health(ctx: StageContext) -> None:

@@ -1,7 +1,7 @@
 """Stage `measure`: whether the update improved the actor, and a step of the network that predicts which samples help.
 
 The label of an update is the sign of the mean difference of its probes' rewards, after less before; a tie labels
-nobody. It goes to every sample that the update trained. The network is trained on the labelled draws of the last
+nobody. It goes to every sample that the update trained. The network is trained on the labeled draws of the last
 rounds, each with the features that it was drawn by:
 
     loss = c_e BCE(score, label) + c_c mean |score - label|
@@ -120,7 +120,7 @@ def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, 
     )
 
 
-def labelled(draws: Iterable[ReplayDraw], found: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
+def labeled(draws: Iterable[ReplayDraw], found: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
     """Draws with the label of their update; those of an update that none was measured of are left out."""
     labels = {row.family: row.label for row in found}
     each = ((draw, labels.get(draw.family, labels.get(None))) for draw in draws)
@@ -131,15 +131,15 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
     """Train the network on the window, write it, and return the figures of the stage."""
     config = config_of(ctx.method).extractor
     drawn = ctx.rows(ReplayDraw, CREDIT)
-    mine = labelled(drawn, found)
+    mine = labeled(drawn, found)
     # A fork may have inherited rounds that measured nothing.
     window = [
         pair
         for number in range(max(1, ctx.round - config.window + 1), ctx.round)
         if ctx.recipe.resolve(ctx.method, number, MEASURE, 0) is not None
-        for pair in labelled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
+        for pair in labeled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
     ]
-    figures = {"draws_labelled": float(sum(draw.draws for draw, _ in mine))}
+    figures = {"draws_labeled": float(sum(draw.draws for draw, _ in mine))}
     examples = [*window, *mine]
     # A round without a label says nothing new: the network rests, as its optimizer does.
     if not mine:

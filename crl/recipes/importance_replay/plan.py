@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from crl.recipes.complementary.plan import drawn_tasks
 from crl.recipes.context import StageContext
 from crl.recipes.importance_replay.config import config_of
+from crl.recipes.tasks import drawn_tasks
 from crl.records import FREE, Task
 
 

@@ -17,6 +17,6 @@ def check_ready(method: Method, run_path: Path) -> None:
     for family in method.families:
         check_prompts(method.prompts_of(family.name), method.rollout.placement)
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
-    if not run_path.joinpath("rounds", key_of(0, "initialise")).is_dir():
+    if not run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
         check_actor_room(actor, method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from crl.config import Method
 from crl.learn.terms import Objective
-from crl.recipes.complementary import evaluate, initialise
+from crl.recipes.complementary import evaluate, initialize
 from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.importance_replay import collect, credit, health, measure, plan, probes, ready
 from crl.recipes.importance_replay.config import ACTOR, config_of
@@ -67,7 +67,7 @@ def build(method: Method) -> Recipe:
     return Recipe(
         name=config.kind,
         preparation=(
-            Stage(name="initialise", run=initialise.initialise, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+            Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
             evaluates,
         ),
         stages=(
@@ -99,7 +99,7 @@ def build(method: Method) -> Recipe:
             ),
             evaluates,
         ),
-        initial={update_name(owner): "initialise"},
+        initial={update_name(owner): "initialize"},
         trains=frozenset(method.trained()),
         objectives={
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0)

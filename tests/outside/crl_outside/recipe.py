@@ -16,9 +16,9 @@ from crl.learn.advantages import standardized
 from crl.learn.samples import grpo_samples
 from crl.learn.terms import Objective, objectives
 from crl.protocols import Start
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
 from crl.recipes.stage import Read, Recipe, Stage
+from crl.recipes.tasks import task_of
 from crl.recipes.update import update_name, update_stage
 from crl.recipes.waves import play, slots_of
 from crl.recipes.weights import weights_of
@@ -52,7 +52,7 @@ def build(method: Method) -> Recipe:
     evaluates = Stage(name="evaluate", run=evaluate, reads=(weights("actor", 0),), writes=(Evaluation,), role="actor")
     return Recipe(
         name=config.kind,
-        preparation=(Stage(name="initialise", run=initialise, writes=(Weights,)), evaluates),
+        preparation=(Stage(name="initialize", run=initialize, writes=(Weights,)), evaluates),
         stages=(
             # Listed as one likes: a stage runs after those of its round that it reads.
             evaluates,
@@ -74,7 +74,7 @@ def build(method: Method) -> Recipe:
             ),
             Stage(name="credit", run=credit, reads=(Read("collect"), Read("review")), writes=(Sample, Metric)),
         ),
-        initial={update_name(owner): "initialise" for owner in method.owners()},
+        initial={update_name(owner): "initialize" for owner in method.owners()},
         trains=frozenset(method.trained()),
         objectives={
             **objectives(config.actor_objective),
@@ -84,7 +84,7 @@ def build(method: Method) -> Recipe:
     )
 
 
-def initialise(ctx: StageContext) -> None:
+def initialize(ctx: StageContext) -> None:
     """The base models as they are, one row per set of weights."""
     rows = []
     for owner in ctx.method.owners():

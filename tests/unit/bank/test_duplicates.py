@@ -15,11 +15,11 @@ def unit(vectors):
 
 
 def clustered(total, dimension, topics, seed, spread=0.35):
-    """Vectors around centres, some of them very close, some equal."""
+    """Vectors around centers, some of them very close, some equal."""
     random = np.random.default_rng(seed)
-    centres = unit(random.standard_normal((topics, dimension)))
+    centers = unit(random.standard_normal((topics, dimension)))
     away = unit(random.standard_normal((total, dimension))) * random.choice([0.0, 0.1, spread, 1.0], (total, 1))
-    return unit(centres[random.integers(topics, size=total)] + away)
+    return unit(centers[random.integers(topics, size=total)] + away)
 
 
 def all_with_all(vectors, threshold):
@@ -115,7 +115,7 @@ def test_nothing_is_near_where_nothing_is():
 
 
 def test_a_chain_is_one_group():
-    """Neighbours resemble each other, the ends do not."""
+    """Neighbors resemble each other, the ends do not."""
     angles = np.arange(3000)[np.random.default_rng(4).permutation(3000)] * 0.001
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     assert set(groups(vectors, 0.999_999).tolist()) == {0}

@@ -94,7 +94,7 @@ class StoredRun:
             for index, row in enumerate(imported)
         ]  # fmt: skip
         publish(
-            self.context("initialise"), Snapshot.of(0, []).table, None, [Change(None, row) for row in imported], events
+            self.context("initialize"), Snapshot.of(0, []).table, None, [Change(None, row) for row in imported], events
         )
 
     def play(self, distilled, merged=(), refused=(), scores=()) -> None:
@@ -251,7 +251,7 @@ def test_an_event_or_an_operation_that_is_lost_or_changed_is_noticed(told):
 
     assert not differs()
     for number in range(5):
-        stage = "initialise" if number == 0 else "consolidate"
+        stage = "initialize" if number == 0 else "consolidate"
         events = told.events_of(number)
         for index, event in enumerate(events):
             if event.kind in ("keep", "return", "rejected"):

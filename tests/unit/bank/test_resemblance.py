@@ -114,8 +114,8 @@ def test_the_near_twin_of_a_refused_text_does_not_slip_in_for_it():
 @given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.integers(1, 40), st.sampled_from([0.5, 0.9, 0.99]))
 def test_pairs_are_those_whose_cosine_reaches_the_threshold(seed, few, many, threshold):
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(3, 16))
-    vectors_ND = (centres[rng.integers(0, 3, few + many)] + rng.normal(size=(few + many, 16)) * 0.4).astype(np.float32)
+    centers = rng.normal(size=(3, 16))
+    vectors_ND = (centers[rng.integers(0, 3, few + many)] + rng.normal(size=(few + many, 16)) * 0.4).astype(np.float32)
     vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     names = [f"{number:03d}" for number in range(few + many)]
     # Some of the others are the same texts.

@@ -87,7 +87,7 @@ def told(tmp_path_factory):
     """Twins of one round and of a later one; the first is used twice, the last once and then rewritten."""
     made = experiment(method__recipe__bank__duplicates="keep", method__recipe__retrieval__index="approximate")
     with ScriptedRun(tmp_path_factory.mktemp("runs"), made) as scripted:
-        scripted.initialise()
+        scripted.initialize()
         first, second = scripted.play(Ask("add", TEXT), Ask("add", TEXT))
         (third,) = scripted.play(Ask("add", TEXT), guided=[(first, True), (first, False)])
         scripted.play(Ask("update", "take C, then F", entry=third), guided=[(third, True)])

@@ -10,11 +10,11 @@ def unit(seed: int, rows: int, dimension: int = 24) -> np.ndarray:
     return normed(np.random.default_rng(seed).normal(size=(rows, dimension)))
 
 
-def clustered(seed: int, rows: int, dimension: int = 64, centres: int = 60) -> np.ndarray:
-    """Unit vectors around some centres, as texts about some subjects have them."""
+def clustered(seed: int, rows: int, dimension: int = 64, centers: int = 60) -> np.ndarray:
+    """Unit vectors around some centers, as texts about some subjects have them."""
     rng = np.random.default_rng(seed)
-    middles = np.random.default_rng(99).normal(size=(centres, dimension))
-    return normed(middles[rng.integers(centres, size=rows)] + 0.7 * rng.normal(size=(rows, dimension)))
+    middles = np.random.default_rng(99).normal(size=(centers, dimension))
+    return normed(middles[rng.integers(centers, size=rows)] + 0.7 * rng.normal(size=(rows, dimension)))
 
 
 def normed(vectors: np.ndarray) -> np.ndarray:

@@ -201,7 +201,7 @@ def _change(entry: r.BankEntry, *, removed: bool) -> r.BankChange:
     return r.BankChange(**columns, removed=removed)
 
 
-def initialise() -> dict[type[Row], list[Row]]:
+def initialize() -> dict[type[Row], list[Row]]:
     """Of an experiment that begins with the bank of another one."""
     imported = r.ImportedEntry(
         entry_id="other-r0003-e9", family="room", content_digest=SHA, generation_id="other-r0003-x0",
@@ -242,7 +242,7 @@ def judge() -> dict[type[Row], list[Row]]:
     """The actor-critic: two experiences accepted, one rejected, one verdict that is none."""
     verdicts = (("accept", 1.0), ("refine", 0.5), ("reject", 0.0), ("malformed", None))
     rows = [
-        r.Judgement(
+        r.Judgment(
             episode_id=_episode(i), round=1, family="room", entry_id="e0", content_digest=SHA, generation_id=f"c{i}",
             success_rate=0.5, verdict=verdict, reason_code="ok" if score is not None else "no_verdict", score=score,
             text=None if verdict == "reject" else "go east",
@@ -252,7 +252,7 @@ def judge() -> dict[type[Row], list[Row]]:
     generations = [_generation(f"c{i}", "actor", "critic", "judge") for i in range(4)]
     return {
         r.Generation: generations,
-        r.Judgement: rows,
+        r.Judgment: rows,
         r.SuccessRate: [r.SuccessRate(family="room", episodes=8, successes=4)],
     }
 
@@ -355,7 +355,7 @@ def evaluate() -> dict[type[Row], list[Row]]:
 
 
 STAGES = (
-    initialise,
+    initialize,
     plan,
     judge,
     collect,

@@ -23,12 +23,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs directory with `story`, of three rounds, and `large`, of 205 entries."""
     root = tmp_path_factory.mktemp("runs")
     with ScriptedRun(root, experiment("story")) as run:
-        run.initialise()
+        run.initialize()
         first, second, _ = run.play(Ask("add", "go left"), Ask("add", "go right"), Ask("add", "swim", family="pond"))
         run.play(Ask("update", "go far left", entry=first), guided=[(first, True)])
         run.play(merges=[Ask("merge", "left or right", parents=(first, second))], guided=[(first, False)])
     with ScriptedRun(root, experiment("large", method__recipe__bank__capacity=300)) as run:
-        run.initialise()
+        run.initialize()
         entries = run.play(*(Ask("add", f"lesson {number}") for number in range(205)))
         run.play(guided=[(entries[77], True)])
     return root

@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs directory with `story`: its entries are what someone hostile wrote."""
     root = tmp_path_factory.mktemp("runs")
     with ScriptedRun(root, experiment("story")) as run:
-        run.initialise()
+        run.initialize()
         first, *_ = run.play(Ask("add", HOSTILE), Ask("add", f"go right {HOSTILE}"))
         run.play(Ask("update", f"x{HOSTILE}", entry=first), guided=[(first, True)])
     return root

@@ -30,7 +30,7 @@ make train
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ScriptedRun(tmp_path_factory.mktemp("runs"), experiment("told")) as scripted:
-        scripted.initialise()
+        scripted.initialize()
         (entry,) = scripted.play(Ask("add", "keep to the wall " * 20))
         scripted.play(guided=[(entry, True), (entry, False)])
         return scripted.path

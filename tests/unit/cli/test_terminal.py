@@ -19,7 +19,7 @@ from tests.tiny_run import ROOT
 
 
 def on_a_terminal(*arguments: str, columns: int = 80, lines: int = 24, pager: str = "cat") -> list[str]:
-    """The lines of `crl …`, without their colours."""
+    """The lines of `crl …`, without their colors."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover - another process
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}

@@ -34,21 +34,21 @@ class ApprovalConfig(BankRecipeConfig):
 
 
 def build(method: Method) -> Recipe:
-    """Round 0: `initialise`. Later: `distill`, `approve` where it is due, `consolidate`."""
+    """Round 0: `initialize`. Later: `distill`, `approve` where it is due, `consolidate`."""
     real = {stage.name: stage for stage in complementary(method).stages}
     return Recipe(
         name="approval",
-        preparation=(Stage("initialise", run=initialise, writes=(BankEntry, BankEvent)),),
+        preparation=(Stage("initialize", run=initialize, writes=(BankEntry, BankEvent)),),
         stages=(
             Stage("distill", run=distill, reads=(Read("consolidate", -1, BANK),), writes=(Operation,)),
             real["approve"],
             real["consolidate"],
         ),
-        initial={"consolidate": "initialise"},
+        initial={"consolidate": "initialize"},
     )
 
 
-def initialise(ctx: StageContext) -> None:
+def initialize(ctx: StageContext) -> None:
     ctx.write(BankEntry, [])
     ctx.write(BankEvent, [])
 

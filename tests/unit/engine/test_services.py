@@ -221,7 +221,7 @@ def test_a_family_that_changes_has_an_environment_before_and_one_after(tmp_path)
 def test_another_embedder_under_the_same_name_is_refused(services, base, monkeypatch):
     lexical = services.model_digest("embedder")
     row = dataclasses.replace(base, role="embedder", source="lexical", base_digest=lexical)
-    monkeypatch.setattr(services._run, "is_complete", lambda number, stage: (number, stage) == (0, "initialise"))
+    monkeypatch.setattr(services._run, "is_complete", lambda number, stage: (number, stage) == (0, "initialize"))
     monkeypatch.setattr(services._run, "read", lambda number, stage, kind: table_of(Weights, [base, row]))
     assert services.embedder().dimension > 0
     services.release()

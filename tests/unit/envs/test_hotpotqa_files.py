@@ -92,7 +92,7 @@ def test_the_official_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert environment.question_of(10**6 + 5).id == record(number)["_id"]
 
 
-def test_missing_files_are_refused_with_source_licence_and_command(
+def test_missing_files_are_refused_with_source_license_and_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOTPOTQA_DATA", str(tmp_path))

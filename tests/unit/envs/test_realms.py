@@ -115,7 +115,7 @@ def test_practice_never_shows_the_rule_of_a_world() -> None:
     }
     assert not shown & worlds
     pairs = [(key, goal) for _, key, goal in shown]
-    assert len(set(pairs)) == 8 * 7, "every pair is practised in some realm"
+    assert len(set(pairs)) == 8 * 7, "every pair is practiced in some realm"
     assert {realm for realm, _, _ in shown} == set(range(PRACTICE_REALMS))
 
 

@@ -143,13 +143,13 @@ def test_the_games_that_the_quickstart_holds_out_are_all_different() -> None:
 def test_practice_teaches_no_rule_of_a_world_and_no_name_of_a_shrine() -> None:
     practice = CONFIG.model_copy(update={"practice": True})
     drawn = games(practice)
-    practised = [drawn.of(seed) for seed in range(2000)]
+    practiced = [drawn.of(seed) for seed in range(2000)]
     worlds = {
         hidden_rule(CONFIG.model_copy(update={"shrine": shrine, "world": world}))
         for shrine in range(16) for world in range(200)
     }  # fmt: skip
-    assert len(worlds) > 2000 and not worlds & {game.rule for game in practised}
-    assert {game.name for game in practised} == set(PRACTICE_NAMES) and not set(PRACTICE_NAMES) & set(NAMES)
+    assert len(worlds) > 2000 and not worlds & {game.rule for game in practiced}
+    assert {game.name for game in practiced} == set(PRACTICE_NAMES) and not set(PRACTICE_NAMES) & set(NAMES)
 
 
 @pytest.mark.parametrize("things", sampled([4, 5], 2))

@@ -18,7 +18,7 @@ pytest.importorskip("rapidfuzz", reason="rapidfuzz is not installed (extra envs)
 
 
 def products(folder, *records, **files):
-    return write(folder, list(records), **files).make().site.catalogue.products
+    return write(folder, list(records), **files).make().site.catalog.products
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_products_that_the_site_passes_over(tmp_path):
     with pytest.raises(BadInput, match="holds no product"):
         write(tmp_path, [record(1, asin="LK_COLOR_B08ZRR3DZT")]).make()
     config = write(tmp_path, [record(number) for number in range(9)]).model_copy(update={"products": 4})
-    assert len(config.make().site.catalogue.products) == 4
+    assert len(config.make().site.catalog.products) == 4
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_a_malformed_file_is_named(tmp_path, name, text, told):
 def test_missing_data_says_what_where_whose_and_how(tmp_path, monkeypatch):
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path / "there"))
     with pytest.raises(BadInput) as caught:
-        WebShopConfig(catalogue="small", goals="human").make()
+        WebShopConfig(catalog="small", goals="human").make()
     text = str(caught.value)
     for told in ("items_shuffle_1000.json, items_ins_v2_1000.json, items_human_ins.json", "MIT", "gdown -O",
                  "princeton-nlp/WebShop", str(tmp_path / "there"), "$WEBSHOP_DATA", "~/.cache/webshop"):  # fmt: skip
         assert told in text
     write(tmp_path, [record(0)])
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path))
-    assert WebShopConfig(catalogue="small").make().site.catalogue.products, "found by the variable"
+    assert WebShopConfig(catalog="small").make().site.catalog.products, "found by the variable"
     with pytest.raises(ValueError, match="synthetic goals only"):
         WebShopConfig(goals="human")
 
@@ -150,7 +150,7 @@ def test_synthetic_goals_are_one_for_each_combination(tmp_path):
     options = {"Size": [{"value": "S"}, {"value": "M"}, {"value": "L"}], "Color": [{"value": "Red"}, {"value": "Blue"}]}
     records = [record(0, customization_options=options, pricing="$12.50"), record(1, customization_options={})]
     entries = {records[0]["asin"]: entry("easy clean", text="Find a"), records[1]["asin"]: entry("x y", text="Find b")}
-    goals = write(tmp_path, records, entries).make().site.catalogue.goals
+    goals = write(tmp_path, records, entries).make().site.catalog.goals
     found = [goals.get(index) for index in range(len(goals))]
     limits = {"20.00": 20.0, "30.00": 30.0, "40.00": 40.0, "50.00": 50.0}
     for goal in found:
@@ -172,7 +172,7 @@ def test_human_goals_name_their_own_options(tmp_path):
         {"instruction": "no wish", "instruction_attributes": [], "instruction_options": []},
         {"instruction": "a big one", "instruction_attributes": ["x"], "instruction_options": {"size": "l"}},
     ]}  # fmt: skip
-    goals = write(tmp_path, [record(0, pricing="$985.00")], human=human).make().site.catalogue.goals
+    goals = write(tmp_path, [record(0, pricing="$985.00")], human=human).make().site.catalog.goals
     found = {goal.text: goal.wanted for goal in map(goals.get, range(len(goals)))}
     assert set(found) == {"a red one please", "a big one"}, "above 980 there is no price limit"
     assert found["a red one please"].options == ("red",) and found["a big one"].options == (("size", "l"),)
@@ -183,7 +183,7 @@ def test_splits_and_seeds(tmp_path):
     assert [sizes(goals) for goals in (1, 2, 3, 8, 1500, 1501, 9000)] == [
         (0, 0), (1, 0), (1, 0), (2, 2), (375, 375), (500, 1000), (500, 1000),
     ]  # fmt: skip
-    goals = WebShopConfig().make().site.catalogue.goals
+    goals = WebShopConfig().make().site.catalog.goals
     assert len(goals) > 3000
     assert WebShopConfig().held_out_levels == 500
     assert WebShopConfig(held_out_split="development").held_out_levels == 1000
@@ -201,7 +201,7 @@ def test_rare_attributes_are_drawn_more_often(tmp_path):
     records = [record(number, customization_options={}) for number in range(40)]
     entries = {each["asin"]: entry("rare one" if number % 10 == 0 else "common one", text=f"Find {number}")
                for number, each in enumerate(records)}  # fmt: skip
-    goals = write(tmp_path, records, entries).make().site.catalogue.goals
+    goals = write(tmp_path, records, entries).make().site.catalog.goals
     kinds = Counter(goals.get(goals.of_seed(seed, 10**6, "test")).wanted.attributes[0] for seed in range(2000))
     left = Counter(goals.get(index).wanted.attributes[0] for index in range(sum(sizes(40)), 40))
     expected = left["rare one"] / 4 / (left["rare one"] / 4 + left["common one"] / 36)
@@ -213,7 +213,7 @@ def test_what_is_held_out_is_not_trained_under_another_number(tmp_path):
     records = [record(number, customization_options={}) for number in range(40)]
     entries = {each["asin"]: entry("a b", text=f"Find {number % 20}") for number, each in enumerate(records)}
     config = write(tmp_path, records, entries).model_copy(update={"held_out_from": 1000})
-    goals = config.make().site.catalogue.goals
+    goals = config.make().site.catalog.goals
     held_out = {goals.get(index).content for index in range(20)}
     twice = {goals.get(index).content for index in range(20, 40)} & held_out
     trained = {goals.get(goals.of_seed(seed, 1000, "test")).content for seed in range(200)}
@@ -227,9 +227,9 @@ def test_what_is_held_out_is_not_trained_under_another_number(tmp_path):
 
 def test_a_changed_file_is_read_again(tmp_path):
     config = write(tmp_path, [record(0)])
-    assert config.make().site.catalogue is config.make().site.catalogue
+    assert config.make().site.catalog is config.make().site.catalog
     write(tmp_path, [record(0), record(1)])
-    assert len(config.make().site.catalogue.products) == 2
+    assert len(config.make().site.catalog.products) == 2
 
 
 def test_large_files_are_read_in_pieces(tmp_path, monkeypatch):
@@ -237,6 +237,6 @@ def test_large_files_are_read_in_pieces(tmp_path, monkeypatch):
     config = write(tmp_path, [record(number, name=f"Lämp {number} 😀") for number in range(30)])
     path = tmp_path / "items_shuffle_1000.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=3, ensure_ascii=False), encoding="utf-8-sig")
-    assert [each.offered.title for each in config.make().site.catalogue.products] == [
+    assert [each.offered.title for each in config.make().site.catalog.products] == [
         f"Lämp {number} 😀" for number in range(30)
     ]

@@ -34,7 +34,7 @@ def shop(tmp_path):
 
     def opened(**changes):
         environment = config.model_copy(update=changes).make()
-        goals = environment.site.catalogue.goals
+        goals = environment.site.catalog.goals
         seed = next(index for index in range(len(goals)) if ("color", "red") in goals.get(index).wanted.options)
         (start,) = environment.reset_many([seed])
         return environment, start
@@ -179,16 +179,16 @@ def test_odd_options_can_be_chosen_and_buttons_stay_buttons(tmp_path):
     assert act(environment, "click[buy now]").done
 
 
-# -- our own catalogue -------------------------------------------------------------------------------------------------
+# -- our own catalog -------------------------------------------------------------------------------------------------
 
 
-def test_our_catalogue_is_large_enough_and_the_same_at_any_size():
+def test_our_catalog_is_large_enough_and_the_same_at_any_size():
     made = list(records(1000))
     assert made[:50] == list(records(50)) and len({record["asin"] for record, _ in made}) == 1000
     assert len({record["category"] for record, _ in made}) == 5
     assert len({record["query"] for record, _ in made}) == 40
     assert all(len(entry["attributes"]) >= 3 and len(record["customization_options"]) == 2 for record, entry in made)
-    assert len(WebShopConfig().make().site.catalogue.goals) > 2000
+    assert len(WebShopConfig().make().site.catalog.goals) > 2000
 
 
 def test_the_oracle_meets_goals_and_wrong_options_do_not():

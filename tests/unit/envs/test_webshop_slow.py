@@ -1,4 +1,4 @@
-"""WebShop at length: every goal of our catalogue, and real records of the original site's data."""
+"""WebShop at length: every goal of our catalog, and real records of the original site's data."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def won(environment, slot):
     return step.reward
 
 
-def test_the_oracle_buys_with_reward_1_on_every_goal_of_our_catalogue():
+def test_the_oracle_buys_with_reward_1_on_every_goal_of_our_catalog():
     environment = WebShopConfig(held_out_from=None, view="short").make()
-    goals = len(environment.site.catalogue.goals)
+    goals = len(environment.site.catalog.goals)
     environment.reset_many(range(goals))
     assert goals > 2000 and Counter(won(environment, slot) for slot in range(goals)) == {1.0: goals}
 
 
-def test_options_of_our_catalogue_are_told_apart():
+def test_options_of_our_catalog_are_told_apart():
     """No value of an option passes for another one, but for sizes of clothes."""
     confused = Counter()
     for record, _ in records(1000):
@@ -72,7 +72,7 @@ def test_100_random_visits_are_equal_twice_in_another_process_order_and_width():
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """The real records, under their own ids, as the small catalogue, with instructions of people for some of them."""
+    """The real records, under their own ids, as the small catalog, with instructions of people for some of them."""
     if REAL is None:
         pytest.skip("the records of WebShop's data are not here (shared/data/webshop)")
     folder = tmp_path_factory.mktemp("webshop")
@@ -97,10 +97,10 @@ def real(tmp_path_factory):
 
 def test_real_records_load_and_are_played(real):
     folder, found = real
-    config = WebShopConfig(catalogue="small", directory=str(folder), view="rich")
+    config = WebShopConfig(catalog="small", directory=str(folder), view="rich")
     check_environment(config)
     environment = config.make()
-    products = environment.site.catalogue.products
+    products = environment.site.catalog.products
     assert [product.asin for product in products] == list(found) and len(products) > 350
     assert walk(config, list(range(20)), 20) == walk(config, list(range(20)), 3)
     for product in products:
@@ -111,14 +111,14 @@ def test_real_records_load_and_are_played(real):
                   for each_list in record["customization_options"].values() for each in each_list or []]  # fmt: skip
         assert sorted(value for values_of in product.options.values() for value in values_of) == sorted(values)
         # A product is found by its own title, among the first.
-        hits = environment.site.catalogue.index.search(product.offered.title)
+        hits = environment.site.catalog.index.search(product.offered.title)
         assert product.asin in [products[number].asin for number in hits[:10]] or not product.offered.title.strip()
 
 
 def test_the_oracle_on_real_goals(real):
     """Nearly all can be met in full; the others ask for an option that the site's own color rule cannot meet."""
-    environment = WebShopConfig(catalogue="small", directory=str(real[0]), held_out_from=None).make()
-    goals = environment.site.catalogue.goals
+    environment = WebShopConfig(catalog="small", directory=str(real[0]), held_out_from=None).make()
+    goals = environment.site.catalog.goals
     chosen = range(0, len(goals), max(1, len(goals) // 400))
     worth = {index: plan_for(environment.site, goals.get(index)) for index in chosen}
     short = [index for index, plan in worth.items() if plan is None or plan.worth < 1]
@@ -129,9 +129,9 @@ def test_the_oracle_on_real_goals(real):
 
 
 def test_the_oracle_on_instructions_of_people(real):
-    config = WebShopConfig(catalogue="small", directory=str(real[0]), goals="human", held_out_from=None)
+    config = WebShopConfig(catalog="small", directory=str(real[0]), goals="human", held_out_from=None)
     environment = config.make()
-    goals = len(environment.site.catalogue.goals)
+    goals = len(environment.site.catalog.goals)
     environment.reset_many(range(goals))
     rewards = Counter(won(environment, slot) for slot in range(goals))
     assert goals > 100 and rewards[1.0] == goals

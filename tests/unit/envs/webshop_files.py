@@ -42,7 +42,7 @@ def write(
     entries: dict[str, Any] | None = None,
     human: dict[str, Any] | None = None,
 ) -> WebShopConfig:
-    """Write the files of the small catalogue and return a config that finds them. Without entries every product has an
+    """Write the files of the small catalog and return a config that finds them. Without entries every product has an
     instruction with a text of its own."""
     if entries is None:
         entries = {
@@ -54,5 +54,5 @@ def write(
     if human is not None:
         (folder / "items_human_ins.json").write_text(json.dumps(human), encoding="utf-8")
     return WebShopConfig(
-        catalogue="small", directory=str(folder), goals="synthetic" if human is None else "human", held_out_from=None
+        catalog="small", directory=str(folder), goals="synthetic" if human is None else "human", held_out_from=None
     )

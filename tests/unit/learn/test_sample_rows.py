@@ -39,7 +39,7 @@ def item(generation_id: str, uses: int = 1, score_sum: float = 1.0, **changes: A
     return BufferItem(**{**values, **changes})
 
 
-def test_guided_and_free_are_normalised_apart_and_weighted_half_each() -> None:
+def test_guided_and_free_are_normalized_apart_and_weighted_half_each() -> None:
     rewards = {True: [1.0, 0.0], False: [1.0, 1.0, 0.0, 1.0]}
     episodes = [
         episode(0, index, guided=guided, reward=reward)

@@ -99,7 +99,7 @@ def test_a_rank_that_writes_no_weights_copies_none(
     assert asked == [False] and not (tmp_path / "checkpoint").exists()
 
 
-def test_resume_without_the_optimiser_state_differs(
+def test_resume_without_the_optimizer_state_differs(
     base_model: Path, random_samples: MakeSamples, tmp_path: Path
 ) -> None:
     samples = random_samples(4)
@@ -143,7 +143,7 @@ def test_accumulation_gives_the_gradient_of_one_batch(
         assert (cut[name] - expected).norm() <= 1e-5 * expected.norm() + 1e-9, name
 
 
-def test_cispo_normalises_over_the_whole_batch_however_it_is_cut(base_model: Path, random_samples: MakeSamples) -> None:
+def test_cispo_normalizes_over_the_whole_batch_however_it_is_cut(base_model: Path, random_samples: MakeSamples) -> None:
     samples = random_samples(6, "cispo")
     losses = []
     for size in (1, 6):

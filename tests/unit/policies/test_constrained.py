@@ -1,4 +1,4 @@
-"""Answers restricted to a few texts: what is sampled is one of them, from the model's distribution renormalised."""
+"""Answers restricted to a few texts: what is sampled is one of them, from the model's distribution renormalized."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def tree_of(answers):
 
 
 def scored(policy, ids, positions, temperature):
-    """Log-probability of each id by teacher forcing, renormalised over the choices at its position."""
+    """Log-probability of each id by teacher forcing, renormalized over the choices at its position."""
     return sequence_logprobs(policy.model, [ids], temperature, batch=1, choices=[positions])[0]
 
 
@@ -75,7 +75,7 @@ def test_a_turn_is_one_of_its_answers_with_the_log_probabilities_of_teacher_forc
         assert all(abs(exact[place] - value) < 1e-4 for place, value in stored[row].items())
 
 
-def test_answers_come_as_often_as_the_renormalised_distribution_says(policy):
+def test_answers_come_as_often_as_the_renormalized_distribution_says(policy):
     answers = [(10, END), (10, 11, END), (12, 13, 14, END), (15, END)]
     tree, prompt, rows, sampling = tree_of(answers), [21, 22, 23], 4000, SamplingConfig(max_new_tokens=5)
     exact = {}

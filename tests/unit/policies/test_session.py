@@ -290,7 +290,7 @@ def test_dropping_ends_a_row_and_the_last_frees_memory(policy):
     assert session.cache_bytes == 0
 
 
-def test_the_behaviour_distribution_is_scaled_and_not_cut(policy):
+def test_the_behavior_distribution_is_scaled_and_not_cut(policy):
     """Logprobs are of softmax(logits / T) over the whole vocabulary, though top-k and top-p cut what is drawn."""
     prompt = np.random.default_rng(0).integers(5, VOCABULARY, 30).tolist()
     with torch.inference_mode():

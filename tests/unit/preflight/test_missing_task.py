@@ -18,19 +18,19 @@ CONF = Path(__file__).parents[3] / "conf"
 
 
 class ShopConfig(EnvironmentConfig):
-    """A shop whose catalogue is not on this machine."""
+    """A shop whose catalog is not on this machine."""
 
     kind: str = "shop"
 
     def make(self):
-        raise BadInput("there is no catalogue", expected="items.json", where="$SHOP", next_step="get it")
+        raise BadInput("there is no catalog", expected="items.json", where="$SHOP", next_step="get it")
 
 
 def test_the_family_is_named_and_nothing_is_written(tmp_path):
     loaded = load_experiment(CONF / "tiny.yaml")
     shop = loaded.method.families[0].model_copy(update={"name": "shop", "environment": ShopConfig()})
     method = loaded.method.model_copy(update={"families": [*loaded.method.families, shop]})
-    with pytest.raises(BadInput, match="there is no catalogue") as caught:
+    with pytest.raises(BadInput, match="there is no catalog") as caught:
         check_ready(loaded.model_copy(update={"method": method}), tmp_path / "run", 1)
     assert caught.value.where == "environment of family shop" and caught.value.next_step == "get it"
     assert not (tmp_path / "run").exists()

@@ -77,7 +77,7 @@ def add(number, index, text, family="lake"):
 def run(tmp_path):
     made = experiment(method__recipe__merge__candidates="near_duplicates", method__recipe__merge__chunk=3)
     with ScriptedRun(tmp_path, made) as scripted:
-        scripted.initialise()
+        scripted.initialize()
         scripted.play(
             Ask("add", "something else entirely, alone in its way"),
             Ask("add", ICE),

@@ -219,7 +219,7 @@ def test_pools_are_first_in_first_out_and_vectors_are_kept(tmp_path: Path) -> No
 
 def test_evaluation_sees_the_actor_alone(run: Played) -> None:
     for number in range(ROUNDS + 1):
-        before = {"initialise"} if number == 0 else {"update_actor"}
+        before = {"initialize"} if number == 0 else {"update_actor"}
         assert reads(run, number, "evaluate") == before
         assert {row.arm for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
     environment = make_environment(run.method.families[0])

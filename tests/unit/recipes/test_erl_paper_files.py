@@ -17,10 +17,10 @@ from tests.unit.recipes.erl_played import played
 PAPER = Path(__file__).parents[3] / "conf/paper"
 TASKS = ("frozenlake", "sokoban", "hotpotqa")
 OBJECTIVE = {
-    "clip_low": 0.2, "clip_high": 0.28, "kl": 0.001, "aggregation": "token_sum", "normalise": "std",
+    "clip_low": 0.2, "clip_high": 0.28, "kl": 0.001, "aggregation": "token_sum", "normalize": "std",
     "singleton": "reward",
 }  # fmt: skip
-WITHOUT: dict[str, Any] = {"gate": 0.0, "reflect": None, "memory": None, "internalise": None}
+WITHOUT: dict[str, Any] = {"gate": 0.0, "reflect": None, "memory": None, "internalize": None}
 """The recipe's mechanisms, left out."""
 
 
@@ -32,13 +32,13 @@ def method_of(name: str) -> Method:
 def test_the_settings_are_those_of_the_paper_and_of_the_release(name: str) -> None:
     method = method_of(name)
     recipe, actor, reflector = method.recipe, method.role("actor"), method.role("reflector")
-    assert isinstance(recipe, ErlConfig) and recipe.reflect and recipe.memory and recipe.internalise
+    assert isinstance(recipe, ErlConfig) and recipe.reflect and recipe.memory and recipe.internalize
     assert (actor.model, actor.optimizer.learning_rate) == ("Qwen/Qwen3-4B-Instruct-2507", 1e-6)
     assert method.owner("reflector") == "actor", "one model reflects and plays"
     assert (actor.sampling.temperature, method.evaluation.temperature, method.evaluation.every) == (0.7, 0.7, 5)
     assert (reflector.sampling.temperature, reflector.sampling.top_p) == (0.5, 0.9)
     assert recipe.objective.model_dump() == OBJECTIVE
-    assert (recipe.gate, recipe.revisions, recipe.memory.order, recipe.internalise.weight) == (1.0, 1, "last", 1.0)
+    assert (recipe.gate, recipe.revisions, recipe.memory.order, recipe.internalize.weight) == (1.0, 1, "last", 1.0)
     assert recipe.reflect.form == "tag" and recipe.bank.capacity == 1000
     [family] = method.families
     assert (family.groups, method.group_size(family)) == (64, 4), "64 tasks, and 4 rollouts of each attempt"

@@ -128,7 +128,7 @@ def test_the_reflector_reads_attempt_feedback_instructions_and_memory(run: Playe
 def test_first_attempts_and_evaluation_never_read_the_memory(run: Played) -> None:
     for number in range(1, ROUNDS + 1):
         assert reads(run, number, "plan") == set()
-        assert reads(run, number, "collect") == {"plan", "initialise" if number == 1 else "update_actor"}
+        assert reads(run, number, "collect") == {"plan", "initialize" if number == 1 else "update_actor"}
         assert reads(run, number, "evaluate") == {"update_actor"}
         assert "consolidate" in reads(run, number, "reflect") or number == 1
         held_out = run.rows(Evaluation, "evaluate", number)
@@ -293,7 +293,7 @@ def test_further_revisions_have_fresh_feedback_and_are_streams_of_their_own(tmp_
     [
         ({"memory": None}, {"distill", "consolidate"}),
         ({"memory": None, "reflect": None}, {"distill", "consolidate", "reflect"}),
-        ({"internalise": None}, set()),
+        ({"internalize": None}, set()),
         ({"gate": None}, set()),
     ],
     ids=["no memory", "no reflection", "no internalization", "no gate"],
@@ -304,7 +304,7 @@ def test_each_mechanism_can_be_left_out(tmp_path: Path, changes: dict[str, None]
     whole = {stage.name for stage in recipe_of(experiment().method).stages}
     assert whole - stages - {"approve"} == missing
     if "reflect" not in changes:
-        learned = {"nll"} if "internalise" not in changes else set()
+        learned = {"nll"} if "internalize" not in changes else set()
         assert {row.objective for row in without.rows(Sample, "credit", 2)} == {"grpo"} | learned
     if "gate" in changes:
         assert len(without.rows(Episode, "retry", 2)) == len(without.rows(Episode, "collect", 2))

@@ -103,7 +103,7 @@ def test_truth_and_coverage_of_two_realms(tmp_path):
     right = [note(*hidden_rule(world)) for world in worlds]
     key, goal = hidden_rule(worlds[0])
     with ScriptedRun(tmp_path, made, services=Realms(families)) as scripted:
-        scripted.initialise()
+        scripted.initialize()
 
         def play(*asks: Ask, **more: Any) -> tuple[list[str], dict[str, float]]:
             ids = scripted.play(*asks, family="r0", **more)

@@ -220,7 +220,7 @@ def test_the_update_is_judged_by_its_probes(run: Played, number: int, verdict: s
     assert said["probe_gain"] == found.difference
 
 
-def test_the_network_learns_from_labelled_rounds_and_rests_in_others(run: Played) -> None:
+def test_the_network_learns_from_labeled_rounds_and_rests_in_others(run: Played) -> None:
     def tensors(number: int) -> list[ExtractorTensor]:
         return run.rows(ExtractorTensor, "measure", number)
 
@@ -228,13 +228,13 @@ def test_the_network_learns_from_labelled_rounds_and_rests_in_others(run: Played
     assert tensors(TIE) == tensors(TIE - 1) != tensors(TIE - 2)
     said = figures(run, IMPROVED)
     assert (said["extractor_loss"], said["coupling_loss"]) == pytest.approx((math.log(2), 0.5)), "neutral, label 1"
-    assert said["actor_loss"] == 0.25 and said["draws_labelled"] == 16
-    assert "extractor_loss" not in figures(run, TIE) and figures(run, TIE)["draws_labelled"] == 0
+    assert said["actor_loss"] == 0.25 and said["draws_labeled"] == 16
+    assert "extractor_loss" not in figures(run, TIE) and figures(run, TIE)["draws_labeled"] == 0
     told = {row["round"]: row for row in replay_rows(summarize(run.run.path))}[str(IMPROVED)]
     assert [told[name] for name in ("actor loss", "cross-entropy", "coupling")] == ["0.25", "0.693", "0.5"]
     drawn = {figure for _, _, lines in REPLAYED for _, figure, _ in lines}
     assert {"actor_loss", "extractor_loss", "coupling_loss"} <= drawn, "table and charts: each apart"
-    # The window: the draws of both labelled rounds.
+    # The window: the draws of both labeled rounds.
     examples = [len(run.rows(ReplayDraw, "credit", number)) for number in (IMPROVED, WORSE)]
     assert figures(run, WORSE, "measure")["extractor_examples"] == sum(examples)
 
@@ -256,7 +256,7 @@ def test_playing_and_evaluation_read_no_probe_and_no_buffer(run: Played) -> None
             stage: {key.split("/")[1] for key in run.run.manifest(number, stage).digested.inputs}
             for stage in ("plan", "collect", "evaluate")
         }
-        before = "initialise" if number == 1 else "update_actor"
+        before = "initialize" if number == 1 else "update_actor"
         assert read == {"plan": set(), "collect": {"plan", before}, "evaluate": {"update_actor"}}
 
 

@@ -19,7 +19,7 @@ from crl.records import (
     Episode,
     Evaluation,
     Generation,
-    Judgement,
+    Judgment,
     Metric,
     Retrieval,
     Sample,
@@ -56,7 +56,7 @@ def test_every_chosen_experience_is_judged_and_the_episode_is_played_by_the_verd
     seen = Counter()
     for number in range(1, ROUNDS + 1):
         chosen = {row.episode_id: row for row in judged.rows(Retrieval, "plan", number) if row.chosen}
-        verdicts = {row.episode_id: row for row in judged.rows(Judgement, "judge", number)}
+        verdicts = {row.episode_id: row for row in judged.rows(Judgment, "judge", number)}
         assert list(verdicts) == [
             row.episode_id for row in judged.rows(Task, "plan", number) if row.episode_id in chosen
         ]
@@ -84,11 +84,11 @@ def test_the_success_rate_is_that_of_all_earlier_rounds(judged: Played) -> None:
     for number in range(1, ROUNDS + 1):
         rates = judged.rows(SuccessRate, "judge", number)
         assert [(row.episodes, row.successes) for row in rates] == ([(len(won), sum(won))] if won else [])
-        told = {row.success_rate for row in judged.rows(Judgement, "judge", number)}
+        told = {row.success_rate for row in judged.rows(Judgment, "judge", number)}
         assert told <= {np.mean(won)} if won else not told
         won += [row.success for row in judged.rows(Episode, "collect", number)]
     generation = judged.rows(Generation, "judge", ROUNDS)[0]
-    assert f" at {judged.rows(Judgement, 'judge', ROUNDS)[0].success_rate:.1f}" in generation.prompt
+    assert f" at {judged.rows(Judgment, 'judge', ROUNDS)[0].success_rate:.1f}" in generation.prompt
 
 
 def test_a_use_earns_the_verdict_and_the_difference_to_its_free_twins(judged: Played) -> None:
@@ -96,7 +96,7 @@ def test_a_use_earns_the_verdict_and_the_difference_to_its_free_twins(judged: Pl
     rejected = 0
     for number in range(1, ROUNDS + 1):
         episodes = {row.episode_id: row for row in judged.rows(Episode, "collect", number)}
-        verdicts = {row.episode_id: row for row in judged.rows(Judgement, "judge", number)}
+        verdicts = {row.episode_id: row for row in judged.rows(Judgment, "judge", number)}
         chosen = {row.episode_id: row for row in judged.rows(Retrieval, "plan", number) if row.chosen}
         rewards = {row.episode_id: row for row in judged.rows(UseReward, "credit", number)}
         assert set(rewards) == set(verdicts)

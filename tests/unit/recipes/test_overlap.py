@@ -109,7 +109,7 @@ def test_a_round_plays_with_what_the_recipe_declares(one_after_the_other: Played
         (role, number): run.rows(Weights, f"update_{role}", number)[0].weights_digest
         for role in ("actor", "extractor")
         for number in range(1, ROUNDS + 1)
-    } | {(row.role, 0): row.weights_digest for row in run.rows(Weights, "initialise", 0)}
+    } | {(row.role, 0): row.weights_digest for row in run.rows(Weights, "initialize", 0)}
     assert len({weights["extractor", number] for number in range(ROUNDS + 1)}) > 2, "there is something to tell apart"
     for number in range(1, ROUNDS + 1):
         before = max(0, number - 1)
@@ -208,7 +208,7 @@ def test_answers_of_older_weights_than_the_update_begins_with_are_told_apart(tmp
     older, answers = [], []
     for batch in trainer.batches:
         number = batch[0].round
-        before = "initialise" if number == 1 else "update_extractor"
+        before = "initialize" if number == 1 else "update_extractor"
         digest = {row.role: row.weights_digest for row in run.rows(Weights, before, number - 1)}["extractor"]
         records = run.rows(Generation, "collect", number)
         answers.append({each.sample_id for each in batch if each.source == f"{number:04d}/collect"})

@@ -160,7 +160,7 @@ def test_a_guided_episode_has_the_experience_in_its_system_message_and_asks_and_
 
 
 def test_entries_are_found_by_the_models_embedder_and_merged_over_the_bank(run: RunDirectory) -> None:
-    embedder = next(each for each in rows(run, Weights, "initialise", [0]) if each.role == "embedder")
+    embedder = next(each for each in rows(run, Weights, "initialize", [0]) if each.role == "embedder")
     assert embedder.source == run.method.recipe.retrieval.embedder
     found = rows(run, Retrieval, "plan", [ROUNDS])
     assert found and len({round(each.similarity, 6) for each in found}) > 1

@@ -56,7 +56,7 @@ def planned(run, number):
 def test_the_first_members_of_a_group_are_guided_as_many_as_the_share_says(tmp_path, shares, guided):
     made = experiment(families=("lake",), **{f"method__recipe__{key}": value for key, value in shares.items()})
     with ScriptedRun(tmp_path, made) as run:
-        run.initialise().play(Ask("add", "keep left of the hole"))
+        run.initialize().play(Ask("add", "keep left of the hole"))
         for number, expected in guided.items():
             tasks, retrievals = planned(run, number)
             slots = [task for task in tasks if task.stream == "guided"]

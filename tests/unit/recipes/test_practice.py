@@ -19,7 +19,7 @@ from tests.learning.harness import rows, train
 ROOT = Path(__file__).parents[3]
 ACTOR, EXTRACTOR = 24, 40
 CHANGES = {
-    "name": "practised",
+    "name": "practiced",
     "method.families": [
         {
             "repeat": 2, "name": "shrine{index}", "groups": 1,
@@ -37,7 +37,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return train(load_experiment(ROOT / "conf/tiny.yaml", CHANGES), tmp_path_factory.mktemp("practised"), 0)
+    return train(load_experiment(ROOT / "conf/tiny.yaml", CHANGES), tmp_path_factory.mktemp("practiced"), 0)
 
 
 def played(run: RunDirectory, stage: str) -> tuple[list[Episode], dict[str, list[Turn]]]:

@@ -25,7 +25,7 @@ def names(chosen, number):
 def test_a_round_of_complementary_rl():
     chosen = method()
     assert names(chosen, 0) == [
-        "initialise", "evaluate_base", "warm_start_actor", "warm_start_extractor", "evaluate",
+        "initialize", "evaluate_base", "warm_start_actor", "warm_start_extractor", "evaluate",
     ]  # fmt: skip
     assert names(chosen, 1) == [
         "plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor", "health", "evaluate",
@@ -78,7 +78,7 @@ def test_reads_are_rules_of_round_numbers():
     chosen = method()
     recipe = recipe_of(chosen)
     assert recipe.resolve(chosen, 7, "consolidate", -1) == (6, "consolidate")
-    assert recipe.resolve(chosen, 1, "consolidate", -1) == (0, "initialise")
+    assert recipe.resolve(chosen, 1, "consolidate", -1) == (0, "initialize")
     assert recipe.resolve(chosen, 1, "update_actor", -1) == (0, "warm_start_actor")
     assert recipe.resolve(chosen, 1, "plan", -1) is None, "round 0 plans nothing"
     assert recipe.resolve(chosen, 0, "consolidate", -1) is None, "there is no round before round 0"
@@ -88,9 +88,9 @@ def test_reads_are_rules_of_round_numbers():
 
 def test_a_role_that_is_not_trained_keeps_its_first_weights():
     static = method(recipe__kind="static_online", recipe__warm_start=None)
-    assert recipe_of(static).resolve(static, 9, "update_extractor", -1) == (0, "initialise")
+    assert recipe_of(static).resolve(static, 9, "update_extractor", -1) == (0, "initialize")
     baseline = method(recipe__kind="baseline")
-    assert recipe_of(baseline).resolve(baseline, 9, "consolidate", -1) == (0, "initialise")
+    assert recipe_of(baseline).resolve(baseline, 9, "consolidate", -1) == (0, "initialize")
 
 
 def test_a_stage_that_is_not_there_is_named_with_those_that_are():

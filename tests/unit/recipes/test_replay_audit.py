@@ -32,7 +32,7 @@ class Told:
 @pytest.fixture
 def run(tmp_path):
     with ScriptedRun(tmp_path) as scripted:
-        scripted.initialise()
+        scripted.initialize()
         first, second = scripted.play(Ask("add", "go left"), Ask("add", "go right"))
         scripted.play(Ask("update", "go far left", entry=first), guided=[(first, True)])
         scripted.play(merges=[Ask("merge", "go anywhere", parents=(first, second))])

@@ -82,7 +82,7 @@ def context(run: ScriptedRun, reader: NextRound, stage: str, services: Any) -> S
 @pytest.fixture
 def run(tmp_path):
     with ScriptedRun(tmp_path, experiment(**NEAR)) as scripted:
-        scripted.initialise()
+        scripted.initialize()
         scripted.play(Ask("add", HOLE), Ask("add", ICE), Ask("add", "swim", family="pond"))
         yield scripted
 
@@ -122,7 +122,7 @@ def test_the_scope_is_that_of_retrieval(run):
 def test_an_empty_bank_has_nothing_to_resemble(tmp_path):
     """The first round of a run, and the first note about a task family."""
     with ScriptedRun(tmp_path, experiment(**NEAR)) as first:
-        first.initialise()
+        first.initialize()
         one, two = add(1, 0, HOLE), add(1, 1, f"{HOLE} too")
         assert found(first, one, two) == {tuple(sorted((text_digest(HOLE), text_digest(f"{HOLE} too"))))}
         assert found(first, one, scope="bank") == set()

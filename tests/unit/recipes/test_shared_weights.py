@@ -69,7 +69,7 @@ def test_a_run_on_one_set_of_weights_trains_both_roles_in_one_update(tmp_path: P
     run = RunDirectory.open(tmp_path / NAME)
     [row] = rows_of(Weights, run.read(2, "update_actor", Weights))
     assert row.role == "actor" and row.updates > 0
-    assert {weights.role for weights in rows_of(Weights, run.read(0, "initialise", Weights))} == {"actor", "embedder"}
+    assert {weights.role for weights in rows_of(Weights, run.read(0, "initialize", Weights))} == {"actor", "embedder"}
     samples = [sample for number in (1, 2) for sample in rows_of(Sample, run.read(number, "credit", Sample))]
     assert {sample.role for sample in samples} == {"actor", "extractor"}
     assert "intact" in crl(tmp_path, "verify", NAME).stdout

@@ -162,7 +162,7 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
     empty = stored(None, [], round=0).summary
     first = stored(empty, [Change(None, added)], round=1).summary
     return {
-        (0, "initialise"): [[weights("actor", 0, 0), weights("extractor", 0, 0)], [empty]],
+        (0, "initialize"): [[weights("actor", 0, 0), weights("extractor", 0, 0)], [empty]],
         (0, "evaluate_base"): [[evaluation(0, "without_bank", seed, False) for seed in (1, 2)]],
         (0, "evaluate"): [[evaluation(0, "without_bank", 1, True), evaluation(0, "without_bank", 2, False)]],
         (1, "collect"): [[episode(1, m, guided=False, success=m == 0) for m in range(4)]],

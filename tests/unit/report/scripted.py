@@ -101,9 +101,9 @@ class ScriptedRun:
     ) -> None:
         self._lease.__exit__(kind, error, trace)
 
-    def initialise(self) -> ScriptedRun:
+    def initialize(self) -> ScriptedRun:
         """Round 0."""
-        self._stage(0, "initialise")
+        self._stage(0, "initialize")
         self.newest = 0
         return self
 

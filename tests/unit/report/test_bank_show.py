@@ -24,7 +24,7 @@ class Told:
 
     def __init__(self, root: Path) -> None:
         with ScriptedRun(root, experiment(method__recipe__bank__capacity=3)) as run:
-            run.initialise()
+            run.initialize()
             self.a, self.b, self.c, self.pond = run.play(
                 Ask("add", "go left at the lake"), Ask("add", "go right"), Ask("add", "wait for the ice"),
                 Ask("add", "swim", family="pond"),

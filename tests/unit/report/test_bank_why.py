@@ -25,7 +25,7 @@ class Told:
 
     def __init__(self, root: Path) -> None:
         with ScriptedRun(root) as run:
-            run.initialise()
+            run.initialize()
             self.a, self.b, self.c, self.twin = run.play(
                 Ask("add", "go left", episodes=(0, 1)), Ask("add", "go right", episodes=(1,)), Ask("add", "wait"),
                 Ask("add", "go left", family="pond"),
@@ -234,7 +234,7 @@ def test_a_word_diff_gives_both_texts_back() -> None:
 
 def test_an_id_that_came_back_has_two_lives(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path, experiment(method__recipe__bank__capacity=2)) as run:
-        run.initialise()
+        run.initialize()
         first, second = run.play(Ask("add", "one"), Ask("add", "two"))
         run.play(Ask("update", "one more", entry=first), guided=[(first, True)])
         run.play(Ask("add", "three"), guided=[(first, False)])  # capacity: `first` is the oldest
@@ -261,7 +261,7 @@ def test_an_id_that_came_back_has_two_lives(tmp_path: Path) -> None:
 
 def test_what_never_came_in_says_why_and_an_unknown_id_names_close_ones(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path) as run:
-        run.initialise()
+        run.initialize()
         first, refused = run.play(Ask("add", "one"), Ask("add", "one"))
         path = run.path
     story = why(path, refused)
@@ -276,7 +276,7 @@ def test_what_never_came_in_says_why_and_an_unknown_id_names_close_ones(tmp_path
 def test_model_text_is_never_markup_and_prompts_are_shortened(tmp_path: Path) -> None:
     text = "[red]go[/red] [/] :smile: <script>"
     with ScriptedRun(tmp_path) as run:
-        run.initialise()
+        run.initialize()
         (entry,) = run.play(Ask("add", text + " on" * 120))
         path = run.path
     assert text in printed(why(path, entry)) and "output: …" in printed(why(path, entry))
@@ -285,7 +285,7 @@ def test_model_text_is_never_markup_and_prompts_are_shortened(tmp_path: Path) ->
 
 def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path) as run:
-        run.initialise()
+        run.initialize()
         first, short = run.play(Ask("add", "a long story", cut=True), Ask("add", "a short one"))
         run.play(Ask("update", "shorter", entry=first))
         (merged,) = run.play(merges=[Ask("merge", "all of it again", parents=(first, short), cut=True)])
@@ -305,7 +305,7 @@ def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -
 
 def test_each_of_several_experiences_of_an_episode_has_its_use(tmp_path: Path) -> None:
     with ScriptedRun(tmp_path) as run:
-        run.initialise()
+        run.initialize()
         first, second = run.play(Ask("add", "one"), Ask("add", "two"))
         run.play(guided=[((first, second), True), (second, False)], evaluated=[((second, first), True)])
         path = run.path

@@ -16,7 +16,7 @@ from crl.report.views import connect, query
 from tests.marks import sampled
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background
 
-SECRET = "a secret of the neighbour"
+SECRET = "a secret of the neighbor"
 
 
 @pytest.fixture(scope="module")

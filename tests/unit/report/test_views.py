@@ -38,7 +38,7 @@ def banks(run: Path) -> dict[int, list[dict[str, object]]]:
     found = {}
     table = schema_of(BankEntry).empty_table()
     for number in sorted(int(path.name) for path in (run / "rounds").iterdir()):
-        at = run / f"rounds/{number:04d}/{'initialise' if number == 0 else 'consolidate'}"
+        at = run / f"rounds/{number:04d}/{'initialize' if number == 0 else 'consolidate'}"
         changes = pq.read_table(at / "bank_changes.parquet")
         whole = at / "bank.parquet"
         table = pq.read_table(whole) if whole.exists() else applied(table, [changes])
@@ -157,10 +157,10 @@ def test_a_lost_stage_that_published_a_bank_is_named(made: Path, tmp_path: Path,
         for file in stage.glob("bank*.parquet"):
             file.unlink()
     elif lost == "the first round":  # nothing is between rounds: the next bank names what it was made from
-        stage = path / "rounds/0000/initialise"
+        stage = path / "rounds/0000/initialize"
         manifest = path / "rounds/0001/consolidate/manifest.json"
         content = json.loads(manifest.read_text())
-        content["digested"]["inputs"] = {"0000/initialise": "", "0000/evaluate": ""}
+        content["digested"]["inputs"] = {"0000/initialize": "", "0000/evaluate": ""}
         manifest.write_text(json.dumps(content))
         shutil.rmtree(stage.parent)
     else:

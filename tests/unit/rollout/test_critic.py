@@ -136,19 +136,19 @@ def test_what_is_shown_what_is_recorded_and_what_becomes_of_the_experience() -> 
     policy = fakes.ScriptedPolicy(lambda row, turn: answers[row])
     listed = [proposed(member, f"advice {member}", None if member == 0 else 0.25) for member in range(5)]
     rows = judged(policy, listed)
-    found = [(row.judgement.verdict, row.judgement.score, row.judgement.text) for row in rows]
+    found = [(row.judgment.verdict, row.judgment.score, row.judgment.text) for row in rows]
     assert found == [
         ("accept", 1.0, "advice 0"), ("refine", 0.5, "go right"), ("reject", 0.0, None),
         ("malformed", None, "advice 3"), ("malformed", None, "advice 4"),
     ]  # fmt: skip
-    assert [row.judgement.reason_code for row in rows[3:]] == ["no_verdict", "truncated"]
+    assert [row.judgment.reason_code for row in rows[3:]] == ["no_verdict", "truncated"]
     task = listed[1].task
     assert rows[1].generation.prompt.endswith(f"{task.goal}|{task.first_observation}|advice 1|0.2")
     assert rows[0].generation.prompt.endswith("|advice 0|unknown")
     for index, row in enumerate(rows):
-        generation, judgement = row.generation, row.judgement
-        assert (judgement.entry_id, judgement.content_digest) == (f"e{index}", f"d{index}")
-        assert judgement.generation_id == generation.generation_id == f"{listed[index].task.episode_id}-judge"
+        generation, judgment = row.generation, row.judgment
+        assert (judgment.entry_id, judgment.content_digest) == (f"e{index}", f"d{index}")
+        assert judgment.generation_id == generation.generation_id == f"{listed[index].task.episode_id}-judge"
         assert (generation.role, generation.kind, generation.temperature) == ("actor", "critic", 0.7)
         # The ids sampled are the ids recorded, and nothing else is marked as sampled.
         assert generation.token_ids == policy.session.ids[index]  # type: ignore[union-attr]
@@ -171,10 +171,10 @@ def test_a_verdict_does_not_depend_on_the_others() -> None:
 def test_a_prompt_that_does_not_fit_is_not_sampled_and_changes_nothing() -> None:
     policy = fakes.ScriptedPolicy(lambda row, turn: ("REJECT", True), context=80)
     rows = judged(policy, [proposed(0, "short"), proposed(1, "long " * 40)])
-    assert [(row.judgement.verdict, row.judgement.reason_code) for row in rows] == [
+    assert [(row.judgment.verdict, row.judgment.reason_code) for row in rows] == [
         ("reject", "ok"), ("malformed", "prompt_too_long"),
     ]  # fmt: skip
-    assert rows[1].judgement.text == "long " * 40
+    assert rows[1].judgment.text == "long " * 40
     assert (rows[1].generation.token_ids, rows[1].generation.stop_reason) == ([], StopReason.context_limit.value)
 
 

@@ -12,8 +12,8 @@ from crl.envs import make_environment
 from crl.learn.form import unreadable_figures
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.recipes import recipe_of
-from crl.recipes.complementary.plan import task_of
 from crl.recipes.context import StageContext
+from crl.recipes.tasks import task_of
 from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn, rows_of
 from crl.rollout.actions import parse_action
 from crl.rollout.readable import Readable

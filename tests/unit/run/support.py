@@ -58,9 +58,9 @@ def write_stage(
             writer.share(f"bank/segments/{hashlib.sha256(content).hexdigest()}.parquet", content)
         if stage.startswith("update"):
             checkpoint = writer.directory / "checkpoint"
-            (checkpoint / "optimiser").mkdir(parents=True)
+            (checkpoint / "optimizer").mkdir(parents=True)
             (checkpoint / "model.bin").write_bytes(bytes([round_number % 256]) * 5000)
-            (checkpoint / "optimiser" / "state.bin").write_bytes(bytes([round_number % 251]) * 3000)
+            (checkpoint / "optimizer" / "state.bin").write_bytes(bytes([round_number % 251]) * 3000)
             place = f"rounds/{round_number:04d}/{stage}/checkpoint"
             writer.write(Weights, table_of(Weights, [weights_row(round_number, place)]))
         return writer.commit(

@@ -172,7 +172,7 @@ def test_a_pruned_checkpoint_is_accepted_only_whole_and_only_that_one(run: RunDi
     shutil.rmtree(run.stage_path(2, "update_actor") / "checkpoint")
     assert {problem.file for problem in _damaged(run)} == {
         "rounds/0002/update_actor/checkpoint/model.bin",
-        "rounds/0002/update_actor/checkpoint/optimiser/state.bin",
+        "rounds/0002/update_actor/checkpoint/optimizer/state.bin",
     }
 
 

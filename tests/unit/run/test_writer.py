@@ -100,7 +100,7 @@ def test_manifest_lists_files_inputs_shared_method_seed_and_provenance(run: RunD
     manifest = run.manifest(1, "update_actor")
     assert sorted(manifest.digested.files) == [
         "checkpoint/model.bin",
-        "checkpoint/optimiser/state.bin",
+        "checkpoint/optimizer/state.bin",
         "metrics.parquet",
         "weights.parquet",
     ]

@@ -38,7 +38,7 @@ def run(arm: str, place: int, rounds: int = 2) -> RunFigures:
     )
 
 
-def summarised(arms: dict[str, dict[str, object]] | None = None, missing: tuple[str, int] | None = None) -> StudyResult:
+def summarized(arms: dict[str, dict[str, object]] | None = None, missing: tuple[str, int] | None = None) -> StudyResult:
     study = Study.model_validate({
         "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": SEEDS, "compare_with": ["base", "static"],
         "level": 0.5, "last": 2, "arms": arms or {"ours": {}, "static": {}, "base": {}},
@@ -50,7 +50,7 @@ def summarised(arms: dict[str, dict[str, object]] | None = None, missing: tuple[
 
 
 def test_differences_are_with_bank_against_bank_where_the_reference_has_one() -> None:
-    found = {(each.arm, each.reference): each for each in summarised().differences}
+    found = {(each.arm, each.reference): each for each in summarized().differences}
     assert set(found) == {("ours", "base"), ("ours", "static"), ("static", "base"), ("base", "static")}
 
     def last_two(values: list[int]) -> list[float]:
@@ -71,7 +71,7 @@ def test_differences_are_with_bank_against_bank_where_the_reference_has_one() ->
 
 
 def test_a_seed_that_is_missing_on_one_side_is_no_pair() -> None:
-    result = summarised(missing=("base", 3))
+    result = summarized(missing=("base", 3))
     assert result.unfinished == 1
     pairs = {(each.arm, each.reference): each.without_bank.seeds for each in result.differences}
     assert pairs["ours", "base"] == 4 and pairs["ours", "static"] == 5
@@ -103,7 +103,7 @@ def test_runs_that_began_with_different_weights_of_one_model_are_not_compared_in
 
 
 def test_a_run_that_collapsed_is_named() -> None:
-    result = summarised()
+    result = summarized()
     assert [arm.alarms for arm in result.arms] == [
         {},
         {3: ["this run has collapsed: no episode succeeds any more"]},
@@ -126,7 +126,7 @@ def test_switches_have_charts_of_their_own_beside_what_they_are_compared_with() 
         "base": {},
         "static": {"switch": "training", "compare_with": "ours"},
     }
-    groups = chart_groups(summarised(arms))
+    groups = chart_groups(summarized(arms))
     assert [switch for switch, _ in groups] == [None, "training"]
     names = [[chart.columns[1:] for chart in charts] for _, charts in groups]
     assert names[0] == [["ours", "base (no bank)"], ["ours", "base"]]

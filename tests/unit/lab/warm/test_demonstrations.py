@@ -1,4 +1,4 @@
-"""Demonstrations: exact token records, a loss only on what is to be learnt, rules that no world has."""
+"""Demonstrations: exact token records, a loss only on what is to be learned, rules that no world has."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, me
     )
 
 
-def test_a_slip_is_played_and_not_learnt(chat: Chat, method: Method) -> None:
+def test_a_slip_is_played_and_not_learned(chat: Chat, method: Method) -> None:
     without = shown(chat, method, slips=0.0)
     slipping = shown(chat, method, slips=0.5)
     assert all(sum(each.generation.loss_mask) >= 6 for each in slipping)  # the first turn always is

@@ -1,4 +1,4 @@
-"""Stage `initialise` of round 0: the models that are used, by digest, and the bank that round 1 begins with."""
+"""Stage `initialize` of round 0: the models that are used, by digest, and the bank that round 1 begins with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crl.records import BankEntry, Weights, schema_of
 from crl.run.imports import load_import
 
 
-def initialise(ctx: StageContext) -> None:
+def initialize(ctx: StageContext) -> None:
     """Write a row per set of weights (the base model as it is) and the bank that round 1 reads: an empty one, or
     what was imported (`crl bank import`).
 

@@ -1,4 +1,4 @@
-"""A catalogue: products, the search over them, and goals. Equal ones are shared by all environments of a process."""
+"""A catalog: products, the search over them, and goals. Equal ones are shared by all environments of a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RECORDS = "product ids with their records"
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class Catalog:
     """What a shop sells, how it is found, and what is asked for."""
 
     products: list[Product]
@@ -40,8 +40,8 @@ class Catalogue:
     goals: Goals
 
 
-def catalogue(source: Source, written: Written, products: int | None, directory: str | None) -> Catalogue:
-    """The catalogue of some settings. Raises BadInput where its data is missing or malformed."""
+def catalog(source: Source, written: Written, products: int | None, directory: str | None) -> Catalog:
+    """The catalog of some settings. Raises BadInput where its data is missing or malformed."""
     if source == "own":
         with _LOCK:
             return _own(OWN_PRODUCTS if products is None else products)
@@ -53,18 +53,18 @@ def catalogue(source: Source, written: Written, products: int | None, directory:
 
 
 @lru_cache(maxsize=2)
-def _own(products: int) -> Catalogue:
+def _own(products: int) -> Catalog:
     where = "crl/envs/webshop/own.py"
     sold, instructions = [], []
     for number, (record, entry) in enumerate(records(products)):
         sold.append(product_of(record, entry["attributes"], where))
         if "instruction" in entry:
             instructions.append(Instruction(number, entry["instruction"], tuple(entry["instruction_attributes"]), None))
-    return _built(sold, instructions, "WebShop's own catalogue")
+    return _built(sold, instructions, "WebShop's own catalog")
 
 
 @lru_cache(maxsize=2)
-def _official(files: tuple[tuple[Path, int, int], ...], products: int | None) -> Catalogue:
+def _official(files: tuple[tuple[Path, int, int], ...], products: int | None) -> Catalog:
     path, attributes_path, *human = (each for each, *_ in files)
     attributes = table(attributes_path, malformed, of=_RECORDS)
     sold = products_of(path, attributes, attributes_path, products)
@@ -75,6 +75,6 @@ def _official(files: tuple[tuple[Path, int, int], ...], products: int | None) ->
     return _built(sold, instructions, f"WebShop's data in {path.parent}")
 
 
-def _built(sold: list[Product], instructions: Iterable[Instruction], where: str) -> Catalogue:
+def _built(sold: list[Product], instructions: Iterable[Instruction], where: str) -> Catalog:
     index = SearchIndex([product.asin for product in sold], (product.document for product in sold))
-    return Catalogue(sold, index, Goals(sold, list(instructions), where=where))
+    return Catalog(sold, index, Goals(sold, list(instructions), where=where))
