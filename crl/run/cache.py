@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def cached(run_path: Path, key: str, build: Callable[[Path], None], *, again: bo
             sums = {name: sha256_file(scratch / name) for name in _names(scratch)}
             (scratch / SUMS).write_bytes(_sealed(sums, key))
             fsync_tree(scratch)
-            remove(target)
+            _withdraw(target)
             # Another process may have finished the same content meanwhile: then its directory serves.
             with contextlib.suppress(OSError):
                 scratch.rename(target)
@@ -82,7 +83,7 @@ class Shelf:
     def keep(self, prefix: str, count: int) -> None:
         """Remove all but the `count` youngest directories whose keys begin so."""
         for directory in self._by_age(prefix)[count:]:
-            remove(directory)
+            _withdraw(directory)
 
     def _by_age(self, prefix: str) -> list[Path]:
         found = []
@@ -121,7 +122,7 @@ def faults(run_path: Path) -> list[CacheFault]:
         elif entry.name == _SEALS:
             found += _seal_faults(run_path, entry)
         else:
-            found += _directory_faults(run_path, entry)
+            found += _faults_unless_withdrawn(run_path, entry)
     return found
 
 
@@ -140,6 +141,28 @@ def clear(run_path: Path) -> None:
     remove(run_path / CACHE)
 
 
+def _withdraw(directory: Path) -> None:
+    """Remove a directory that others may be reading: it is whole until its name is gone."""
+    hidden = temporary(directory.with_name(f"{directory.name}-old"), 0)
+    with contextlib.suppress(OSError):  # another process removed it
+        directory.rename(hidden)
+    remove(hidden)
+
+
+def _faults_unless_withdrawn(run_path: Path, directory: Path) -> list[CacheFault]:
+    """None of a directory that its run replaces or removes while it is read: that is no damage."""
+    before = _inode(directory)
+    found = _directory_faults(run_path, directory)
+    return found if before is not None and _inode(directory) == before else []
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
 def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
     place = directory.relative_to(run_path).as_posix()
     sums = _read(directory / SUMS, directory.name)
@@ -147,7 +170,7 @@ def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
         return [_unreadable(run_path, directory / SUMS)]
     found = []
     for name in sorted({*sums, *_names(directory)}):
-        actual = sha256_file(directory / name) if (directory / name).is_file() else "no such file"
+        actual = _found(directory / name)
         if actual != sums.get(name):
             found.append(CacheFault(f"{place}/{name}", sums.get(name, "no such file"), actual))
     return found
@@ -161,7 +184,7 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
             found.append(_unreadable(run_path, path))
             continue
         for name, expected in sums.items():
-            actual = sha256_file(run_path / name) if (run_path / name).is_file() else "no such file"
+            actual = _found(run_path / name)
             if actual != expected and actual == _sealed_last(run_path, name):
                 place = path.relative_to(run_path).as_posix()
                 found.append(CacheFault(place, f"the seal of {actual} (the journal)", f"an older one, of {expected}"))
@@ -173,9 +196,18 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
     return found
 
 
+def _found(path: Path) -> str:
+    """Its SHA-256. A run may remove it at any moment."""
+    try:
+        return sha256_file(path)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return "no such file"
+
+
 def _names(directory: Path) -> list[str]:
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return sorted(name for path in files if (name := path.relative_to(directory).as_posix()) != SUMS)
+    # Not `rglob`: it raises where a run removes the directory meanwhile.
+    paths = (Path(parent, name) for parent, _, names in os.walk(directory) for name in names)
+    return sorted(name for path in paths if (name := path.relative_to(directory).as_posix()) != SUMS)
 
 
 def _sealed_last(run_path: Path, name: str) -> str | None:

@@ -1,0 +1,44 @@
+"""What a reader of the cache sees while its run replaces and removes directories: whole ones, or none."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from crl.run.cache import CacheFault, Shelf, cached, faults
+
+
+def _build(directory: Path) -> None:
+    for number in range(8):
+        (directory / f"{number}.bin").write_bytes(bytes([number]) * 4096)
+
+
+def test_what_a_run_removes_while_it_is_checked_is_no_damage(tmp_path: Path) -> None:
+    shelf, ends = Shelf(tmp_path), threading.Event()
+
+    def check() -> list[CacheFault]:
+        found: list[CacheFault] = []
+        while not ends.is_set():
+            found += faults(tmp_path)
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(check)
+        try:
+            for number in range(40):
+                shelf.made(f"index-{number % 3}", _build)
+                shelf.keep("index-", 1)
+                cached(tmp_path, "index-again", _build, again=True)
+        finally:
+            ends.set()
+        assert not checked.result()
+    assert not [entry.name for entry in (tmp_path / "cache").iterdir() if entry.name.startswith(".")]
+
+
+def test_damage_is_still_found(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "index", _build)
+    (directory / "3.bin").write_bytes(b"other")
+    (directory / "4.bin").unlink()
+    assert [Path(fault.file).name for fault in faults(tmp_path)] == ["3.bin", "4.bin"]
+    assert faults(tmp_path)[1].found == "no such file"
