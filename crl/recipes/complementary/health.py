@@ -15,6 +15,7 @@ from crl.bank.segments import load_texts
 from crl.learn.buffer import oldest_wait, ripe_items
 from crl.learn.collapse import health_metrics
 from crl.learn.form import output_figures, turn_figures, unreadable_figures
+from crl.learn.guidance import guidance_figures
 from crl.learn.health import (
     Figures,
     Note,
@@ -85,17 +86,19 @@ def health(ctx: StageContext) -> None:
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in every))
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in every))
     figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
-    alarms: dict[str, str] = {}
+    previous, alarms = ctx.figures(BEFORE), {}
     if config.has_bank:
         figures |= _outputs(ctx)
         read, alarms = _read(ctx)
-        figures |= read
+        guidance, misled = guidance_figures(episodes, previous)
+        figures |= read | guidance
+        alarms |= misled
         figures |= _notes(ctx, episodes)
         figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
         figures |= clip_figures(role, ctx.figures(update_name(role)))
     alarms |= cut_alarm(figures) | mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), trained, round=ctx.round, alarms=alarms))
+    ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))
 
 
 def _outputs(ctx: StageContext) -> Figures:
