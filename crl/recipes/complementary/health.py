@@ -86,7 +86,8 @@ def health(ctx: StageContext) -> None:
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in every))
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in every))
     figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
-    previous, alarms = ctx.figures(BEFORE), {}
+    previous = ctx.figures(BEFORE)
+    alarms: dict[str, str] = {}
     if config.has_bank:
         figures |= _outputs(ctx)
         read, alarms = _read(ctx)
