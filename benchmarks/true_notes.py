@@ -2,15 +2,18 @@
 
     python benchmarks/true_notes.py runs/coevolution-again [--out docs/results/coevolution_again_notes.parquet]
 
-Reads the finished runs of a study in realms: every guided training game of every round. A note is true if it names the
-realm's key and goal, as the hidden rule has them (`RealmsEnvironment.truth`; nothing that is trained sees it). Writes
-one row per run and round, and prints the shares by arm and ten rounds, each the mean over seeds with its 95 % interval.
+Reads the finished runs of a study whose environments know what is true (realms, lakes): every training game of every
+round. A note is true if it says what the hidden rule has (`truth` of the environment; nothing that is trained sees it):
+key and goal of a realm, the goal's symbol of a lake. Writes one row per run and round, and prints shares by arm and ten
+rounds, each the mean over seeds with its 95 % interval: of the games that were shown a true note, of those that were
+shown another, and of the unguided ones beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import duckdb
@@ -25,13 +28,17 @@ from crl.protocols import Judge
 
 _RUN = re.compile(r".*?-(?P<arm>[a-z_]+)-s(?P<seed>\d+)")
 _TEN = """
-SELECT arm, seed, (round - 1) // 10 AS ten, sum(shown) / sum(guided) AS shown, sum(won) / sum(shown) AS won
+SELECT
+  arm, seed, (round - 1) // 10 AS ten, sum(shown) / sum(guided) AS shown, sum(won) / sum(shown) AS won,
+  sum(won_otherwise) / nullif(sum(guided) - sum(shown), 0) AS won_otherwise,
+  sum(won_free) / nullif(sum(free), 0) AS won_free
 FROM table_of_rounds GROUP BY ALL HAVING sum(shown) > 0 ORDER BY ALL
 """
 
 
 def rounds_of(path: Path) -> list[dict[str, object]]:
-    """Of each round of a run: guided games, those shown a true note, those of them that were won."""
+    """Of each round that guided any game: guided games, those shown a true note, how many of these and of the others
+    were won; unguided games, and how many were won."""
     named = _RUN.fullmatch(path.name)
     if named is None:
         raise SystemExit(f"{path} is no run of a study: its name does not end in -ARM-sSEED")
@@ -42,18 +49,19 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
         if not isinstance(environment, Judge):
             raise SystemExit(f"{path}: nothing knows which notes about {family.name} are true")
         judges[family.name] = environment
-    games = run.sql("SELECT round, family, experiences, success FROM episodes WHERE guided ORDER BY round").fetchall()
-    rounds: dict[int, list[int]] = {}
-    for number, family, texts, success in games:
-        counts = rounds.setdefault(number, [0, 0, 0])
+    games = run.sql("SELECT round, family, guided, experiences, success FROM episodes ORDER BY round").fetchall()
+    rounds: dict[int, Counter[str]] = defaultdict(Counter)
+    for number, family, guided, texts, success in games:
         true = any(judges[family].truth(text) == 1 for text in texts)
-        counts[0] += 1
-        counts[1] += true
-        counts[2] += true and success
+        rounds[number] += Counter(
+            guided=guided, shown=true, won=true and success, won_otherwise=guided and not true and success,
+            free=not guided, won_free=not guided and success,
+        )  # fmt: skip
     return [
         {"arm": named["arm"], "seed": int(named["seed"]), "round": number}
-        | dict(zip(("guided", "shown", "won"), counts, strict=True))
+        | {name: counts[name] for name in ("guided", "shown", "won", "won_otherwise", "free", "won_free")}
         for number, counts in rounds.items()
+        if counts["guided"]
     ]
 
 
@@ -66,13 +74,17 @@ def main() -> None:
     table_of_rounds = pa.Table.from_pylist([row for run in runs for row in rounds_of(run)])
     if arguments.out is not None:
         pq.write_table(table_of_rounds, arguments.out)
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for arm, _, ten, shown, won in duckdb.sql(_TEN).fetchall():
-        found.setdefault((arm, ten), []).append((shown, won))
-    print("| arm | rounds | seeds | shown a true note | won when shown one |\n|---|---|---|---|---|")
+    found: dict[tuple[str, int], list[tuple[float | None, ...]]] = {}
+    for arm, _, ten, *shares in duckdb.sql(_TEN).fetchall():
+        found.setdefault((arm, ten), []).append(tuple(shares))
+    print("| arm | rounds | seeds | shown a true note | won when shown one | when shown another | unguided |")
+    print("|---|---|---|---|---|---|---|")
     for (arm, ten), values in found.items():
-        shown, won = (interval_text(interval(each)) for each in zip(*values, strict=True))
-        print(f"| {arm} | {10 * ten + 1} to {10 * ten + 10} | {len(values)} | {shown} | {won} |")
+        cells = [
+            interval_text(interval(known)) if (known := [each for each in column if each is not None]) else "–"
+            for column in zip(*values, strict=True)
+        ]
+        print(f"| {arm} | {10 * ten + 1} to {10 * ten + 10} | {len(values)} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
