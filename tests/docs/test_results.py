@@ -15,7 +15,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-PAGES = {"recipes": "recipes.md", "coevolution": "coevolution.md", "coevolution_again": "coevolution_again.md"}
+PAGES = {name: f"{name}.md" for name in ("recipes", "recipes_lakes", "coevolution", "coevolution_again")}
 """The page that a study's tables are in, by the name of its raw results."""
 ROUNDING = 0.005 + 1e-9
 BUDGETS = {
@@ -29,8 +29,10 @@ class Raw:
     """The rows of a study, as curves by (arm, bank) and seed."""
 
     def __init__(self, name: str):
-        study = yaml.safe_load((ROOT / "conf" / "study" / f"{name}.yaml").read_text())
-        self.arm_of = {arm.get("title", key): key for key, arm in study["arms"].items()}
+        folder = ROOT / "conf" / "study"
+        study = yaml.safe_load((folder / f"{name}.yaml").read_text())
+        taken = yaml.safe_load((folder / study["arms_from"]).read_text())["arms"] if "arms_from" in study else {}
+        self.arm_of = {arm.get("title", key): key for key, arm in (taken | study["arms"]).items()}
         self.scales: dict[str, dict[str, list[tuple[str, str]]]] = {}
         titles = {key: title for title, key in self.arm_of.items()}
         for name, scale in study.get("scales", {}).items():
