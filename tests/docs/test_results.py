@@ -183,18 +183,27 @@ def test_on_the_way(study):
             agree(cells[4 + place], interval_of(dict(enumerate(areas))) if areas else None)
 
 
-def test_games_that_were_shown_a_true_note():
-    page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
-    _, *rows = table_under(page, "Why a trained actor adds so little to a good bank")
-    raw = duckdb.read_parquet(f"{RESULTS}/coevolution_again_notes.parquet")
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("coevolution_again", "Why a trained actor adds so little to a good bank"),
+        ("recipes_lakes", "Games that were shown a true note"),
+    ],
+)
+def test_games_that_were_shown_a_true_note(name, title):
+    header, *rows = table_under((ROOT / "docs" / PAGES[name]).read_text(), title)
+    shares = ["shown / guided", "won / shown", "won_otherwise / (guided - shown)", "won_free / free"][: len(header) - 3]
+    raw = duckdb.read_parquet(f"{RESULTS}/{name}_notes.parquet")
     assert {arm for arm, *_ in rows} == {arm for (arm,) in raw.select("arm").distinct().fetchall()}
-    for arm, rounds, seeds, shown, won in rows:
+    for arm, rounds, seeds, *cells in rows:
         first, last = map(int, rounds.split(" to "))
         of_arm = raw.filter(f"arm = '{arm}' AND round BETWEEN {first} AND {last}")
-        sums = of_arm.aggregate("seed, sum(guided), sum(shown), sum(won)").fetchall()
-        assert int(seeds) == len(sums) and {seed for seed, *_ in sums} == set(Raw("coevolution_again").seeds)
-        agree(shown, interval_of({seed: true / guided for seed, guided, true, _ in sums}))
-        agree(won, interval_of({seed: success / true for seed, _, true, success in sums}))
+        counted = [column for column in raw.columns if column not in ("arm", "seed", "round")]
+        sums = of_arm.aggregate(f"seed, {', '.join(f'sum({column}) AS {column}' for column in counted)}")
+        assert {seed for (seed,) in sums.select("seed").fetchall()} <= set(Raw(name).seeds)
+        assert int(seeds) == len(sums)
+        for share, cell in zip(shares, cells, strict=True):
+            agree(cell, interval_of(dict(sums.filter(f"{share} IS NOT NULL").project(f"seed, {share}").fetchall())))
 
 
 @pytest.mark.parametrize("kind", list(BUDGETS))
