@@ -16,7 +16,8 @@ from crl.records import Episode
 KEPT = 0.8
 MISLEADS = -3.5
 """Standard errors. Without any effect one run of 60 rounds in a hundred gets there (4,000 drawn ones, 4 to 64 rollouts
-of each kind per round); where every note misled, a run got there in its fourth round."""
+of each kind per round); on lakes, where three of four notes shown were wrong, all eight trained runs got there between
+rounds 4 and 8."""
 SUM, VARIANCE, LEAD = "guidance_sum", "guidance_variance", "guidance_lead"
 
 

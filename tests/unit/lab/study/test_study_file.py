@@ -104,6 +104,11 @@ def test_arms_of_another_study_are_run_with_what_every_arm_sets(tmp_path: Path) 
     assert lakes.arms.keys() == first.arms.keys() | own and lakes.references_of("erl_no_gate") == ["erl"]
     assert all(lakes.arms[arm] == first.arms[arm] for arm in shared)
     assert lakes.arms["sim_to_real"] != first.arms["sim_to_real"]
+    # Written again there, because an arm is replaced as a whole: nothing else may differ.
+    again, before = (dict(study.arms["sim_to_real"].set["method.recipe"]) for study in (lakes, first))
+    assert again.pop("synthetic_rounds") == 10 and before.pop("synthetic_rounds") == 20 and again == before
+    for arm in ("suppress", "trial"):
+        assert lakes.arms[arm].set.items() >= first.arms["recommended"].set.items()
     planned = [{(run.arm, run.seed): run for run in plan_runs(study, tmp_path)} for study in (first, lakes)]
     assert planned[0].keys() <= planned[1].keys()
     for place in [place for place in planned[0] if place[0] in shared]:
