@@ -18,7 +18,7 @@ def warm_start(
 ) -> None:
     """Make a warm start from generated demonstrations. Typed again, it finds what is there.
 
-    Experiments name its models warm:NAME/actor and warm:NAME/extractor. The miniatures of the laboratory take about ten
+    Experiments name its models warm:NAME/actor and warm:NAME/extractor. The miniatures of the laboratory take 10 to 20
     minutes on two cores.
     """
     import os

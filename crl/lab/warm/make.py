@@ -149,7 +149,7 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
         generations += _experience_record(policy, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
         figures: dict[str, Any] = {
-            "training": _train(settings, method.role("actor"), base, generations, directory / "actor")
+            "training": _train(settings, method.role("actor"), base, generations, directory / "actor", say)
         }
     # Both roles begin with the same weights and have their own from the first update on.
     shutil.copytree(directory / "actor", directory / "extractor")
@@ -271,7 +271,7 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _train(
-    settings: WarmStartFile, role: RoleConfig, base: Path, generations: Iterable[Generation], directory: Path
+    settings: WarmStartFile, role: RoleConfig, base: Path, generations: Iterable[Generation], directory: Path, say: Say
 ) -> dict[str, float]:
     from crl.learn.warm_start import run_warm_start
 
@@ -290,10 +290,21 @@ def _train(
         seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,
         output_dir=directory,
+        on_step=said_in_tenths(say),
     )
     for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
         shutil.copyfile(file, directory / file.name)
     return figures
+
+
+def said_in_tenths(say: Say) -> Callable[[int, int, float], None]:
+    """Says the step and its loss whenever another tenth of the steps is done: a warm start learns for minutes."""
+
+    def on_step(step: int, steps: int, loss: float) -> None:
+        if step * 10 // steps > (step - 1) * 10 // steps:
+            say(f"step {step} of {steps}, loss {loss:.3f}")
+
+    return on_step
 
 
 def _shown(figures: dict[str, float]) -> str:
