@@ -49,7 +49,10 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
         if not isinstance(environment, Judge):
             raise SystemExit(f"{path}: nothing knows which notes about {family.name} are true")
         judges[family.name] = environment
-    games = run.sql("SELECT round, family, guided, experiences, success FROM episodes ORDER BY round").fetchall()
+    # Trials of notes are episodes of a stage of their own.
+    games = run.sql(
+        "SELECT round, family, guided, experiences, success FROM episodes WHERE stage = 'collect' ORDER BY round"
+    ).fetchall()
     rounds: dict[int, Counter[str]] = defaultdict(Counter)
     for number, family, guided, texts, success in games:
         true = any(judges[family].truth(text) == 1 for text in texts)

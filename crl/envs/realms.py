@@ -10,7 +10,8 @@ What is held out, by construction (no list is kept):
 - layouts (symbols, their cells, the agent's cell): a layout's hash decides whether it is for evaluation; seeds from
   `held_out_from` on draw only such layouts, smaller ones never do, in all realms and worlds (`crl/envs/levels.py`);
 - rules: of the ordered pairs of symbols, each realm reserves a quarter by hash for worlds; practice draws the others.
-  Every pair is practiced in other realms, so that no pair is less likely than another to an actor that knows nothing.
+  Every pair is practiced in other realms; under its own realm's name a reserved pair is not, so that an actor that
+  knows nothing considers it slightly less likely there.
 """
 
 from __future__ import annotations
