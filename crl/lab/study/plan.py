@@ -184,7 +184,7 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
 
 def _evaluated(method: Method) -> Any:
     """What held-out success is measured on."""
-    tasks = [(family.name, family.environment, family.evaluation_seeds) for family in method.families]
+    tasks = [(family.name, family.environment, family.changes, family.evaluation_seeds) for family in method.families]
     return tasks, method.evaluation.temperature
 
 

@@ -76,6 +76,8 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
          "round 7, the last of arm one, is not evaluated"),
         ({"arms": {**ARMS, "other": {"set": {"method.families.0.evaluation_seeds.count": 3}}}},
          "arm other is evaluated on other tasks than baseline"),
+        ({"arms": {**ARMS, "other": {"set": {"method.families.0.changes": [
+            {"round": 2, "environment": {"max_turns": 3}}]}}}}, "arm other is evaluated on other tasks than baseline"),
         ({"scales": {"size": {**SIZE, "arms": ["nobody"]}}}, "scales.size: 'nobody' is no arm; arms: complementary"),
         ({"scales": {"size": {**SIZE, "values": {4: {}}}}}, "scales.size.values: Dictionary should have at least 2"),
         ({"scales": {"size": {**SIZE, "values": {4: {}, 5: {"name": 1}}}}}, "set: 'name' is no key of an experiment"),
