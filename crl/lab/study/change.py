@@ -1,13 +1,14 @@
 """The world changes in the middle of a run (`families[].changes`): who recovers, how soon, what becomes of notes.
 
-Families that change are counted apart from those that stay. A run has recovered at the first evaluation in the changed
-world with at least :data:`RECOVERED` of the success that it had at the last evaluation before.
+Families that change are counted apart from those that stay. A run has recovered at the first of two successive
+evaluations in the changed world with at least :data:`RECOVERED` of its success before: one evaluation may be luck.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from crl.bank.segments import load_texts
 from crl.config import FamilyConfig
 from crl.envs import make_environment
-from crl.lab.study.statistics import Interval, Reached, common_curve, first_at, interval, median_reached
+from crl.lab.study.statistics import Interval, Reached, common_curve, final, first_at, interval, median_reached
 from crl.protocols import Judge
 from crl.recipes import recipe_of
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
@@ -67,10 +68,11 @@ class Recovery(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     before: Interval
-    """At the last evaluation before the change."""
+    """Of the last evaluations before the change, as many as a study takes at the end."""
     after: Interval
     """At the first evaluation in the changed world."""
     last: Interval
+    """Of the last evaluations."""
     rounds: Reached
     """Played in the changed world until the run had recovered."""
     curve: dict[int, Interval]
@@ -113,8 +115,11 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
     return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
 
 
-def summarize_change(arm: str, changes: Mapping[int, RunChange]) -> ChangeResult | None:
-    """An arm over its seeds; None where no run was evaluated on both sides of its change."""
+def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) -> ChangeResult | None:
+    """An arm over its seeds, with the mean of `last` evaluations before the change and at the end.
+
+    None where no run was evaluated on both sides of its change.
+    """
     rounds = {change.round for change in changes.values()}
     if len(rounds) != 1:
         return None
@@ -126,7 +131,7 @@ def summarize_change(arm: str, changes: Mapping[int, RunChange]) -> ChangeResult
     around = sides[0][-1], sides[1][0]
     found = {
         bank: {
-            part: _recovery(curves, changed, around)
+            part: _recovery(curves, changed, around[1], last)
             for part in (CHANGED, STAYED)
             if all(curves := [each.curve(part, bank=bank) for each in changes.values()])
         }
@@ -146,17 +151,18 @@ def summarize_change(arm: str, changes: Mapping[int, RunChange]) -> ChangeResult
     )
 
 
-def _recovery(curves: Sequence[Curve], changed: int, around: tuple[int, int]) -> Recovery:
-    before, after = around
+def _recovery(curves: Sequence[Curve], changed: int, after: int, last: int) -> Recovery:
+    before = [final({number: found for number, found in curve.items() if number < changed}, last) for curve in curves]
     rounds = []
-    for curve in curves:
-        later = {number: success for number, success in curve.items() if number >= changed}
-        reached = first_at(later, RECOVERED * curve[before])
+    for curve, level in zip(curves, before, strict=True):
+        later = sorted((number, found) for number, found in curve.items() if number >= changed)
+        lasting = {number: min(found, following) for (number, found), (_, following) in pairwise(later)}
+        reached = first_at(lasting, RECOVERED * level)
         rounds.append(None if reached is None else reached - changed + 1)
     return Recovery(
-        before=interval([curve[before] for curve in curves]),
+        before=interval(before),
         after=interval([curve[after] for curve in curves]),
-        last=interval([curve[max(curve)] for curve in curves]),
+        last=interval([final(curve, last) for curve in curves]),
         rounds=median_reached(rounds),
         curve=common_curve(curves),
     )

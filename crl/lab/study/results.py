@@ -191,13 +191,14 @@ def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
         differences=differences,
         scales=[_varied(study, name) for name in study.scales],
         budgets=equal_budgets(study, figures),
-        changes=[found for name in study.arms if (found := _change(name, figures.get(name, {}))) is not None],
+        changes=[found for name in study.arms if (found := _change(study, name, figures.get(name, {}))) is not None],
         unequal_starts=_unequal_starts(figures),
     )
 
 
-def _change(name: str, runs: Mapping[int, RunFigures]) -> ChangeResult | None:
-    return summarize_change(name, {seed: run.change for seed, run in runs.items() if run.change is not None})
+def _change(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ChangeResult | None:
+    changes = {seed: run.change for seed, run in runs.items() if run.change is not None}
+    return summarize_change(name, changes, study.last)
 
 
 def _varied(study: Study, name: str) -> Varied:

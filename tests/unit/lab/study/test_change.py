@@ -90,7 +90,7 @@ def test_a_run_without_a_change_has_none(played: Played, tmp_path: Path) -> None
 
 
 BEFORE, AFTER, END = [0.5, 0.6, 0.4], [0.1, 0.2, 0.3], [0.5, 0.5, 0.4]
-ROUNDS = {0: [0.1, 0.1, 0.1], 30: BEFORE, 35: AFTER, 40: [0.46, 0.3, 0.3], 45: END}
+ROUNDS = {0: [0.1, 0.1, 0.1], 30: BEFORE, 35: AFTER, 40: [0.46, 0.55, 0.3], 45: END, 50: END}
 
 
 def run(place: int) -> RunFigures:
@@ -115,15 +115,19 @@ def test_recovery_over_seeds() -> None:
     low, high = stats.t.interval(0.95, 2, loc=sum(BEFORE) / 3, scale=stats.sem(BEFORE))
     assert (changed.before.low, changed.before.high) == pytest.approx((low, high))
     assert changed.after.mean == pytest.approx(0.2) and changed.last.mean == pytest.approx(sum(END) / 3)
-    # Nine tenths of 0.5 were there after round 40, of 0.4 after round 45, of 0.6 never: 10, 15 rounds, and none.
+    # Nine tenths of 0.5 were there from round 40 on, of 0.4 from round 45 on, of 0.6 once: 10, 15 rounds, and none.
     assert changed.rounds == Reached(median=15, reached=2, seeds=3)
+    smoothed = summarize_change("ours", {seed: run(seed).change for seed in range(3)}, last=2)  # type: ignore[misc]
+    assert smoothed is not None
+    around = smoothed.with_bank["changed"]
+    assert around.before.mean == pytest.approx((sum(BEFORE) / 3 + 0.1) / 2) and around.after.mean == pytest.approx(0.2)
     assert set(found.with_bank) == {"changed"} and set(found.without_bank) == {"changed", "stayed"}
     assert found.notes_stale[35].mean == pytest.approx(0.5) and found.notes_true[45].mean == 0.75
 
 
 def test_tables_charts_and_raw_results(tmp_path: Path) -> None:
     study = Study.model_validate({
-        "name": "s", "base": Path("b.yaml"), "rounds": 45, "seeds": [0, 1, 2], "arms": {"ours": {"title": "Ours"}},
+        "name": "s", "base": Path("b.yaml"), "rounds": 50, "seeds": [0, 1, 2], "arms": {"ours": {"title": "Ours"}},
     })  # fmt: skip
     result = summarize_study(study, {"ours": {seed: run(seed) for seed in range(3)}})
     found = {table.title: table for table in tables(result)}
