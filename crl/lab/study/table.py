@@ -205,10 +205,10 @@ def notes(result: StudyResult) -> list[str]:
         )
     for changed, (before, after) in sorted({(each.round, each.evaluated) for each in result.changes}):
         found.append(
-            f"Families change in round {changed}. Before it is the mean of the last {result.last} up to {before}, "
-            f"after it the evaluation of round {after}, at the end the mean of the last {result.last}. A run has "
-            f"recovered at the first of two successive evaluations in the changed world with {RECOVERED:.0%} of the "
-            "success before. A note is stale if it was true before the change and no longer is."
+            f"Families change in round {changed}. Before it is the mean of the last {result.last} evaluations up to "
+            f"round {before}, after it the evaluation of round {after}, at the end the mean of the last {result.last}. "
+            f"A run has recovered at the first of two successive evaluations in the changed world with {RECOVERED:.0%} "
+            "of the success before. A note is stale if it was true before the change and no longer is."
         )
     if result.unequal_starts:
         found.append(
