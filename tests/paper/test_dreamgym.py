@@ -1,11 +1,13 @@
 """DreamGym (arXiv 2511.03773) against plain arithmetic: the loss on both parts, V, the bounds of pools, batches and of
-the gap to the real environment, group keys."""
+the gap to the real environment, advantages within groups."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,14 @@ from crl.learn.terms import NLL
 from crl.policies import load_chat, resolve_model
 from crl.recipes.dreamgym.config import StoreConfig
 from crl.recipes.dreamgym.corpus import batches, demonstrated
-from crl.recipes.dreamgym.credit import synthetic_share, within_mix
+from crl.recipes.dreamgym.credit import credit, synthetic_share, within_mix
 from crl.recipes.dreamgym.curriculum import capability, most_varying, variance
 from crl.recipes.dreamgym.form import predicted_part, reasoning_part
 from crl.recipes.dreamgym.prompts import answer_of, step_of
-from crl.recipes.dreamgym.rows import PoolItem, TaskValue, Transition
+from crl.recipes.dreamgym.rows import DreamTask, PoolItem, TaskValue, Transition
 from crl.recipes.dreamgym.store import gathered
 from crl.recipes.dreamgym.truth import gap_bound
-from crl.recipes.sequences import Sequenced, grpo_samples
-from crl.records import Episode, Generation
+from crl.records import Episode, Generation, Sample, Task
 
 ROOT = Path(__file__).parents[2]
 METHOD = load_experiment(ROOT / "conf/dreamgym_tiny.yaml", {}).method
@@ -205,24 +206,47 @@ def test_the_gap_is_bounded_by_both_errors() -> None:
         assert gap_bound(reward_error, transition_error, largest, gamma) == pytest.approx(rewards + states, rel=1e-6)
 
 
-def test_a_group_is_a_task_in_one_environment() -> None:
+def credited(episodes: list[Episode]) -> list[Sample]:
+    """What the stage `credit` writes of the actor, of episodes that may all be synthetic."""
+    method = load_experiment(ROOT / "conf/dreamgym_tiny.yaml", {"method.recipe.mix": 1.0}).method
+    records = [
+        Generation(
+            generation_id=each.generation_id, round=1, stage="collect", role="actor", kind="episode",
+            weights_digest="w", temperature=1.0, token_ids=[1, 2], loss_mask=[0, 1], logprobs=[0.0, -1.0], prompt="",
+            output="", stop_reason="success",
+        )
+        for each in episodes
+    ]  # fmt: skip
+    read: dict[type, list[Any]] = {Episode: episodes, Generation: records, Task: [], DreamTask: []}
+    written: dict[type, list[Any]] = {}
+    ctx: Any = SimpleNamespace(
+        method=method, round=1, stage=SimpleNamespace(name="credit"), rows=lambda row_type, name: read[row_type],
+        write=written.__setitem__,
+    )  # fmt: skip
+    credit(ctx)
+    return written[Sample]
+
+
+def test_advantages_are_normalized_among_episodes_of_one_task_in_one_environment() -> None:
     rng = np.random.default_rng(6)
-    sequences, rewards, keys = [], [], []
-    for place in range(40):
-        key = ("lake", int(rng.integers(0, 4)), str(rng.choice(["real", "synthetic"])))
-        reward = float(rng.choice([0.0, 1.0]))
-        record = Generation(
-            generation_id=f"g{place}", round=1, stage="collect", role="actor", kind="episode", weights_digest="w",
-            temperature=1.0, token_ids=[1, 2], loss_mask=[0, 1], logprobs=[0.0, -1.0], prompt="", output="",
-            stop_reason="success",
-        )  # fmt: skip
-        sequences.append(Sequenced("actor", record, reward, key))
-        rewards.append(reward)
-        keys.append(key)
-    found = grpo_samples(sequences, METHOD.recipe.objective, lambda role: 1 / 40, round=1)  # type: ignore[attr-defined]
-    for place, sample in enumerate(found):
-        mates = [rewards[other] for other in range(40) if keys[other] == keys[place]]
+    episodes = []
+    for place in range(80):
+        # Two families may have groups of one number, and both environments episodes of one task: neither may mix.
+        group, stream = int(rng.integers(0, 4)), str(rng.choice(["real", "synthetic"]))
+        made = episode(group, stream, float(rng.choice([0.0, 0.5, 1.0])))
+        family = str(rng.choice(["lake", "pond"]))
+        episodes.append(dataclasses.replace(made, episode_id=f"e{place}", family=family, generation_id=f"g{place}"))
+    episodes.append(dataclasses.replace(episode(9, "real", 0.5), episode_id="alone", generation_id="alone"))
+    samples = {sample.generation_id: sample for sample in credited(episodes)}
+    assert len(samples) == 81
+    for each in episodes:
+        mates = [
+            other.reward
+            for other in episodes
+            if (other.family, other.group, other.stream) == (each.family, each.group, each.stream)
+        ]
         mean = sum(mates) / len(mates)
-        deviation = math.sqrt(sum((each - mean) ** 2 for each in mates) / len(mates))
-        expected = rewards[place] if len(mates) == 1 else 0.0 if not deviation else (rewards[place] - mean) / deviation
-        assert sample.advantage == pytest.approx(expected) and sample.weight == 1 / 40
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in mates) / len(mates))
+        expected = each.reward if len(mates) == 1 else 0.0 if not deviation else (each.reward - mean) / deviation
+        sample = samples[each.generation_id]
+        assert sample.advantage == pytest.approx(expected) and sample.weight == 1 / 81

@@ -14,7 +14,7 @@ from crl.recipes.dreamgym.form import OK, one_line, predicted_part
 from crl.recipes.dreamgym.predicting import said
 from crl.recipes.dreamgym.prompts import step_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem
-from crl.recipes.dreamgym.store import POOL, items_of, transitions_of
+from crl.recipes.dreamgym.store import POOL, items_of, newest, transitions_of
 from crl.recipes.weights import weights_of
 from crl.records import Generation
 from crl.run.seeds import number_of
@@ -27,7 +27,7 @@ ANNOTATE_STAGE = "annotate"
 def annotate(ctx: StageContext) -> None:
     """One output per transition of the fit that has none yet."""
     config, role = config_of(ctx.method), ctx.method.role(TEACHER)
-    items = items_of(ctx.table(PoolItem, POOL), [REAL])[-config.fit.most :]
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.fit.most)
     known = {row.transition_id for row in annotations_of(ctx, items, before=ctx.round)}
     rows = transitions_of(ctx, [item for item in items if item.transition_id not in known])
     weights = weights_of(ctx, TEACHER)

@@ -2,7 +2,8 @@
 
 Of a transition with prompt x, reasoning R and next observation and outcome s' the loss is
 −log P(R | x) − log P(s' | x, R): one sequence, in which every token of the output is trained and none of the prompt.
-A prompt shows similar transitions as a prediction will be shown them, without the transition itself.
+A prompt shows similar transitions as a prediction will be shown them: none of its own episode, whose next step begins
+with the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
 from crl.recipes.dreamgym.prompts import answer_of, predict_messages, situation_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
-from crl.recipes.dreamgym.store import POOL, Store, items_of, transitions_of
+from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
 from crl.recipes.weights import weights_of
 from crl.records import Generation, Metric, Sample
 from crl.run.seeds import number_of
@@ -35,9 +36,9 @@ def due(method: Method, round_number: int) -> bool:
 
 
 def corpus(ctx: StageContext) -> None:
-    """The newest transitions of the real pool, over and over, in batches."""
+    """The newest transitions of the real pool, of every task family, over and over, in batches."""
     config, role = config_of(ctx.method).fit, ctx.method.role(EXPERIENCE)
-    items = items_of(ctx.table(PoolItem, POOL), [REAL])[-config.most :]
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.most)
     rows = transitions_of(ctx, items)
     neighbors = _neighbors(ctx, rows)
     weights = weights_of(ctx, EXPERIENCE)
@@ -143,12 +144,12 @@ def batches(records: Sequence[Generation], epochs: int, batch: int, *, round: in
 
 
 def _neighbors(ctx: StageContext, rows: Sequence[Transition]) -> dict[str, list[Transition]]:
-    """What each transition is shown: the nearest of the store but itself."""
+    """What each transition is shown: the nearest of the store that are of other episodes."""
     store = Store(ctx, config_of(ctx.method).store)
     found: dict[str, list[Transition]] = {}
     for family in dict.fromkeys(row.family for row in rows):
         own = [row for row in rows if row.family == family]
-        near = store.nearest(family, [situation_of(row) for row in own], [{row.transition_id} for row in own])
+        near = store.nearest(family, [situation_of(row) for row in own], [row.episode_id for row in own])
         found |= {row.transition_id: each for row, each in zip(own, near, strict=True)}
     return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from crl.records import rows_of, rows_with
 GATHER = "gather"
 POOL = "pool"
 """Name of the read of the pools that a stage works with."""
+OfFamily = TypeVar("OfFamily", PoolItem, Transition)
 
 
 def pool_of(row: Transition) -> str:
@@ -35,6 +37,21 @@ def gathered(before: Sequence[PoolItem], arrived: Iterable[PoolItem], config: St
     for item in (*before, *arrived):
         held[item.pool].append(item)
     return [item for pool, most in capacity.items() for item in held[pool][max(0, len(held[pool]) - most) :]]
+
+
+def newest(rows: Sequence[OfFamily], most: int) -> list[OfFamily]:
+    """The newest `most` rows, in their order: of each task family its newest, dealt to the families in turn.
+
+    A stage plays one family after the other, so the end of a list is the last family rather than what is newest.
+    """
+    # Of each family, how many rows are newer than the one that is looked at.
+    newer: Counter[str] = Counter()
+    ranks = {}
+    for place in reversed(range(len(rows))):
+        ranks[place] = newer[rows[place].family]
+        newer[rows[place].family] += 1
+    # Stable: of equal ranks the later row comes first, so that of one family the end of the list is kept.
+    return [rows[place] for place in sorted(sorted(ranks, key=ranks.__getitem__)[:most])]
 
 
 def items_of(table: pa.Table, pools: Iterable[str], families: Iterable[str] | None = None) -> list[PoolItem]:
@@ -67,10 +84,10 @@ class Store:
         self._index: dict[str, ExactIndex] = {}
 
     def nearest(
-        self, family: str, situations: Sequence[Situation], without: Sequence[Collection[str]] | None = None
+        self, family: str, situations: Sequence[Situation], episodes: Sequence[str] | None = None
     ) -> list[list[Transition]]:
         """The transitions most similar in state and action to each situation, the nearest first, oldest first where
-        equally near; without those whose ids are in `without` of the situation."""
+        equally near; where `episodes` says of which episode each situation is, without those of that episode."""
         if self._table is None or not situations:
             return [[] for _ in situations]
         if family not in self._rows:
@@ -83,13 +100,15 @@ class Store:
             return [[] for _ in situations]
         count = self._config.top_k
         queries_QD = self._ctx.services.embedder().embed([each.query for each in situations])
-        skipped = without or [()] * len(situations)
-        most = count + max(map(len, skipped))
         rows = self._rows[family]
+        own = episodes or [""] * len(situations)
+        # So many more are read that enough are left of them even where all of the episode are among the nearest.
+        lengths = Counter(row.episode_id for row in rows)
+        most = count + max(lengths[episode] for episode in own)
         found = []
-        for (places_K, _), skip in zip(self._index[family].nearest(queries_QD, most), skipped, strict=True):
+        for (places_K, _), episode in zip(self._index[family].nearest(queries_QD, most), own, strict=True):
             near = (rows[int(place)] for place in places_K)
-            found.append([row for row in near if row.transition_id not in skip][:count])
+            found.append([row for row in near if row.episode_id != episode][:count])
         return found
 
 

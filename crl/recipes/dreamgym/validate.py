@@ -18,7 +18,7 @@ from crl.recipes.dreamgym.explore import EXPLORE
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
-from crl.recipes.dreamgym.store import POOL, Store, items_of, seen, transitions_of
+from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.recipes.forked import ForkedRecipe
 from crl.records import Generation, Metric
@@ -37,9 +37,9 @@ def drift_due(method: Method, round_number: int) -> bool:
 
 
 def held_out_rows(ctx: StageContext) -> list[Transition]:
-    """The newest real transitions that no fit sees."""
+    """The newest real transitions that no fit sees, of every task family."""
     items = items_of(ctx.table(PoolItem, POOL), [HELD_OUT])
-    return transitions_of(ctx, items[-config_of(ctx.method).truth.most :])
+    return transitions_of(ctx, newest(items, config_of(ctx.method).truth.most))
 
 
 def validate(ctx: StageContext) -> None:
@@ -57,7 +57,7 @@ def validate(ctx: StageContext) -> None:
 def drift(ctx: StageContext) -> None:
     """Predict what was explored since the fit before with the model of that fit."""
     config = config_of(ctx.method).truth
-    true = [row for row in ctx.rows(Transition, EXPLORE) if row.split == HELD_OUT][-config.most :]
+    true = newest([row for row in ctx.rows(Transition, EXPLORE) if row.split == HELD_OUT], config.most)
     rows, records = predicted(ctx, true, DRIFT)
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)

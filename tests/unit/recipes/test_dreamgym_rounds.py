@@ -315,6 +315,23 @@ def test_tasks_are_played_where_the_plan_says_and_their_groups_are_valued(run: P
             assert value.variance == pytest.approx(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
 
 
+def test_an_actor_is_trained_on_what_sets_an_episode_apart_from_its_task_in_its_environment(run: Played) -> None:
+    moved = 0
+    for number in range(1, ROUNDS + 1):
+        samples = {row.generation_id: row for row in run.rows(Sample, "credit", number)}
+        episodes = [row for row in run.rows(Episode, "collect", number) if row.generation_id in samples]
+        assert len(episodes) == len(samples) and {row.stream for row in episodes} == {"synthetic", "real"}
+        for episode in episodes:
+            mates = [row.reward for row in episodes if (row.group, row.stream) == (episode.group, episode.stream)]
+            mean = sum(mates) / len(mates)
+            deviation = (sum((reward - mean) ** 2 for reward in mates) / len(mates)) ** 0.5
+            apart = (episode.reward - mean) / deviation if deviation else 0.0
+            expected = episode.reward if len(mates) == 1 else apart
+            assert samples[episode.generation_id].advantage == pytest.approx(expected)
+            moved += bool(expected)
+    assert moved > 10
+
+
 def test_a_shorter_run_has_the_digests_of_the_longer_one(run: Played, tmp_path: Path) -> None:
     again = played(tmp_path, 1).digests()
     assert again == {key: digest for key, digest in run.digests().items() if key in again} and len(again) > 10
