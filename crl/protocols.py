@@ -89,7 +89,7 @@ class Step:
     feedback: str
     """What is said about the action beside the observation, and shown before it in the next prompt. After an illegal
     action: what was wrong with it (the state did not change, the turn is spent). After a legal one mostly empty. After
-    the last one: what an environment has to say about the whole episode; empty: its outcome says it all."""
+    the last one: what an environment has to say about the whole episode; its outcome follows at a limit."""
     done: bool
     success: bool
     """Whether the task is solved, by the environment's own standard; the reward need not say."""

@@ -63,13 +63,13 @@ class PlayedEpisode:
 def feedback_of(episode: Episode, turns: Sequence[Turn]) -> str:
     """What may be said about a whole episode: the environment's last words on it, else its outcome.
 
-    Words on a refused action, or before an end that is not the environment's, are about one step: its outcome follows.
+    Words on a refused action, or before an end by a limit or an error, may be about one step: its outcome follows.
     """
     outcome = f"The episode ended: {episode.stop_reason.replace('_', ' ')}. Reward: {episode.reward:g}."
     last = turns[-1] if turns else None
     if last is None or not last.feedback:
         return outcome
-    of_all = last.valid and episode.stop_reason not in (StopReason.context_limit, StopReason.error)
+    of_all = last.valid and episode.stop_reason in (StopReason.success, StopReason.failure)
     return last.feedback if of_all else f"{last.feedback} {outcome}"
 
 

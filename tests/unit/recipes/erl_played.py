@@ -6,15 +6,18 @@ instructions, bad ones, or none at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crl.config import Experiment
+from crl.config import Experiment, Method
 from crl.config.load import load_experiment
-from tests.unit.recipes.played import Answer, Played, Policy, Services, Trainer, move_to
+from crl.protocols import FreeText, Start, Step
+from crl.recipes.stage import Recipe
+from tests.unit.recipes.played import Answer, Played, Policy, Services, Trainer, move_to, one_by_one
 
 ROOT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {
@@ -55,20 +58,28 @@ def reflector(read: str, generator: np.random.Generator) -> str:
 
 
 class ErlServices(Services):
-    """What the stages ask an engine for; every prompt that a role was given is kept."""
+    """What the stages ask an engine for; every prompt that a role was given is kept, by role and by stage."""
 
     def __init__(self, made: Experiment, luck: float = 0.3) -> None:
         super().__init__(made)
         self.read: dict[str, list[str]] = {"actor": [], "reflector": []}
+        self.read_in: dict[tuple[int, str], list[str]] = defaultdict(list)
         self._policies = {
             "actor": Policy(self._noting("actor", actor(luck))),
             "reflector": Policy(self._noting("reflector", reflector)),
         }
         self.trainers = {"actor": Trainer()}
+        self._place = (0, "")
+
+    def watched(self, recipe: Recipe, method: Method, rounds: int) -> Iterator[tuple[int, str]]:
+        """Every stage of a run, one after the other; what is read belongs to the one that was given out last."""
+        for self._place in one_by_one(recipe, method, rounds):
+            yield self._place
 
     def _noting(self, role: str, answer: Answer) -> Callable[[str, np.random.Generator], str]:
         def noted(read: str, generator: np.random.Generator) -> str:
             self.read[role].append(read)
+            self.read_in[self._place].append(read)
             return answer(read, generator)
 
         return noted
@@ -77,4 +88,61 @@ class ErlServices(Services):
 def played(root: Path, rounds: int, *, luck: float = 0.3, **changes: Any) -> Played:
     """A run of so many rounds."""
     made = experiment(**changes)
-    return Played(root, made, rounds, ErlServices(made, luck))
+    services = ErlServices(made, luck)
+    return Played(root, made, rounds, services, services.watched)
+
+
+# -- rewards between 0 and 1 ------------------------------------------------------------------------------------------
+
+EARNED = ("0 lost", "0.25 won", "0.5 lost", "0.5 won", "1 lost", "1 won")
+"""What the actor of a till writes: what it earns, and whether that is a success."""
+WORDS = ("amber", "birch", "cedar", "dune", "ember", "fjord")
+
+
+def earner(read: str, generator: np.random.Generator) -> str:
+    """One of :data:`EARNED`."""
+    return str(generator.choice(EARNED))
+
+
+class Till:
+    """An environment of one turn, which pays what the actor writes (:data:`EARNED`)."""
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        return [Start("Earn.", shown_at(seed), FreeText("a number, and won or lost")) for seed in seeds]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        steps = {}
+        for slot, action in actions.items():
+            reward, said = str(action).split()
+            feedback, won = f"That pays {reward} in all.", said == "won"
+            steps[slot] = Step("The till closes.", FreeText(""), True, feedback, True, won, float(reward))
+        return steps
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def shown_at(seed: int) -> str:
+    """What a till shows: two words."""
+    return f"{WORDS[seed % 6]} {WORDS[seed // 6 % 6]}"
+
+
+class TillServices(ErlServices):
+    """Every family is a till; the actor earns by chance, whatever its instructions are."""
+
+    def __init__(self, made: Experiment, write: Answer) -> None:
+        super().__init__(made)
+        self._policies = {
+            "actor": Policy(self._noting("actor", earner)),
+            "reflector": Policy(self._noting("reflector", write)),
+        }
+
+    def environment(self, family: str, round_number: int) -> Till:
+        return Till()
+
+
+def paid(root: Path, rounds: int, write: Answer = reflector, **changes: Any) -> Played:
+    """A run of so many rounds at the till."""
+    made = experiment(**changes)
+    services = TillServices(made, write)
+    return Played(root, made, rounds, services, services.watched)

@@ -137,6 +137,17 @@ def test_first_attempts_and_evaluation_never_read_the_memory(run: Played) -> Non
         assert not any("win" in row.prompt or "lose" in row.prompt for row in run.rows(Generation, "collect", number))
 
 
+def test_no_prompt_of_an_evaluation_shows_a_reflection_or_a_memory(run: Played) -> None:
+    rows = [row for number in range(1, ROUNDS + 1) for row in run.rows(Reflection, "reflect", number)]
+    texts, seen = {row.text for row in rows if row.text is not None}, run.services.read_in
+    assert any(text in prompt for text in texts for prompt in seen[1, "retry"]), "they are seen where they are shown"
+    for number in range(ROUNDS + 1):
+        held_out = [row for row in run.rows(Evaluation, "evaluate", number) if row.arm != "random"]
+        prompts = seen[number, "evaluate"]
+        assert 0 < len(prompts) == sum(row.turns for row in held_out), "one prompt a turn"
+        assert all(prompt.startswith(OWN) and not any(text in prompt for text in texts) for prompt in prompts)
+
+
 def test_a_reflection_enters_the_memory_where_its_attempt_succeeded(run: Played) -> None:
     held: set[tuple[str, str]] = set()
     for number in range(1, ROUNDS + 1):
@@ -270,7 +281,7 @@ def test_whatever_is_lost_is_made_again_with_the_same_digests(run: Played, tmp_p
 
 
 @pytest.mark.slow
-def test_further_revisions_have_fresh_feedback_and_are_streams_of_their_own(tmp_path: Path) -> None:
+def test_a_further_revision_reads_the_instructions_that_failed_and_keeps_them_without_others(tmp_path: Path) -> None:
     twice = played(tmp_path, 1, luck=0.0, method__recipe__revisions=2)
     names = [stage.name for stage in twice.recipe.stages_of(twice.method, 1)]
     assert names[1:6] == ["collect", "reflect", "retry", "reflect_2", "retry_2"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
+from crl.envs.game import Game, Move
+from crl.envs.turn_limit import TurnLimit
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.rollout.actions import actions_text, parse_action, parse_question
 from crl.rollout.play import EpisodeSlot
@@ -84,6 +87,43 @@ def test_words_about_one_step_do_not_hide_how_the_episode_ended():
     cut = Shop(seen("b" * 500, feedback="3 found.", reward=-0.75), last())
     one, _ = played(cut, "x", "y", context=400)
     assert one.feedback == "3 found. The episode ended: context limit. Reward: -0.75."
+
+
+class Hall(Game):
+    """Every action takes a key; the door is never found."""
+
+    kind: Literal["hall"] = "hall"
+
+    def begin(self, random):
+        return None
+
+    def goal(self, state):
+        return "Go {right}."
+
+    def look(self, state):
+        return "3 to go {x}"
+
+    def actions(self, state):
+        return FORM
+
+    def act(self, state, action):
+        return Move("You pick up the key.")
+
+
+KEY = "You pick up the key. The episode ended: turn limit. Reward: 0."
+
+
+def test_words_about_the_last_move_do_not_hide_that_a_turn_limit_ended_the_episode():
+    """The limit is counted outside of the environment, which knows nothing of it when it speaks of the move."""
+    for shop in (TurnLimit(Shop(seen("on", feedback="You pick up the key.")), 1), Hall(max_turns=1).make()):
+        one, _ = played(shop, "x")
+        assert (one.episode.stop_reason, one.turns[-1].valid, one.feedback) == ("turn_limit", True, KEY)
+
+
+def test_what_the_environment_says_itself_at_its_turn_limit_is_kept():
+    own = last(feedback="No answer was given.", reward=0.5, stop_reason=StopReason.turn_limit)
+    one, _ = played(Shop(own), "x")
+    assert one.feedback == "No answer was given. The episode ended: turn limit. Reward: 0.5."
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
