@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 OTHERS = ("erl", "dreamgym", "importance_replay")
+ROUNDS = 2
+"""Rounds of the finished runs that tests share."""
 
 
-def train_tiny(recipe: str, prefect: str = "--no-prefect") -> list[str]:
-    """Arguments of `crl` that train one."""
+def train_tiny(recipe: str, prefect: str = "--no-prefect", rounds: int = ROUNDS) -> list[str]:
+    """Arguments of `crl` that train one for so many further rounds."""
     fewer = ("--set", "method.families.0.evaluation_seeds.count=2")
-    return ["train", f"conf/{recipe}_tiny.yaml", "--rounds", "2", prefect, *fewer]
+    return ["train", f"conf/{recipe}_tiny.yaml", "--rounds", str(rounds), prefect, *fewer]
 
 
 def tiny_name(recipe: str) -> str:

@@ -20,6 +20,7 @@ from crl.run.journal import Journal
 from crl.run.manifest import parse_key
 from tests.faults.looking import Identity, check_journal, check_kept
 from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.recipe_runs import tiny_name, train_tiny
 from tests.tiny_run import NAME, ROOT, command, digests, environment, train
 
 WORKER = "crl.engine.worker"
@@ -61,13 +62,14 @@ class KilledRun:
     random: random.Random
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the run has beside those of all of them."""
+    recipe: str = "complementary"
     kills: list[str] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
     _seen: dict[str, Identity] = field(default_factory=dict)
     _journal_read: int = 0
 
     def __post_init__(self) -> None:
-        self.path = self.runs / NAME
+        self.path = self.runs / (NAME if self.recipe == "complementary" else tiny_name(self.recipe))
         self.mark = f"{os.getpid()}-{self.random.random()}"
         self.expected = digests(self.reference, self.rounds)
         self.stages = list(self.expected)
@@ -87,15 +89,21 @@ class KilledRun:
         if known and not prefect and shards == 1:
             arguments = ["resume", str(self.path)]
         else:
-            more = ["--prefect"] if prefect else []
-            settings = {**self.changes, "runtime__shards": shards, "runtime__retries": 20}
-            arguments = train(self._missing_rounds(), *more, **settings)
+            arguments = self._training(prefect, {**self.changes, "runtime__shards": shards, "runtime__retries": 20})
         self.output = self.runs.parent / "output.txt"
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
                 command(*arguments), cwd=ROOT, env=environment(self.runs, {MARK: self.mark}), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
+
+    def _training(self, prefect: bool, changes: Mapping[str, Any]) -> list[str]:
+        """Arguments of `crl train` for the rounds that are missing."""
+        rounds = self._missing_rounds()
+        if self.recipe == "complementary":
+            return train(rounds, *(["--prefect"] if prefect else []), **changes)
+        more = [word for key, value in changes.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
+        return [*train_tiny(self.recipe, "--prefect" if prefect else "--no-prefect", rounds), *more]
 
     def finish(self) -> None:
         """Let the run come to its end, undisturbed from now on."""
@@ -195,11 +203,13 @@ class KilledRun:
 
 
 @contextlib.contextmanager
-def killed_run(runs: Path, reference: Path, rounds: int, seed: int, **changes: Any) -> Iterator[KilledRun]:
+def killed_run(
+    runs: Path, reference: Path, rounds: int, seed: int, recipe: str = "complementary", **changes: Any
+) -> Iterator[KilledRun]:
     """A :class:`KilledRun` of which nothing lives on afterwards. The seed stands in the test's output."""
     print(f"seed of the kills: {seed}")
     runs.mkdir(parents=True)
-    killed = KilledRun(runs, reference, rounds, random.Random(seed), changes)
+    killed = KilledRun(runs, reference, rounds, random.Random(seed), changes, recipe)
     try:
         yield killed
     finally:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -61,15 +62,19 @@ each_damage = pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], 
 
 
 @pytest.fixture(scope="module")
-def copy_of(
-    finished: Path, run_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def undisturbed(request: pytest.FixtureRequest, run_of: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Finished runs by recipe. To be read only."""
+    return lambda recipe: request.getfixturevalue("finished") if recipe == "complementary" else run_of(recipe)
+
+
+@pytest.fixture(scope="module")
+def copy_of(undisturbed: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Copies of runs by recipe for this module; every test leaves them as they were."""
     made: dict[str, Path] = {}
 
     def copy(recipe: str) -> Path:
         if recipe not in made:
-            source = finished if recipe == "complementary" else run_of(recipe)
+            source = undisturbed(recipe)
             made[recipe] = tmp_path_factory.mktemp("damage") / source.name
             shutil.copytree(source, made[recipe])
         return made[recipe]
@@ -205,23 +210,33 @@ def _mend(run_path: Path) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("set aside")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "damage", "first"),
+    ("recipe", "name", "damage", "first"),
     [
-        pytest.param("rounds/0002/credit/credits.parquet", _truncate, "0002/credit", marks=pytest.mark.slow),
-        pytest.param("rounds/0002/collect/manifest.json", _corrupt, "0002/collect", marks=pytest.mark.slow),
-        pytest.param("rounds/0002/update_actor/checkpoint/model.safetensors", _delete, "0002/update_actor",
-                     marks=pytest.mark.slow),
-        pytest.param("bank/segments", _corrupt, "0002/consolidate", marks=pytest.mark.slow),
-        pytest.param("bank/embeddings", _delete, "0002/consolidate", marks=pytest.mark.slow),
+        ("complementary", "rounds/0002/credit/credits.parquet", _truncate, "0002/credit"),
+        ("complementary", "rounds/0002/collect/manifest.json", _corrupt, "0002/collect"),
+        ("complementary", "rounds/0002/update_actor/checkpoint/model.safetensors", _delete, "0002/update_actor"),
+        ("complementary", "bank/segments", _corrupt, "0002/consolidate"),
+        ("complementary", "bank/embeddings", _delete, "0002/consolidate"),
         # Making this again needs the checkpoint of the warm start, which retention deleted: it goes too.
-        pytest.param("rounds/0001/collect/episodes.parquet", _corrupt, "0000/warm_start_actor",
-                     marks=pytest.mark.slow),
+        ("complementary", "rounds/0001/collect/episodes.parquet", _corrupt, "0000/warm_start_actor"),
+        ("erl", "rounds/0001/reflect/reflections.parquet", _corrupt, "0001/reflect"),
+        ("erl", "rounds/0002/update_actor/checkpoint/model.safetensors", _delete, "0002/update_actor"),
+        ("erl", "bank/segments", _truncate, "0002/consolidate"),
+        ("dreamgym", "rounds/0001/explore/transitions.parquet", _truncate, "0001/explore"),
+        ("dreamgym", "rounds/0002/update_experience/checkpoint/model.safetensors", _delete, "0002/update_experience"),
+        ("dreamgym", "rounds/0002/collect/manifest.json", _corrupt, "0002/collect"),
+        ("importance_replay", "rounds/0001/update_actor/checkpoint/model.safetensors", _delete, "0001/update_actor"),
+        ("importance_replay", "rounds/0002/probe_after/episodes.parquet", _corrupt, "0002/probe_after"),
+        ("importance_replay", "rounds/0002/measure/extractor_tensors.parquet", _truncate, "0002/measure"),
     ],
-)  # fmt: skip
+)
 def test_the_mending_command_and_resume_bring_back_the_run(
-    finished: Path, copied: Path, name: str, damage: Damage, first: str
+    undisturbed: Callable[[str], Path], tmp_path: Path, recipe: str, name: str, damage: Damage, first: str
 ) -> None:
+    whole = undisturbed(recipe)
+    copied = Path(shutil.copytree(whole, tmp_path / "runs" / whole.name))
     place = copied / name
     if place.is_dir():
         earlier, later = (Manifest.load(copied / f"rounds/000{n}/consolidate").digested.shared for n in (1, 2))
@@ -231,14 +246,36 @@ def test_the_mending_command_and_resume_bring_back_the_run(
     for index in copied.glob("cache/*/*.arrow"):
         _corrupt(index)
     moved = _mend(copied)
-    assert moved[0] == first and set(moved) <= set(digests(finished))
-    crl(copied.parent, "resume", "tiny")
-    assert digests(copied) == digests(finished)
-    crl(copied.parent, "catalog", "tiny")
+    assert moved[0] == first and set(moved) <= set(digests(whole))
+    crl(copied.parent, "resume", copied.name)
+    assert digests(copied) == digests(whole)
+    crl(copied.parent, "catalog", copied.name)
     assert verify(copied) == []
     kept = {path.parent.relative_to(copied / "damaged/1/rounds").as_posix()
             for path in copied.glob("damaged/1/rounds/*/*/*.parquet")}  # fmt: skip
     assert kept == set(moved), "nothing was deleted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["complementary", *OTHERS])
+def test_what_follows_from_rows_is_put_back_in_every_stage_at_once(
+    undisturbed: Callable[[str], Path], tmp_path: Path, recipe: str
+) -> None:
+    whole = undisturbed(recipe)
+    copied = Path(shutil.copytree(whole, tmp_path / "runs" / whole.name))
+    keys = [key for key in digests(whole) if key.partition("/")[2] in FROM_ROWS[recipe]]
+    before = {}
+    for key, damage in zip(keys, cycle([_corrupt, _truncate, _delete])):
+        table = min((copied / "rounds" / key).glob("*.parquet"))
+        before[table] = table.read_bytes()
+        damage(table)
+    assert len(before) >= 2 * ROUNDS
+    said = crl_here(copied.parent, "verify", copied.name, code=4).stdout
+    assert f"crl mend {copied}" in said and "crl redo" not in said
+    crl(copied.parent, "mend", copied.name)
+    assert {table: table.read_bytes() for table in before} == before
+    assert digests(copied) == digests(whole)
+    assert "intact" in crl_here(copied.parent, "verify", copied.name).stdout
 
 
 @pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])

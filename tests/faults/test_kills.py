@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from crl.run.verify import verify
 from tests.faults.killing import KilledRun, killed_run
+from tests.recipe_runs import OTHERS
 from tests.tiny_run import ROUNDS, digests, leftovers
 
 SEED = int(os.environ.get("CRL_KILL_SEED", "20260317"))
 KILLS = 30
+KILLS_OF_OTHERS = 6
+VICTIMS = ("flow", "engine", "both")
 
 
-def _kill_and_finish(run: KilledRun, targets: Sequence[str], prefect: set[int], shards: Sequence[int]) -> None:
-    """Kill in each of the targets in turn; then let it finish, and compare."""
+def _kill_and_finish(
+    run: KilledRun, targets: Sequence[str], prefect: set[int], shards: Sequence[int], victims: Sequence[str] = ()
+) -> None:
+    """Kill in each of the targets in turn, `victims` or whom chance picks; then let it finish, and compare."""
     for number, key in enumerate(targets):
         if not run.alive:
             run.start(prefect=number in prefect, shards=run.random.choice(shards))
-        if not run.kill_in(key, whom=run.random.choice(["flow", "engine", "both"])):
+        if not run.kill_in(key, whom=victims[number] if victims else run.random.choice(VICTIMS)):
             break
     run.finish()
     assert digests(run.path) == run.expected
@@ -47,6 +53,21 @@ def test_killed_thirty_times_in_all_stages(finished: Path, tmp_path: Path) -> No
         # A stage may be over before its random moment comes; the last one then leaves nothing to kill.
         assert len(run.kills) >= KILLS - 2
         assert len({kill.split()[0] for kill in run.kills}) == len(run.stages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_other_recipes_killed_at_random_moments_of_two_rounds(
+    run_of: Callable[[str], Path], tmp_path: Path, recipe: str
+) -> None:
+    with killed_run(tmp_path / "runs", run_of(recipe), rounds=ROUNDS, seed=SEED + 6, recipe=recipe) as run:
+        # One stage of each sixth of the run, round 2 as much as round 1; each kind of victim twice, in any order.
+        bounds = [number * len(run.stages) // KILLS_OF_OTHERS for number in range(KILLS_OF_OTHERS + 1)]
+        targets = [run.random.choice(run.stages[first:last]) for first, last in itertools.pairwise(bounds)]
+        victims = run.random.sample(VICTIMS, KILLS_OF_OTHERS, counts=[KILLS_OF_OTHERS // len(VICTIMS)] * len(VICTIMS))
+        _kill_and_finish(run, targets, prefect={3}, shards=[1, 1, 2], victims=victims)
+        assert len(run.kills) >= KILLS_OF_OTHERS - 1, "a stage may be over before its moment comes"
+        assert any(kill.endswith(("engine", "both")) for kill in run.kills), "an engine was there to be killed"
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Other recipes with real engines: killed in the middle of a round, they resume to the digests of a run left alone.
 
-Complementary RL has suites of its own (`test_kills.py`, `tests/record/`).
+`test_kills.py` kills every recipe at random moments; here the stages are chosen, those that only one recipe has.
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import recipe_runs
+from tests.recipe_runs import OTHERS, tiny_name
 from tests.tiny_run import ROUNDS, crl, digests, train
 
 pytestmark = pytest.mark.slow
-ERL = ("conf/erl_tiny.yaml", "--no-prefect", "--set", "method.families.0.evaluation_seeds.count=2")
 
 
 def test_forked_at_each_round_it_has_the_parents_digests(tmp_path: Path) -> None:
@@ -28,13 +31,18 @@ def test_a_checkpoint_that_retention_deleted_is_named(copied: Path) -> None:
     assert "was pruned: rounds/0000/warm_start_actor/checkpoint" in said and "keep_every" in said
 
 
-def test_experiential_rl_forked_at_each_round_has_the_parents_digests(tmp_path: Path) -> None:
-    crl(tmp_path, "train", *ERL, "--rounds", "2")
-    for number in (0, 1):
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_other_recipes_forked_at_each_round_have_the_parents_digests(
+    run_of: Callable[[str], Path], tmp_path: Path, recipe: str
+) -> None:
+    parent = Path(shutil.copytree(run_of(recipe), tmp_path / tiny_name(recipe)))
+    for number in range(recipe_runs.ROUNDS):
         name = f"child{number}"
-        crl(tmp_path, "fork", "erl-tiny", "--round", str(number), "--name", name)
-        crl(tmp_path, "resume", name, "--rounds", str(2 - number))
-        assert digests(tmp_path / name) == digests(tmp_path / "erl-tiny")
+        crl(tmp_path, "fork", parent.name, "--round", str(number), "--name", name)
+        crl(tmp_path, "resume", name, "--rounds", str(recipe_runs.ROUNDS - number))
+        assert digests(tmp_path / name) == digests(parent)
+        assert "intact" in crl(tmp_path, "verify", name).stdout
+    assert "intact" in crl(tmp_path, "verify", parent.name).stdout
 
 
 def test_overlapped_rounds_forked_at_each_round_have_the_parents_digests(tmp_path: Path) -> None:

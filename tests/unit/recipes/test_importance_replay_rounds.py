@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -125,9 +126,21 @@ def test_draws_are_counted(run: Played) -> None:
             assert item.draws == counted.get(item.generation_id, 0)
 
 
+def tensors_of(run: Played, number: int) -> dict[str, np.ndarray]:
+    """The network that a round left."""
+    rows = run.rows(ExtractorTensor, "measure", number)
+    return {row.name: np.array(row.weights).reshape(row.shape) for row in rows}
+
+
+def score_of(tensors: Mapping[str, np.ndarray], features: Sequence[float]) -> float:
+    """What a network says of a sample, by plain arithmetic."""
+    hidden = np.tanh(tensors["hidden.weight"] @ np.array(features) + tensors["hidden.bias"])
+    logit = float(hidden @ tensors["output.weight"] + tensors["output.bias"][0])
+    return 1 / (1 + math.exp(-logit))
+
+
 def score_by_hand(run: Played, item: ReplayItem, number: int) -> float:
     """What the network of the round before says of a sample, from rows and plain arithmetic."""
-    tensors = {row.name: np.array(row.weights).reshape(row.shape) for row in run.rows(ExtractorTensor, "measure", number - 1)}  # noqa: E501  # fmt: skip
     [episode] = [
         row for row in run.rows(Episode, "collect", item.generation_round) if row.episode_id == item.episode_id
     ]
@@ -138,9 +151,7 @@ def score_by_hand(run: Played, item: ReplayItem, number: int) -> float:
         episode.reward, item.advantage, episode.turns, episode.tokens_sampled, number - item.generation_round, -0.5,
     )  # fmt: skip
     features = [math.copysign(math.log(1 + abs(value)), value) for value in numbers] + vector.tolist()
-    hidden = np.tanh(tensors["hidden.weight"] @ features + tensors["hidden.bias"])
-    logit = float(hidden @ tensors["output.weight"] + tensors["output.bias"][0])
-    return 1 / (1 + math.exp(-logit))
+    return score_of(tensors_of(run, number - 1), features)
 
 
 def test_scores_are_neutral_first_then_those_of_the_network_of_the_round_before(run: Played) -> None:
@@ -170,16 +181,23 @@ def test_between_two_refreshes_scores_stay_and_new_samples_are_neutral(tmp_path:
 def test_probes_are_training_tasks_that_nothing_else_plays(run: Played) -> None:
     config = run.method.recipe
     assert isinstance(config, ImportanceReplayConfig)
-    seen: set[tuple[str, int]] = set()
+    trained: set[tuple[str, int]] = set()
+    probed: list[set[tuple[str, int]]] = []
     for number in NUMBERS:
-        trained = {(row.family, row.environment_seed) for row in run.rows(Task, "plan", number)}
-        probes = {(row.family, row.environment_seed) for row in run.rows(Episode, "probe_before", number)}
-        assert len(probes) == 12 and not probes & trained
-        for family, seed in probes:
-            [named] = [each for each in run.method.families if each.name == family]
-            assert 512 - 64 <= seed < 512 and seed < named.evaluation_seeds.start
-        assert probes != seen, "drawn anew in every round"
-        seen = probes
+        trained |= {(row.family, row.environment_seed) for row in run.rows(Task, "plan", number)}
+        trained |= {(row.family, row.environment_seed) for row in run.rows(Episode, "collect", number)}
+        for stage in ("probe_before", "probe_after"):
+            probed.append({(row.family, row.environment_seed) for row in run.rows(Episode, stage, number)})
+        assert len(probed[-1]) == 12 and probed[-1] == probed[-2]
+    assert all(one != other for one, other in combinations(probed[::2], 2)), "drawn anew in every round"
+    # In no round is a level trained on that any round probes; and by the settings none can be, however many rounds.
+    assert not trained & set().union(*probed)
+    for family in run.method.families:
+        assert {seed for name, seed in trained if name == family.name} <= set(range(512 - 64))
+        assert {seed for name, seed in set().union(*probed) if name == family.name} <= set(range(512 - 64, 512))
+        training, probes = config.training_seeds(family), config.probe_seeds(family)
+        assert (training.start, training.count, probes.start, probes.count) == (0, 512 - 64, 512 - 64, 64)
+        assert probes.start + probes.count <= family.evaluation_seeds.start
     held_out = {(row.family, row.environment_seed) for row in run.rows(Evaluation, "evaluate", ROUNDS)}
     assert len(held_out) == 8 and min(seed for _, seed in held_out) >= 1_000_000
     assert {row.stream for row in run.rows(Episode, "probe_after", 1)} == {"probe"}
@@ -237,6 +255,35 @@ def test_the_network_learns_from_labeled_rounds_and_rests_in_others(run: Played)
     # The window: the draws of both labeled rounds.
     examples = [len(run.rows(ReplayDraw, "credit", number)) for number in (IMPROVED, WORSE)]
     assert figures(run, WORSE, "measure")["extractor_examples"] == sum(examples)
+
+
+def losses_by_hand(run: Played, number: int, labels: Mapping[int, float]) -> tuple[float, float]:
+    """Cross-entropy and mean |score - label| over the draws of these rounds, as the network came to a round."""
+    tensors = tensors_of(run, number - 1)
+    total = entropy = gap = 0.0
+    for each, label in labels.items():
+        for row in run.rows(ReplayDraw, "credit", each):
+            score = score_of(tensors, row.features)
+            entropy -= row.draws * math.log(score if label else 1 - score)
+            gap += row.draws * abs(score - label)
+            total += row.draws
+    return entropy / total, gap / total
+
+
+@pytest.mark.parametrize(("window", "rounds"), sampled([(3, [WORSE, 4]), (2, [4])], 2))
+def test_the_network_learns_from_the_last_rounds_of_its_window_alone(
+    tmp_path: Path, window: int, rounds: list[int]
+) -> None:
+    """Of rounds 1, 2 and 4, whose updates were labeled, round 4 learns from those that a window of so many reaches."""
+    short = played(tmp_path, ROUNDS, method__evaluation__every=0, method__recipe__extractor__window=window)
+    judged = {number: short.rows(Improvement, "measure", number)[0].label for number in NUMBERS}
+    labels = {number: label for number, label in judged.items() if label is not None}
+    assert list(labels) == [IMPROVED, WORSE, 4]
+    told = figures(short, 4, "measure")
+    assert told["extractor_examples"] == sum(len(short.rows(ReplayDraw, "credit", number)) for number in rounds)
+    losses = losses_by_hand(short, 4, {number: labels[number] for number in rounds})
+    assert (told["extractor_loss"], told["coupling_loss"]) == pytest.approx(losses, abs=1e-5)
+    assert losses_by_hand(short, 4, labels)[0] != pytest.approx(losses[0], abs=1e-3), "of all rounds it is another"
 
 
 def test_what_probes_cost_is_counted(run: Played) -> None:
