@@ -23,6 +23,7 @@ from crl.engine.evaluation import evaluate_round as play_round
 from crl.engine.evaluation import keep
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
+from crl.policies.precision import replaced
 from crl.preflight import check_evaluation
 from crl.recipes.evaluate_again import Choice, chosen_method
 from crl.records import Evaluation
@@ -90,6 +91,8 @@ def evaluate_round(run_path: str, number: int | None, choice: Choice) -> list[di
     try:
         run = RunDirectory.open(Path(run_path))
         check_evaluation(run, last_runtime(run.path), chosen_method(run.method, choice))
+        if (said := replaced(run.method)) is not None:
+            get_run_logger().info(said)
         evaluated = play_round(run, number, choice=choice)
         kept = keep(run, evaluated)
     except CrlError as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from crl.config import Runtime
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
+from crl.policies.precision import replaced
 from crl.preflight import check_run
 from crl.run.directory import RunDirectory
 from flows.limits import exclusive
@@ -38,6 +40,8 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
         label(run.experiment_name, "resume")
         runtime = runtime or last_runtime(run.path)
         check_run(run, runtime)
+        if (said := replaced(run.method)) is not None:
+            get_run_logger().info(said)
         with exclusive(run, runtime) as driver:
             first, last = driver.unfinished(purpose=flow_run.id)
             label(

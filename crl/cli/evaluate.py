@@ -49,6 +49,7 @@ def evaluate(
     """
     from crl.engine.evaluation import evaluate_round, keep
     from crl.engine.targets import last_runtime
+    from crl.policies.precision import replaced
     from crl.preflight import check_evaluation
     from crl.recipes.evaluate_again import Choice, chosen_method
     from crl.run.directory import RunDirectory
@@ -63,6 +64,8 @@ def evaluate(
         require_writable(out.absolute().parent, f"--out {out}")  # before minutes of play
     directory = RunDirectory.open(find_run(run))
     check_evaluation(directory, last_runtime(directory.path), chosen_method(directory.method, choice))
+    if (said := replaced(directory.method)) is not None:
+        console(stderr=as_json).print(said)
     evaluated = evaluate_round(directory, round, choice=choice)
     kept = keep(directory, evaluated)
     if out is not None:

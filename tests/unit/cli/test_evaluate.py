@@ -120,6 +120,15 @@ def test_json_is_all_there_is_on_standard_output(crl: Crl, room: Path, played: l
     assert Path(data["kept"]).is_dir() and pq.read_metadata(tmp_path / "rows.parquet").num_rows == 8
 
 
+def test_another_precision_than_was_asked_for_is_said(
+    crl: Crl, room: Path, played: list[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crl.policies.precision.replaced", lambda method: "actor: computed in float32")
+    assert crl("evaluate", "room").out.startswith("actor: computed in float32\n")
+    done = crl("evaluate", "room", "--json")
+    assert json.loads(done.out) and done.err.startswith("actor: computed in float32\n")
+
+
 def test_the_rows_are_kept_once_and_a_table_finds_them(crl: Crl, room: Path, played: list[Choice]) -> None:
     first, second = crl("evaluate", "room").out, crl("evaluate", "room").out
     assert "the rows are kept in " in first and "the same rows were kept before" in second
