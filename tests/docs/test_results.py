@@ -15,7 +15,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-PAGES = {name: f"{name}.md" for name in ("recipes", "recipes_lakes", "coevolution", "coevolution_again")}
+PAGES = {name: f"{name}.md" for name in ("recipes", "recipes_lakes", "coevolution", "coevolution_again", "trials")}
 """The page that a study's tables are in, by the name of its raw results."""
 ROUNDING = 0.005 + 1e-9
 BUDGETS = {
@@ -81,6 +81,8 @@ def interval_of(values: dict[int, float]) -> list[float]:
     mean = sample.mean()
     if len(sample) == 1:
         return [mean]
+    if not sample.std():
+        return [mean, mean, mean]
     low, high = stats.t.interval(0.95, len(sample) - 1, loc=mean, scale=stats.sem(sample))
     return [mean, low, high]
 
@@ -230,6 +232,21 @@ def test_success_at_equal_budgets(study, kind):
                         bank if which == "with bank" else free, raw.against(column, amount, which, reference)
                     ),
                 )
+
+
+def test_success_with_the_bank_by_training_games():
+    raw, page = Raw("trials"), (ROOT / "docs" / PAGES["trials"]).read_text()
+    header, *rows = table_under(page, "With the bank, after so many training games")
+    games = [int(cell.replace(",", "")) for cell in header[1:]]
+    assert {raw.arm_of[row[0]] for row in rows} == {arm for arm, bank in raw.curves if bank}
+    for title, *cells in rows:
+        for amount, cell in zip(games, cells, strict=True):
+            agree(cell, interval_of(raw.at("training_episodes", amount, raw.arm_of[title], True)))
+    _, *rows = table_under(page, "The same, minus another arm")
+    for title, minus, *cells in rows:
+        for amount, cell in zip(games, cells, strict=True):
+            found, against = (raw.at("training_episodes", amount, raw.arm_of[name], True) for name in (title, minus))
+            agree(cell, difference_of(found, against))
 
 
 def test_the_query_of_the_curves_over_real_steps(monkeypatch):
