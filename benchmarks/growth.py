@@ -74,7 +74,9 @@ def rollouts(of: str, threads: int) -> Callable[[int], Iterator[Row]]:
 
 def updates(threads: int) -> Callable[[int], Iterator[Row]]:
     """Updates of one trainer: `batch`."""
-    from crl.config import ActorObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
+    from update_systems.worker import RATE, lora_of
+
+    from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
     from crl.policies import resolve_model
@@ -82,8 +84,8 @@ def updates(threads: int) -> Callable[[int], Iterator[Row]]:
 
     role = RoleConfig(
         model=MODEL,
-        lora=LoraConfig(rank=16, alpha=32),
-        optimizer=OptimizerConfig(learning_rate=1e-6),
+        lora=lora_of("lora"),
+        optimizer=OptimizerConfig(learning_rate=RATE),
         deepspeed=DeepSpeedConfig(micro_batch=8, autocast="bfloat16"),
     )
     trainer = Trainer(computed(role), model_path=resolve_model(MODEL).path, checkpoint=None, threads=threads)

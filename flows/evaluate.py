@@ -23,14 +23,13 @@ from crl.engine.evaluation import evaluate_round as play_round
 from crl.engine.evaluation import keep
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
-from crl.policies.precision import replaced
 from crl.preflight import check_evaluation
 from crl.recipes.evaluate_again import Choice, chosen_method
 from crl.records import Evaluation
 from crl.report.evaluation import results, with_averages
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
-from flows.present import label
+from flows.present import label, log_precision
 from flows.schedule import superseded
 from tasks.failures import failed, log_error, placed
 
@@ -91,8 +90,7 @@ def evaluate_round(run_path: str, number: int | None, choice: Choice) -> list[di
     try:
         run = RunDirectory.open(Path(run_path))
         check_evaluation(run, last_runtime(run.path), chosen_method(run.method, choice))
-        if (said := replaced(run.method)) is not None:
-            get_run_logger().info(said)
+        log_precision(run.method)
         evaluated = play_round(run, number, choice=choice)
         kept = keep(run, evaluated)
     except CrlError as error:

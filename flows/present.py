@@ -13,6 +13,9 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger, get_run_logger
 
+from crl.config import Method
+from crl.policies.precision import replaced
+
 
 def present_run() -> FlowRun | None:
     """The flow run that this is; None outside one."""
@@ -26,6 +29,12 @@ def run_logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
         return get_run_logger()
     except MissingContextError:
         return get_logger("flows")
+
+
+def log_precision(method: Method) -> None:
+    """Log where roles are computed in another precision than was asked for."""
+    if (said := replaced(method)) is not None:
+        run_logger().info(said)
 
 
 def label(experiment: str, what: str) -> None:

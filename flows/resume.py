@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
-from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from crl.config import Runtime
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
-from crl.policies.precision import replaced
 from crl.preflight import check_run
 from crl.run.directory import RunDirectory
 from flows.limits import exclusive
 from flows.parameters import RunPath, run_from
-from flows.present import label, rounds_text
+from flows.present import label, log_precision, rounds_text
 from flows.rounds import run_rounds
 from flows.schedule import superseded
 from tasks.failures import failed, log_error
@@ -40,8 +38,7 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
         label(run.experiment_name, "resume")
         runtime = runtime or last_runtime(run.path)
         check_run(run, runtime)
-        if (said := replaced(run.method)) is not None:
-            get_run_logger().info(said)
+        log_precision(run.method)
         with exclusive(run, runtime) as driver:
             first, last = driver.unfinished(purpose=flow_run.id)
             label(

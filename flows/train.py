@@ -13,12 +13,11 @@ from prefect.runtime import flow_run
 from crl.config import Experiment
 from crl.config.load import runs_root
 from crl.errors import CrlError
-from crl.policies.precision import replaced
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
 from flows.limits import ensure_limit, exclusive
 from flows.parameters import NOTHING, ExperimentChoice, Overrides, Rounds, Settings, experiment_from
-from flows.present import label, rounds_text
+from flows.present import label, log_precision, rounds_text
 from flows.rounds import run_rounds
 from flows.schedule import superseded
 from tasks.failures import failed, log_error
@@ -62,8 +61,7 @@ def _train(experiment: Experiment, rounds: int) -> dict[str, Any]:
     path = root / experiment.name
     if not already_checked.get():
         check_ready(experiment, path, rounds)
-        if (said := replaced(experiment.method)) is not None:
-            get_run_logger().info(said)
+        log_precision(experiment.method)
     _begin(experiment.name, path)
     run = RunDirectory.create_or_open(experiment, root)
     with exclusive(run, experiment.runtime) as driver:
