@@ -299,7 +299,7 @@ class LoadedPolicy(Policy, Protocol):
 
 @runtime_checkable
 class Served(Protocol):
-    """What a loaded policy may also be: one whose model is in a server, which is told which weights it gets."""
+    """What a loaded policy may also be: one whose model is in a server, which is given the digest of its weights."""
 
     def hand_over(self, checkpoint: Path | None, weights: str) -> None:
         """From now on the weights of a checkpoint (None: of the base model), whose digest is `weights`."""

@@ -18,7 +18,7 @@ _COLDEST = 0.01
 
 
 class ServedEngine(EngineConfig):
-    """A model behind a server. `load` is told which server (`runtime.servers`) and the digest of the weights."""
+    """A model behind a server. `load` is given the server (`runtime.servers`) and the digest of the weights."""
 
     SERVED: ClassVar[bool] = True
 

@@ -86,14 +86,20 @@ def settings_of(evaluated: Evaluated) -> dict[str, Any]:
     }
 
 
-def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
-    """Whether everything that the evaluation of a round reads is complete."""
+def _reads(directory: RunDirectory, recipe: Recipe, number: int) -> list[tuple[int, str]] | None:
+    """(round, stage) of all that the evaluation of a round reads; None where the recipe has none in it."""
     stages = recipe.preparation if number == 0 else recipe.stages
     stage = next((each for each in stages if each.name == "evaluate"), None)
     if stage is None:
-        return False
+        return None
     resolved = [recipe.resolve(directory.method, number, read.stage, read.offset) for read in stage.reads]
-    return all(place is None or directory.is_complete(*place) for place in resolved)
+    return [place for place in resolved if place is not None]
+
+
+def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
+    """Whether everything that the evaluation of a round reads is complete."""
+    places = _reads(directory, recipe, number)
+    return places is not None and all(directory.is_complete(*place) for place in places)
 
 
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
@@ -103,16 +109,15 @@ def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     from crl.records import Weights
     from crl.run.prunelog import pruned
 
-    owner = directory.method.owner("actor")
-    place = recipe.resolve(directory.method, number, update_name(owner), 0)
-    if place is None:
-        return False
     deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}
-    rows = directory.read(*place, Weights).to_pylist()
-    return any(
-        row["role"] == owner and row["checkpoint"] in deleted and not (directory.path / row["checkpoint"]).is_dir()
-        for row in rows
-    )
+    updates = {update_name(owner) for owner in directory.method.owners()}
+    checkpoints = [
+        row["checkpoint"]
+        for number_read, stage in _reads(directory, recipe, number) or ()
+        if stage in updates
+        for row in directory.read(number_read, stage, Weights).to_pylist()
+    ]
+    return any(path in deleted and not (directory.path / path).is_dir() for path in checkpoints)
 
 
 def _require_weights(directory: RunDirectory, recipe: Recipe, number: int) -> None:
@@ -122,7 +127,7 @@ def _require_weights(directory: RunDirectory, recipe: Recipe, number: int) -> No
     ready = [each for each in directory.rounds() if _ready(directory, recipe, each)]
     left = [str(each) for each in ready if not _pruned(directory, recipe, each)]
     raise BadInput(
-        f"the actor's weights of round {number} were deleted by retention",
+        f"the weights of round {number} were deleted by retention",
         expected=f"one of the rounds {', '.join(left)}" if left else "a round whose weights were kept",
         where=str(directory.path),
         next_step="runtime.keep_every and runtime.keep_checkpoints say which weights later rounds keep",

@@ -29,7 +29,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
     if isinstance(error, CrlError):
         return Failure(error, "", fatal=False)
     text = "".join(traceback.format_exception(error))
-    # What a stage may not read is told with its traceback.
+    # What a stage may not read is shown with its traceback.
     known = None if isinstance(error, PermissionError) else disk_error(error, where)
     if known is not None:
         return Failure(known, "", fatal=False)

@@ -123,7 +123,7 @@ class VllmServer:
         assert self._process is not None
         code = self._process.wait(0.0)
         state = "was ended" if self._process.running else describe_exit(code)
-        # Errors first: what broke is told once, and then a hundred lines of what followed from it.
+        # Errors first: what broke is said once, and then a hundred lines of what followed from it.
         lines = "\n  ".join(self._errors or self._process.last_lines(_LINES))
         self.kill()
         return EngineDied(

@@ -44,6 +44,7 @@ def nll_samples(
     config: SelfDistillationConfig,
     *,
     round: int,
+    role: str = "actor",
 ) -> list[Sample]:
     """One sample per episode, in their order; `contexts` by episode id, `generations` by generation id.
 
@@ -65,9 +66,9 @@ def nll_samples(
             )
         samples.append(
             Sample(
-                sample_id=f"r{round:04d}-actor-{episode.generation_id}-stripped",
+                sample_id=f"r{round:04d}-{role}-{episode.generation_id}-stripped",
                 round=round,
-                role="actor",
+                role=role,
                 objective="nll",
                 source=f"{generation.round:04d}/{generation.stage}",
                 generation_id=episode.generation_id,

@@ -50,11 +50,11 @@ def model_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]
         if role.sampling.top_k > 0:
             found.append((where, partial(_check_top_k, role.sampling.top_k, role.model, where)))
     for index, family in enumerate(method.families):
-        # What plays has the actor's name in every recipe that ships; another's is checked by its engine.
         top_k = None if family.sampling is None else family.sampling.top_k
-        if top_k and "actor" in method.roles:
-            where = f"method.families.{index}.sampling.top_k"
-            found.append((where, partial(_check_top_k, top_k, method.role("actor").model, where)))
+        where = f"method.families.{index}.sampling.top_k"
+        for name, use in method.recipe.roles().items():
+            if top_k and use.multi_turn:
+                found.append((where, partial(_check_top_k, top_k, method.role(name).model, where)))
     for owner in method.trained():
         role, where = method.role(owner), f"method.roles.{owner}.lora.target_modules"
         if role.lora is not None:

@@ -22,7 +22,7 @@ class Sequenced:
     group: Hashable
 
 
-def grpo_samples(
+def sequence_samples(
     sequences: Sequence[Sequenced], objective: ClippedObjective, weight_of: Callable[[str], float], *, round: int
 ) -> list[Sample]:
     """One GRPO sample per sequence, in their order; `weight_of` is the weight of a sequence of a role."""

@@ -47,8 +47,8 @@ SUCCESS_COLUMNS = (
     (
         "arm",
         "VARCHAR",
-        "guided, free, or synthetic (in an experience model, which says itself what is won) in "
-        "training; with_bank, without_bank or random (any legal action) held out",
+        "guided, free (every other stream too), or synthetic (in an experience model, which says itself what is won) "
+        "in training; with_bank, without_bank or random (any legal action) held out",
     ),
     ("won", "BIGINT", "games won"),
     ("games", "BIGINT", "games played"),

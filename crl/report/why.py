@@ -252,7 +252,7 @@ class _Facts:
     def _read_uses(self, tables: Tables, family: set[str]) -> None:
         """Games and held-out games by the entry that guided them, or that was read for them (ERL), in order."""
         columns = ["episode_id", "round", "success", "entry_ids", "content_digests"]
-        of_rounds = f"guided AND stream <> '{TRIAL}'"  # what a trial played is told as one
+        of_rounds = f"guided AND stream <> '{TRIAL}'"  # what a trial played is shown as one
         played = tables.select(Episode, columns, among={"entry_ids": family}, where=of_rounds)
         shown = {
             (row["episode_id"], entry_id): (digest, row)

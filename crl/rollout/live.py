@@ -29,7 +29,7 @@ class EpisodeSlot:
     others: tuple[Guide, ...] = ()
     """Experiences beside that first one (top_k), in the order shown."""
     as_instructions: bool = False
-    """Whether the experience stands in place of the prompt's system text, and not where `placement` says."""
+    """Whether the experience replaces the prompt's system text, and not where `placement` says."""
 
     @property
     def shown(self) -> str | None:

@@ -3,7 +3,7 @@
 Placeholders are filled by name in one pass (`crl/text/templates.py`), so braces in observations and experiences stay as
 they are. The experience comes last before the first observation, or at the end of the system text (`placement`, section
 2 of the method notes): with `user`, guided and free members of a group share everything before it. A reflection stands
-in place of the system text (`instructions`), whatever the setting. The extractor's
+instead of the system text (`instructions`), whatever the setting. The extractor's
 templates are filled and checked in `crl/extractor/prompts.py`.
 """
 
@@ -20,7 +20,7 @@ from crl.rollout.actions import actions_text
 from crl.text.templates import check, fill, placeholders
 
 Placement = Literal["system", "user", "instructions"]
-"""Where an experience is shown; with `instructions` it stands in place of the system text."""
+"""Where an experience is shown; with `instructions` it replaces the system text."""
 
 SYSTEM_NAMES = frozenset({"goal", "actions"})
 FIRST_NAMES = frozenset({"goal", "actions", "experience", "observation"})

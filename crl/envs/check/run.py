@@ -36,7 +36,7 @@ class Plan:
 
 
 def check(plan: Plan, say: Callable[[str], None] = lambda name: None) -> list[Finding]:
-    """What every check finds; `say` is told the name of each as it begins. Raises BadInput for a config whose class no
+    """What every check finds; `say` is given the name of each as it begins. Raises BadInput for a config whose class no
     other process can import."""
     found: list[Finding] = []
     # Two processes of different hash seeds: what depends on the order of a set differs between them.

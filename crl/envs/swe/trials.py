@@ -55,8 +55,8 @@ def run_trials(
 ) -> list[Trial]:
     """A trial for each set of changed files: visible and judging tests with these texts in place of the library's.
 
-    With `times`, each is run so often, and one whose runs differ comes to no result. `hash_seed` decides the order of
-    sets of texts. A trial that takes longer than `seconds` comes to no result either.
+    With `times`, each is run so often, and one whose runs differ has no result. `hash_seed` decides the order of
+    sets of texts. A trial that takes longer than `seconds` has no result either.
     """
     asked = {
         "files": {**library.files, **library.judging},

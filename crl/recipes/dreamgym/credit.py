@@ -16,7 +16,7 @@ from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.curriculum import task_values
 from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
-from crl.recipes.sequences import Sequenced, grpo_samples, record_of
+from crl.recipes.sequences import Sequenced, record_of, sequence_samples
 from crl.records import Episode, Generation, Metric, Sample, Task
 
 
@@ -34,7 +34,7 @@ def credit(ctx: StageContext) -> None:
         )
         for episode in trained
     ]  # fmt: skip
-    ctx.write(Sample, grpo_samples(sequences, config.objective, lambda role: 1 / len(sequences), round=ctx.round))
+    ctx.write(Sample, sequence_samples(sequences, config.objective, lambda role: 1 / len(sequences), round=ctx.round))
     ctx.write(TaskValue, task_values(ctx.rows(Task, PLAN), ctx.rows(DreamTask, PLAN), episodes))
     errored = len(episodes) - len(sound)
     figures: dict[str, float] = {

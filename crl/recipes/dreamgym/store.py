@@ -142,7 +142,7 @@ def gather(ctx: StageContext) -> None:
     """The pools of a round: those of the round before, what was collected since, what was explored now."""
     config = config_of(ctx.method).store
     arrived = []
-    for name, number, stage in (("collected", ctx.round - 1, "collect"), ("explore", ctx.round, "explore")):
+    for name, number, stage in (("collected", ctx.round_of("collected"), "collect"), ("explore", ctx.round, "explore")):
         arrived += [(row, number, stage) for row in ctx.rows(Transition, name)]
     before = ctx.rows(PoolItem, "before")
     new = [

@@ -1,6 +1,6 @@
 """Stages `collect` and `retry`: first attempts, and attempts after one that earned less than the gate.
 
-A further attempt begins anew, in the same level, with its own random stream. The reflection stands in place of the
+A further attempt begins anew, in the same level, with its own random stream. The reflection replaces the
 instructions, and nothing of the attempt before is in its context; where the reflection is malformed the instructions
 stay as they were. Both stages have parts: a part is a wave of whole groups.
 """
@@ -41,7 +41,7 @@ def attempt_id(first_id: str, revision: int) -> str:
 
 
 def entry_id_of(reflection_id: str) -> str:
-    """Id that a reflection has in the memory, if it comes to be there."""
+    """Id that a reflection has in the memory, if it is stored."""
     return f"x-{reflection_id}-o0"
 
 

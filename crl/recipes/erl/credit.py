@@ -21,7 +21,7 @@ from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.prompts import OK
 from crl.recipes.erl.rows import FIRST, REFLECTION, SECOND, Reflection
-from crl.recipes.sequences import Sequenced, grpo_samples, record_of
+from crl.recipes.sequences import Sequenced, record_of, sequence_samples
 from crl.recipes.stage import BEFORE
 from crl.records import (
     Credit,
@@ -87,7 +87,7 @@ def samples_of(
     config = config_of(method)
     counts = Counter(method.owner(each.role) for each in sequences)
     counts[method.owner(ACTOR)] += len(learned)
-    found = grpo_samples(sequences, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
+    found = sequence_samples(sequences, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
     tokens = sum(sum(each.loss_mask) for each in learned)
     factor = config.internalize.weight if config.internalize is not None else 0.0
     for each in learned:

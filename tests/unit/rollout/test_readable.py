@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-import pyarrow as pa
 import pytest
 
 from crl.envs import make_environment
@@ -13,8 +12,9 @@ from crl.learn.form import unreadable_figures
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.recipes import recipe_of
 from crl.recipes.context import StageContext
+from crl.recipes.memory import MemoryWriter
 from crl.recipes.tasks import task_of
-from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn, rows_of
+from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.readable import Readable
 from crl.text.outputs import Prompt, sample_outputs
@@ -134,21 +134,16 @@ def test_what_is_no_text_is_left_to_who_reads_it() -> None:
 
 def test_rows_of_any_recipe_are_made_valid() -> None:
     """A recipe of another package may ask its environment itself."""
-    written: list[pa.Table] = []
-
-    class Writer:
-        def write(self, row_type: Any, table: pa.Table) -> None:
-            written.append(table)
-
+    writer = MemoryWriter()
     made = experiment()
     recipe = recipe_of(made.method)
     context = StageContext(
         method=made.method, recipe=recipe, stage=recipe.stages[0], round_number=1, reader=cast(Any, None),
-        writer=cast(Any, Writer()), services=cast(Any, None), progress=lambda figures: None,
+        writer=writer, services=cast(Any, None), progress=lambda figures: None,
     )  # fmt: skip
     start = Broken().reset_many([7])[0]
     context.write(Task, [task_of(context, start, episode_id="a", family="f", group=0, environment_seed=7)])
-    [task] = rows_of(Task, written[0])
+    [task] = writer.rows(Task)
     assert (task.goal, task.first_observation) == ("reach \ufffd it", "seed 7 \ufffd\0")
 
 
