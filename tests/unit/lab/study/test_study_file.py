@@ -88,11 +88,17 @@ def test_what_is_refused_names_the_place(tmp_path: Path, changes: dict[str, Any]
     assert said in refused(tmp_path, **changes)
 
 
-def test_the_recommended_recipe_is_the_arm_that_was_measured(tmp_path: Path) -> None:
-    runs = plan_runs(load_study(ROOT / "conf/study/coevolution.yaml"), tmp_path)
-    [measured] = [each for each in runs if (each.arm, each.seed) == ("recommended", 221)]
-    seed = {"method.seed": 221, "method.families.0.environment.world": 221}
-    ours, theirs = load_experiment(ROOT / "conf/recommended.yaml", seed).method, measured.experiment.method
+@pytest.mark.parametrize(
+    ("file", "study", "arm", "seed"),
+    [("self_distillation", "coevolution", "recommended", 221), ("recommended", "trials", "trial_suppress", 291)],
+)
+def test_a_recipe_that_is_recommended_is_the_arm_that_was_measured(
+    tmp_path: Path, file: str, study: str, arm: str, seed: int
+) -> None:
+    runs = plan_runs(load_study(ROOT / f"conf/study/{study}.yaml"), tmp_path)
+    [measured] = [each for each in runs if (each.arm, each.seed) == (arm, seed)]
+    changed = {"method.seed": seed, "method.families.0.environment.world": seed}
+    ours, theirs = load_experiment(ROOT / f"conf/{file}.yaml", changed).method, measured.experiment.method
     left_out = {"roles"}  # the study's file has those of other recipes, too
     assert ours.model_dump(exclude=left_out) == theirs.model_dump(exclude=left_out)
     assert all(ours.role(name) == theirs.role(name) for name in ours.recipe.roles())
