@@ -52,7 +52,7 @@ class FitConfig(Model):
 
 
 class StoreConfig(Model):
-    """Pools of transitions, first in, first out, and how they are searched."""
+    """Pools of transitions and how they are searched. The oldest leave; task families have equal shares."""
 
     real: int = Field(100_000, ge=1, le=10_000_000, description="Capacity of the pool of real transitions.")
     synthetic: int = Field(100_000, ge=0, le=10_000_000, description="Capacity of the pool of predicted ones.")

@@ -31,12 +31,12 @@ def pool_of(row: Transition) -> str:
 
 
 def gathered(before: Sequence[PoolItem], arrived: Iterable[PoolItem], config: StoreConfig) -> list[PoolItem]:
-    """The pools after some transitions came in: of each the newest up to its capacity, in the order they came."""
+    """The pools after some transitions came in: of each the :func:`newest` up to its capacity, in their order."""
     capacity = {REAL: config.real, SYNTHETIC: config.synthetic, HELD_OUT: config.held_out}
     held: dict[str, list[PoolItem]] = defaultdict(list)
     for item in (*before, *arrived):
         held[item.pool].append(item)
-    return [item for pool, most in capacity.items() for item in held[pool][max(0, len(held[pool]) - most) :]]
+    return [item for pool, most in capacity.items() for item in newest(held[pool], most)]
 
 
 def newest(rows: Sequence[OfFamily], most: int) -> list[OfFamily]:

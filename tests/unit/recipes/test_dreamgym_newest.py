@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
 
+from crl.recipes.dreamgym.config import StoreConfig
 from crl.recipes.dreamgym.rows import Annotation, PoolItem, Prediction, Transition
-from crl.recipes.dreamgym.store import newest
+from crl.recipes.dreamgym.store import gathered, newest
 from crl.records import Generation
 from tests.unit.recipes.dreamgym_played import experiment, played
 from tests.unit.recipes.played import Played
@@ -93,6 +95,17 @@ def test_what_a_small_family_leaves_of_its_share_is_dealt_to_the_others(most: in
 def test_of_one_family_the_end_of_the_list_is_the_newest() -> None:
     rows = [item(f"a{number}", "a") for number in range(9)]
     assert newest(rows, 4) == rows[5:]
+
+
+def test_a_full_pool_is_shared_by_the_families() -> None:
+    rounds = [[item(f"{family}{round}-{n}", family) for family, n in product("ab", range(3))] for round in range(4)]
+    held: list[PoolItem] = []
+    store = StoreConfig(real=8)
+    for arrived in rounds:
+        held = gathered(held, arrived, store)
+    assert [row.transition_id for row in held] == ["a2-2", "b2-2", "a3-0", "a3-1", "a3-2", "b3-0", "b3-1", "b3-2"]
+    only_a = gathered(held, [item(f"a4-{n}", "a") for n in range(9)], store)
+    assert [row.family for row in only_a] == list("bbbbaaaa"), "what another family holds stays"
 
 
 def test_an_older_round_gives_way_to_a_newer_one_in_each_family() -> None:
