@@ -74,7 +74,7 @@ $(VLLM_INSTALLED): constraints-vllm.txt | $(INSTALLED)
 	@echo "vllm: done; \`engine: vllm\` of a role uses it (docs/engines.md)"
 
 train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typed again it continues
-	@$(BIN)/crl train $(EXPERIMENT) --rounds $(ROUNDS)
+	@$(BIN)/crl train "$(EXPERIMENT)" --rounds $(ROUNDS)
 
 ui: setup ## Prefect's UI on PORT (4200), worker, schedules, report pages; Ctrl-C stops all of it
 	@exec $(BIN)/python -m flows.ui --port $(PORT) $(if $(PAGES_PORT),--pages-port $(PAGES_PORT)) --with-parent

@@ -28,7 +28,7 @@ DATA_DOCS = ["cache", "data_docs"]
 """Where a run keeps its Data Docs, in `<run>/`."""
 NOTIFICATION = "/notification"
 HOST = "127.0.0.1"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 # The page brings everything with it; a browser asked to fetch or run more than that refuses.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:"
 _HEADERS = [
@@ -78,9 +78,9 @@ class Pages:
     def _page(self, request: Request) -> Response:
         *names, file = request.path_params["path"].split("/")
         # The name of an experiment holds no dot and no slash, so no path can lead out of the runs directory.
-        docs = names[1:3] == DATA_DOCS and file.endswith(".html") and _NAME.fullmatch(file.removesuffix(".html"))
+        docs = names[1:3] == DATA_DOCS and file.endswith(".html") and NAME.fullmatch(file.removesuffix(".html"))
         page = (len(names), file) in ((1, PAGE), (1, STUDY), (2, PAGE))
-        if not all(map(_NAME.fullmatch, names)) or not (page or docs):
+        if not all(map(NAME.fullmatch, names)) or not (page or docs):
             raise HTTPException(404)
         found = self.runs.joinpath(*names, file)
         # A link could lead anywhere.
@@ -91,7 +91,7 @@ class Pages:
     def _list(self, request: Request) -> Response:
         found: list[tuple[str, str]] = []
         if self.runs.is_dir():
-            names = sorted(path.name for path in self.runs.iterdir() if _NAME.fullmatch(path.name))
+            names = sorted(path.name for path in self.runs.iterdir() if NAME.fullmatch(path.name))
             found = [(name, file) for file in (STUDY, PAGE) for name in names if _is_file(self.runs / name / file)]
         items = "".join(
             f'<li><a href="/{name}/{file}">{html.escape(name)}</a>{" (study)" if file == STUDY else ""}</li>'

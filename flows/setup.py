@@ -96,12 +96,13 @@ def experiments() -> list[str]:
     """Names of all experiments at hand: the files of `conf/` and the run directories."""
     from crl.config.load import read_yaml, runs_root
     from crl.run.find import is_run
+    from flows.pages import NAME
     from flows.parameters import experiment_files
 
     found = {str(read_yaml(ROOT / path)["name"]) for path in experiment_files()}
     root = runs_root()
     if root.is_dir():
-        found |= {path.name for path in root.iterdir() if is_run(path)}
+        found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
     return sorted(found)
 
 

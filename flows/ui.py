@@ -7,6 +7,7 @@ that running training ends in a state from which Retry continues), after a `kill
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -242,9 +243,11 @@ class DevServer:
             )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if not self._asked.is_set():
-            say("\nstopping: the worker and what it runs, then the server")
+        first = not self._asked.is_set()
         self._asked.set()
+        if first:
+            with contextlib.suppress(OSError):  # the terminal is gone: that is why this was asked
+                say("\nstopping: the worker and what it runs, then the server")
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class NodesConfig(Model):
         """The machines of the hostfile. Raises BadInput where it cannot be read or has another form."""
         try:
             text = self.hostfile.expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, RuntimeError) as error:  # RuntimeError: the home directory of nobody
             raise BadInput(
                 f"the hostfile cannot be read: {error}",
                 expected="a line `name slots=4` per machine",

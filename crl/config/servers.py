@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from crl.config.base import Model
+from crl.paths import possible_path
 
 INTERPRETER = "CRL_VLLM_PYTHON"
 _ENVIRONMENT = Path(".venv-vllm/bin/python")
@@ -57,6 +58,6 @@ def interpreter(server: ServerConfig) -> Path:
     Not resolved: the interpreter of a virtual environment is a link, and works by where the link is.
     """
     if (chosen := server.python or os.environ.get(INTERPRETER)) is not None:
-        return Path(chosen).expanduser().absolute()
+        return possible_path(chosen, "the interpreter of vLLM", home=True).absolute()
     beside = Path(__file__).parents[2] / _ENVIRONMENT  # a checkout, from which `make vllm` was called
     return beside if beside.is_file() else _ENVIRONMENT.absolute()

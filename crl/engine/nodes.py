@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -62,7 +63,10 @@ def main() -> int:
     agent = [sys.executable, "-P", str(Path(__file__).with_name("node.py"))]
     started: list[subprocess.Popen[bytes]] = []
     for order in json.loads(os.environ.pop(VARIABLE)):
-        process = subprocess.Popen([*order.pop("shell"), *agent], stdin=subprocess.PIPE)
+        shell = order.pop("shell")
+        # ssh joins its words with spaces, and a shell there takes them apart again; others pass them on as they are.
+        words = map(shlex.quote, agent) if Path(shell[0]).name == "ssh" else agent
+        process = subprocess.Popen([*shell, *words], stdin=subprocess.PIPE)
         started.append(process)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its exit code says more

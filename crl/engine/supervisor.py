@@ -89,9 +89,10 @@ class Engine:
                 self._cancelled.clear()
 
     def release(self) -> None:
-        """Have every model freed, if the engine runs."""
+        """Have every model freed, if the engine runs; one that takes too long is ended, which frees them as well."""
         if self.running:
-            self.run(Job(JobKind.release, run_path="", round=0, stage="", token=0), time_limit=60)
+            with contextlib.suppress(StageTimedOut):
+                self.run(Job(JobKind.release, run_path="", round=0, stage="", token=0), time_limit=60)
 
     def cancel(self) -> None:
         """End the engine from another thread; a running job raises :class:`Cancelled` in its own."""
@@ -149,7 +150,10 @@ class Engine:
                     raise EngineDied(f"the engine did not start within {_START_SECONDS:.0f} s", **self._context(job))
                 connection = listener.accept(_TICK_SECONDS)
                 if connection is not None:
-                    hello = decode(connection.recv_bytes())
+                    try:
+                        hello = decode(connection.recv_bytes())
+                    except (EOFError, OSError):
+                        raise self._died(job) from None
                     ranks[hello["rank"]] = (connection, hello["pid"])
                     if nodes is None:  # elsewhere the number may be another process's here
                         # The launcher puts each rank in a session of its own.

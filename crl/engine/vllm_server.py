@@ -157,7 +157,10 @@ class VllmServer:
 def own_folder(parent: Path | None = None) -> Path:
     """A new folder that only this user may enter. Those of processes of this machine that were killed are removed:
     exported weights are as large as the model."""
-    machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    # Where process ids mean the same: containers that share a folder may share the name of their host, too.
+    namespace = Path("/proc/self/ns/pid")
+    where = f"{platform.node()} {namespace.readlink() if namespace.is_symlink() else ''}"
+    machine = hashlib.sha256(where.encode()).hexdigest()[:8]
     root = parent or Path(tempfile.gettempdir())
     for left in root.glob(f"crl-vllm-{machine}-*-*"):
         pid = left.name.split("-")[3]

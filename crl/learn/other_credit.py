@@ -57,7 +57,8 @@ def by_other_tasks(uses: Iterable[UseReward], tasks: Tasks) -> list[UseReward]:
 
 def one_per_task(earned: Iterable[tuple[str, UseReward]], tasks: Tasks) -> list[tuple[str, UseReward]]:
     """What the buffer counts of (output, a use that it earns by): of an output's uses on one task the first, with the
-    mean reward of all of them, whichever of its notes they were of; none of its own task.
+    mean reward of all of them, whichever of its notes they were of; of its own task the verdicts alone, where there
+    are any.
 
     Outputs that wrote one text came from different tasks: a use may be another's own and not this one's.
     """
@@ -66,6 +67,8 @@ def one_per_task(earned: Iterable[tuple[str, UseReward]], tasks: Tasks) -> list[
         task = tasks.of_episode[use.episode_id]
         if task != tasks.own.get(generation_id):
             of_task[generation_id, task].append(use)
+        elif use.critic_score is not None:
+            of_task[generation_id, task].append(replace(use, reward=use.critic_score))
     return [
         (generation_id, replace(listed[0], reward=sum(use.reward for use in listed) / len(listed)))
         for (generation_id, _), listed in of_task.items()

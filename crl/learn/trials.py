@@ -41,9 +41,11 @@ class Asked:
 
 
 def in_force(results: Iterable[TrialResult], config: TrialConfig, *, round: int) -> dict[TextKey, TrialResult]:
-    """Results of earlier rounds that still hold in a round."""
+    """Results of earlier rounds that still hold in a round. Where every pair broke there is none: it is tried again."""
     return {
-        TextKey(row.family, row.content_digest): row for row in results if round - config.holds <= row.round < round
+        TextKey(row.family, row.content_digest): row
+        for row in results
+        if row.pairs > 0 and round - config.holds <= row.round < round
     }
 
 

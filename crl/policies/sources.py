@@ -53,9 +53,9 @@ class ModelSource:
 
 
 def models_directory() -> Path:
-    """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`."""
-    chosen = os.environ.get("CRL_MODELS")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "crl" / "models"
+    """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`. Raises BadInput where nothing can be."""
+    name = os.environ.get("CRL_MODELS") or "~/.cache/crl/models"
+    return possible_path(name, "the directory of models (CRL_MODELS)", home=True)
 
 
 def check_model(name: str) -> None:

@@ -7,6 +7,8 @@ that is read. The formulas are in `shapes`, `memory` and `work`; here they are p
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,11 +153,21 @@ def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     total = needed.disk_bytes(rounds)
     if total is None:
         return
-    present = sum(path.stat().st_size for path in run_path.rglob("*") if path.is_file()) if run_path.is_dir() else 0
+    present = _bytes_in(run_path)
     # What a run that goes on already holds is replaced, not added; its rows stay and new ones come.
     wanted = max(total - present, rounds * needed.round_bytes)
     reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
     require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
+
+
+def _bytes_in(directory: Path) -> int:
+    """Bytes of all files below a directory. Another process may write there: what goes meanwhile counts nothing."""
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += Path(folder, name).stat().st_size
+    return total
 
 
 def gigabytes(count: int) -> str:

@@ -151,9 +151,18 @@ class Recipe:
         return any(BankSnapshot in stage.writes for stage in self.stages)
 
     def reach(self) -> int:
-        """Rounds that stages look back for weights: so many checkpoints may still be read."""
-        writers = {stage.name for stage in self.stages if Weights in stage.writes}
-        return max((-read.offset for stage in self.stages for read in stage.reads if read.stage in writers), default=0)
+        """Rounds that stages look back for weights: so many checkpoints may still be read. Beside the second track of a
+        round the first track of the next one may have written another."""
+        writers = {stage.name: stage for stage in self.stages if Weights in stage.writes}
+        return max(
+            (
+                -read.offset + (stage.second_track and not writers[read.stage].second_track)
+                for stage in self.stages
+                for read in stage.reads
+                if read.stage in writers
+            ),
+            default=0,
+        )
 
     def checkpoint_stages(self) -> dict[str, list[str]]:
         """Stages that write a role's weights; one that names no role writes those of every role."""

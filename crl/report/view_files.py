@@ -194,7 +194,7 @@ class Patterns:
         self.root = absolute(run_path)
         found = self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
         self.foreign: Mapping[str, pa.Schema] = foreign_tables(
-            self.root, (str(path.relative_to(self.root)) for path in found)
+            self.root, (str(path.relative_to(self.root)) for path in found if _FILE.fullmatch(path.name))
         )
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:

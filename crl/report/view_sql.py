@@ -184,7 +184,12 @@ def sql_type(arrow: pa.DataType) -> str:
     """The DuckDB type of an Arrow type that the records use."""
     if pa.types.is_list(arrow):
         return f"{sql_type(arrow.value_type)}[]"
-    return _SQL_TYPES[arrow]
+    return _SQL_TYPES.get(arrow, "VARCHAR")  # another's file may have columns of any type
+
+
+def identifier(name: str) -> str:
+    """The name of a table or column as SQL; in a file of somebody else's it may hold anything."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
@@ -253,7 +258,7 @@ def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
 def _column(name: str, own: Collection[str]) -> str:
     """A column of the files themselves, or one that says where a file is."""
     place = {name: expression for name, _, expression in _PLACE}
-    return f'"{name}"' if name in own else f"{place[name]} AS {name}"
+    return identifier(name) if name in own else f"{place[name]} AS {name}"
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
@@ -270,7 +275,8 @@ def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]
     place = place_of(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
     none = ", ".join(
-        f'if(elsewhere, error(said), NULL)::{kind} AS "{name}"' for name, kind in [*columns, ("filename", "VARCHAR")]
+        f"if(elsewhere, error(said), NULL)::{kind} AS {identifier(name)}"
+        for name, kind in [*columns, ("filename", "VARCHAR")]
     )
     here = (
         f"SELECT count(*) > 0 AS elsewhere, 'this catalog is that of ' || {place} || ', and was opened as ' || "
@@ -332,4 +338,4 @@ def _with_notes(source: Source, row_type: type[Row]) -> str:
 
 
 def _empty(columns: Sequence[tuple[str, str]]) -> str:
-    return "SELECT " + ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns) + " WHERE false"
+    return "SELECT " + ", ".join(f"NULL::{kind} AS {identifier(name)}" for name, kind in columns) + " WHERE false"

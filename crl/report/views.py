@@ -35,7 +35,7 @@ from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.play_sql import SCALARS
 from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, MARKED, columns_of, place_of, view_bodies, views_behind
+from crl.report.view_sql import MACROS, MARKED, columns_of, identifier, place_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
@@ -199,7 +199,7 @@ def _create(connection: duckdb.DuckDBPyConnection, run_path: Path, source: Sourc
         for signature, body in SCALARS.items():
             connection.execute(f"CREATE MACRO {signature} AS {body}")
         for name, body in view_bodies(source, earlier=earlier).items():
-            connection.execute(f'CREATE VIEW "{name}" AS {body}')
+            connection.execute(f"CREATE VIEW {identifier(name)} AS {body}")
         for signature, body in MACROS.items():
             connection.execute(f"CREATE MACRO {signature} AS {body}")
     except duckdb.Error as error:

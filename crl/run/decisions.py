@@ -8,9 +8,10 @@ a run waits. Once the stage is committed its rows and its manifest hold all of i
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -107,12 +108,12 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
     """
     path = decision_path(run_path, decision.round)
     decision = decision.sealed()
-    earlier = load_decision(run_path, decision.round)
-    if earlier is not None and earlier.shown != decision.shown:
-        withdraw_decision(run_path, decision.round)
     # A name of its own even within a process: a paused flow and a command may decide in the same moment.
     scratch = temporary(path.with_name(f"{path.name}-{uuid4().hex}"), 0)
-    with disk_errors(path), making(path.parent):
+    with disk_errors(path), making(path.parent), _alone(path.parent):
+        earlier = load_decision(run_path, decision.round)
+        if earlier is not None and earlier.shown != decision.shown:
+            withdraw_decision(run_path, decision.round)
         try:
             scratch.write_bytes(decision.render())
             fsync(scratch)
@@ -134,6 +135,17 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
             next_step=f"to take it back: crl redo {quoted(run_path)} --from {holds.round:04d}/{holds.stage}",
         )
     return holds
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Wait for whoever else decides here: or a decision that holds could be set aside as one about other rows."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def withdraw_decision(run_path: Path, round_number: int) -> Path | None:

@@ -52,7 +52,9 @@ def prune(
             if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
                 continue
             with commit_guard(run_path, token):
-                deleted.append(_delete(run_path, place, token))
+                entry, grave = _set_aside(run_path, place, token)
+            remove(grave)  # a large one takes long, and another round may have to commit meanwhile
+            deleted.append(entry)
     return deleted
 
 
@@ -62,7 +64,8 @@ def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: 
     return any((entry.round, entry.stage, entry.path, entry.manifest) == wanted for entry in entries)
 
 
-def _delete(run_path: Path, place: tuple[int, str], token: int) -> Pruned:
+def _set_aside(run_path: Path, place: tuple[int, str], token: int) -> tuple[Pruned, Path]:
+    """Note a deletion and move the checkpoint to where the sweep of a later attempt finds it; what was noted, where."""
     directory = _stage(run_path, place)
     manifest = Manifest.load(directory)
     files = {name: file for name, file in manifest.digested.files.items() if name.startswith(f"{CHECKPOINT}/")}
@@ -82,8 +85,7 @@ def _delete(run_path: Path, place: tuple[int, str], token: int) -> Pruned:
     (directory / CHECKPOINT).rename(grave)
     fsync(directory)
     fsync(directory.parent)
-    remove(grave)
-    return entry
+    return entry, grave
 
 
 def _committed(run_path: Path, stages: Collection[str]) -> list[tuple[int, str]]:

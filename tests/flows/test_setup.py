@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from crl.errors import NoServer
 from flows import command
-from flows.setup import DEPLOYMENTS, main
+from flows.setup import DEPLOYMENTS, experiments, main
 from tests.operate import Operation, operation
 from tests.processes import free_port, scaled
 from tests.tiny_run import ROOT
@@ -122,6 +123,17 @@ def test_plain_deploy_on_a_terminal_asks_nothing(server: Operation) -> None:
     os.close(controller)
     assert said.count(b"successfully created") == len(DEPLOYMENTS)
     assert (ROOT / "prefect.yaml").read_text().count("- name:") == len(DEPLOYMENTS)
+
+
+def test_a_folder_among_the_runs_that_is_no_experiment_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "mine & a copy"):
+        tmp_path.joinpath(name).mkdir()
+    monkeypatch.setenv("CRL_RUNS", str(tmp_path))
+    monkeypatch.setattr("crl.run.find.is_run", lambda path: True)
+    found = experiments()
+    assert "mine" in found and "mine & a copy" not in found, "Prefect takes no such name"
 
 
 def test_without_a_server_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

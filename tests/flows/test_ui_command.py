@@ -25,7 +25,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows import ending
 from flows.pages import Pages
-from flows.ui import DevServer, main
+from flows.ui import DevServer, Stop, main
 from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently
 from tests.processes import (
     PATIENCE_SECONDS,
@@ -253,6 +253,17 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     ui._look_after_runs()
     assert "there is no deployment tidy/tidy" in capsys.readouterr().out
     ending._mark(f"{ui.url}/api", [str(uuid4())])
+
+
+def test_a_terminal_that_is_gone_does_not_keep_it_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(text: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("flows.ui.say", gone)
+    ui = DevServer(free_port(), free_port())
+    ui._ask(signal.SIGHUP, None)
+    with pytest.raises(Stop):
+        ui._check()
 
 
 def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:

@@ -193,3 +193,19 @@ def test_texts_of_won_episodes_are_tried_first_and_known_ones_not_at_all() -> No
     assert [each.key.content_digest for each in every["room"]] == ["e", "b", "c", "a"]
     few = to_try(listed, set(), TrialConfig(notes=2))
     assert [each.operation.distillation_id for each in few["room"]] == ["n5", "n1"]
+
+
+def test_a_verdict_is_earned_on_the_own_task_too() -> None:
+    own, other = TaskKey("room", 0), TaskKey("room", 1)
+    tasks = Tasks({"r0": own, "r1": other, "r2": own}, {"x": own})
+    uses = [
+        UseReward(
+            round=1, episode_id=name, entry_id="e", generation_id="x", basis="outcome", outcome=outcome,
+            usefulness=None, critic_score=score, reward=score + (outcome or 0.0),
+        )
+        for name, outcome, score in (("r0", 1.0, 0.5), ("r1", -1.0, 1.0), ("r2", None, 0.0))
+    ]  # fmt: skip
+    rows = by_other_tasks(uses, tasks)
+    assert [row.reward for row in rows] == [0.5, 0.0, 0.0]
+    counted = {tasks.of_episode[use.episode_id]: use.reward for _, use in one_per_task([("x", u) for u in uses], tasks)}
+    assert counted == {own: 0.25, other: 0.0}, "the mean of what the rows say, by task"

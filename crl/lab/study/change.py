@@ -96,9 +96,12 @@ class ChangeResult(BaseModel):
 
 
 def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
-    """What the evaluations of these rounds say; None where no family of the run changes. Raises RecordDamaged."""
+    """What the evaluations of these rounds say; None where no family of the run changes, or not all in one round and
+    once: there is no one before and after then. Raises RecordDamaged."""
     families = {family.name: family for family in run.method.families if family.changes}
-    if not families:
+    if len({tuple(change.round for change in family.changes) for family in families.values()}) != 1 or any(
+        len(family.changes) > 1 for family in families.values()
+    ):
         return None
     success: dict[str, dict[str, dict[int, Rate]]] = {
         part: {WITH_BANK: {}, WITHOUT_BANK: {}} for part in (CHANGED, STAYED)
@@ -111,7 +114,7 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
         counted = table.group_by(["part", "arm"]).aggregate([("success", "sum"), ("success", "count")])
         for row in counted.to_pylist():
             success[row["part"]][row["arm"]][number] = Rate(row["success_sum"], row["success_count"])
-    first = min(family.changes[0].round for family in families.values())
+    first = next(iter(families.values())).changes[0].round
     return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
 
 
@@ -157,7 +160,7 @@ def _recovery(curves: Sequence[Curve], changed: int, after: int, last: int) -> R
     for curve, level in zip(curves, before, strict=True):
         later = sorted((number, found) for number, found in curve.items() if number >= changed)
         lasting = {number: min(found, following) for (number, found), (_, following) in pairwise(later)}
-        reached = first_at(lasting, RECOVERED * level)
+        reached = first_at(lasting, RECOVERED * level) if level else None
         rounds.append(None if reached is None else reached - changed + 1)
     return Recovery(
         before=interval(before),

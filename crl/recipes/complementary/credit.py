@@ -50,6 +50,8 @@ from crl.records import (
 
 NEW_BANK = "new_bank"
 """Name of the read of the bank that the round published; `bank` is the one that it played with."""
+COMING_BANK = "coming_bank"
+"""Where rounds overlap, the read of the bank that the next round plays with, which is not the new one."""
 ADVANTAGES = "advantages"
 UNTRAINABLE = "prompt_too_long"
 """Reason code of an output that was never sampled: there is nothing to train."""
@@ -139,6 +141,8 @@ def _filled(
     # What is scored at once and for all earns nothing by uses. A merged text was never tried, and has no episode.
     paid = {name for name, (_, stage) in origins.items() if stage == "distill" and scored.kind == SCORED}
     bank = ctx.bank(NEW_BANK).table
+    # A text that left the new bank may still be played where rounds overlap.
+    banks = [bank, ctx.bank(COMING_BANK).table] if ctx.method.overlap else [bank]
     previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
     return fill_buffer(
         previous,
@@ -152,7 +156,7 @@ def _filled(
         scored=scored.rewards,
         scored_kind=scored.kind,
         repeats=repeats,
-        held=_held(bank, previous, repeats),
+        held=_held(banks, previous, repeats),
         answers=_answers(ctx, episodes),
         tasks=tasks,
     )
@@ -186,12 +190,18 @@ def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     return {generation_id: list(texts) for generation_id, texts in found.items()}
 
 
-def _held(bank: pa.Table, previous: Iterable[BufferItem], repeats: Mapping[str, Iterable[HeldText]]) -> set[HeldText]:
-    """Those texts of the bank that any output of the buffer wrote or repeats."""
+def _held(
+    banks: Iterable[pa.Table], previous: Iterable[BufferItem], repeats: Mapping[str, Iterable[HeldText]]
+) -> set[HeldText]:
+    """Those texts of the banks that any output of the buffer wrote or repeats."""
     writers = {name for item in previous for name in (item.generation_id, *item.repeats)}
     writers |= {text.generation_id for texts in repeats.values() for text in texts}
-    held = rows_with(bank, "generation_id", writers)
-    return set(map(HeldText, held["entry_id"].to_pylist(), held["generation_id"].to_pylist()))
+    held = [rows_with(bank, "generation_id", writers) for bank in banks]
+    return {
+        HeldText(*place)
+        for table in held
+        for place in zip(table["entry_id"].to_pylist(), table["generation_id"].to_pylist(), strict=True)
+    }
 
 
 def _self_distilled(

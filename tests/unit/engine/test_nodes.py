@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from crl.config import NodesConfig
 from crl.config.nodes import Host
+from crl.engine import nodes
 from crl.engine.launch import address_toward, start_of
 from crl.engine.listener import KEY_VARIABLE, WorkerListener, connect
 from crl.engine.nodes import VARIABLE
@@ -124,6 +126,25 @@ def test_one_machine_that_fails_ends_the_others_and_its_exit_code_is_that_of_all
     assert done.returncode == 3
     pid = int((tmp_path / "known").read_text())
     wait_until(lambda: not psutil.pid_exists(pid), "the other ended")
+
+
+@pytest.mark.parametrize("shell", ["/usr/bin/ssh", "srun"])
+def test_words_survive_the_shell_at_the_other_end_of_ssh(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[list[str]] = []
+
+    def started(words: list[str], **options: object) -> None:
+        taken.append(words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nodes.sys, "executable", "/my venv/python")
+    monkeypatch.setattr(nodes.subprocess, "Popen", started)
+    monkeypatch.setattr(nodes, "end_with_parent", lambda: None)
+    monkeypatch.setenv(VARIABLE, json.dumps([{"shell": [shell, "gpu-1"]}]))
+    with pytest.raises(KeyboardInterrupt):
+        nodes.main()
+    [[_, host, *words]] = taken
+    assert host == "gpu-1"
+    assert (shlex.split(" ".join(words)) if "ssh" in shell else words)[:2] == ["/my venv/python", "-P"]
 
 
 @pytest.mark.slow

@@ -141,3 +141,14 @@ def test_naming_a_model_imports_no_model_library():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert json.loads(result.stdout) == []
+
+
+def test_where_there_is_no_home_the_variable_is_named(monkeypatch):
+    def nobody(number):
+        raise KeyError(number)
+
+    for name in ("CRL_MODELS", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(BadInput, match="CRL_MODELS"):
+        sources.models_directory()

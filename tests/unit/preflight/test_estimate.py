@@ -10,7 +10,7 @@ from crl.config import Experiment, LoraConfig, Runtime
 from crl.config.load import load_experiment
 from crl.errors import BadInput, NotEnoughDisk
 from crl.preflight import check_ready
-from crl.preflight.estimate import check_disk, estimate, gigabytes
+from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes
 from crl.preflight.shapes import ModelShape, shape_of
 from tests.unit.engine.harness import make_experiment
 
@@ -107,6 +107,14 @@ def test_too_little_disk_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughDisk, match="free"):
         check_disk(make_experiment(min_free_gigabytes=1e9), tmp_path / "not" / "there" / "yet", 3)
     assert not (tmp_path / "not").exists()
+
+
+def test_what_goes_while_a_run_is_measured_counts_nothing(tmp_path: Path) -> None:
+    """Another process may train there: a commit renames what was listed a moment ago."""
+    tmp_path.joinpath("deep", "er").mkdir(parents=True)
+    tmp_path.joinpath("deep", "er", "file").write_bytes(bytes(1000))
+    tmp_path.joinpath("gone").symlink_to(tmp_path / "nowhere")  # listed, and not there
+    assert _bytes_in(tmp_path) == 1000 and _bytes_in(tmp_path / "nowhere") == 0
 
 
 def tiny() -> Experiment:

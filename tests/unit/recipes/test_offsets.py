@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from crl.recipes import recipe_of
+from crl.recipes.complementary.credit import COMING_BANK
+from crl.recipes.context import BANK
 from crl.recipes.stage import Read, Stage, in_order
 from tests.tiny_run import experiment
 
@@ -36,6 +38,16 @@ def test_a_stage_runs_after_those_of_its_round_that_it_reads() -> None:
 def test_stages_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="read each other: "):
         in_order([stage("a", "b"), stage("b", "a")])
+
+
+def test_credit_knows_the_bank_that_the_next_round_plays_with() -> None:
+    method = experiment(method__overlap=True).method
+    recipe = recipe_of(method)
+    for number in (1, 2, 3):
+        coming = recipe.stage(method, number, "credit").read(COMING_BANK)
+        played = recipe.stage(method, number + 1, "plan").read(BANK)
+        expected = recipe.resolve(method, number + 1, played.stage, played.offset)
+        assert recipe.resolve(method, number, coming.stage, coming.offset) == expected
 
 
 @pytest.mark.parametrize("lag", [1, 2])

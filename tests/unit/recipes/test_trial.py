@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 from crl.bank.segments import text_digest
-from crl.config import Experiment, Method
+from crl.config import Experiment, Method, TrialConfig
+from crl.learn.trials import in_force
+from crl.recipes import recipe_of
 from crl.recipes.audit import problems_of
 from crl.recipes.reading import recorded_bank
 from crl.recipes.stage import Recipe
@@ -243,3 +245,17 @@ def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(t
         assert max(per_family.values()) <= 3
         untried = [row for row in late.rows(Trial, TRIAL, number) if row.reason_code == "untried"]
         assert all(row.difference is None and not row.admitted for row in untried)
+
+
+def test_a_trial_in_which_every_pair_broke_is_made_again() -> None:
+    def result(pairs: int) -> TrialResult:
+        return TrialResult(family="f", content_digest="d", round=5, pairs=pairs, wins_with=0, wins_without=0)
+
+    config = TrialConfig(layouts=4, threshold=0.25, holds=10)
+    assert in_force([result(1)], config, round=6) and not in_force([result(0)], config, round=6)
+
+
+def test_the_actor_that_a_trial_beside_the_next_round_plays_with_is_kept() -> None:
+    overlapped = experiment(method__overlap=True, method__recipe__trial={"layouts": 4, "threshold": 0.25}).method
+    assert recipe_of(overlapped).reach() == 2, "the next round's actor may be written by then"
+    assert recipe_of(experiment(method__recipe__trial={"layouts": 4, "threshold": 0.25}).method).reach() == 1

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.made_run import Size, make
 from crl.errors import BadInput, RecordDamaged
-from crl.report.views import connect, query
+from crl.report.views import connect, query, write_catalog
 from tests.marks import sampled
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background
 
@@ -260,3 +263,22 @@ def test_in_the_background_of_a_script_ctrl_c_is_not_for_it(place: Path) -> None
     with as_in_the_background():
         code, out, said = interrupted(place / "run", "SELECT sum(range) AS total FROM range(1000)")
     assert code == 0 and "499500" in out, said
+
+
+@pytest.mark.parametrize("catalog", [False, True])
+def test_names_in_a_file_that_somebody_sent_are_names_and_no_sql(run: Path, tmp_path: Path, catalog: bool) -> None:
+    """A table of another package's recipe may have columns of any name; a query makes a view of it."""
+    victim, written = tmp_path / "run", tmp_path / "written"
+    shutil.copytree(run, victim)
+    evil = f"""x" FROM (SELECT 1 AS "x"); COPY (SELECT 42) TO '{written}'; CREATE VIEW "zz" AS SELECT 1 AS "y"""
+    stage = victim / "rounds" / "0001" / "plan"
+    kinds = {"odd": pa.array([3], pa.int16()), evil: pa.array(["a"])}
+    pq.write_table(pa.table(kinds), stage / "others.parquet")
+    pq.write_table(pa.table({"a": [1]}), stage / f"""v" AS SELECT 1; COPY (SELECT 1) TO '{written.name}'; --.parquet""")
+    if catalog:
+        with duckdb.connect(str(write_catalog(victim)), read_only=True) as connection:
+            found = connection.sql("FROM others").fetchall()
+    else:
+        _, found = query(victim, "FROM others")
+    assert [tuple(map(str, row[-2:])) for row in found] == [("3", "a")]
+    assert not written.exists() and not Path(written.name).exists()

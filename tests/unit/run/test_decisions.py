@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from crl.run.decisions import (
 )
 from crl.run.directory import RunDirectory
 from crl.run.verify import Severity, verify
+from tests.processes import PATIENCE_SECONDS
 from tests.unit.run.support import experiment
 
 SHOWN = shown_digest({"0003/distill": "a", "0002/consolidate": "b"})
@@ -63,6 +65,24 @@ def test_of_many_at_once_one_holds(tmp_path: Path) -> None:
         winners = [name for name in pool.map(attempt, range(24)) if name]
     found = load_decision(tmp_path, 3)
     assert found is not None and winners == [found.person]
+
+
+def test_of_many_at_once_one_holds_where_an_older_one_is_set_aside_first(tmp_path: Path) -> None:
+    def attempt(number: int) -> str:
+        barrier.wait(PATIENCE_SECONDS)
+        try:
+            return write_decision(place, decision(shown=now, person=f"p{number}", reject=(f"o{number}",))).person
+        except DecisionMade:
+            return ""
+
+    now = shown_digest({"0003/distill": "redone"})
+    for repeat in range(20):
+        place, barrier = tmp_path / str(repeat), threading.Barrier(4)
+        write_decision(place, decision(approve=False))
+        with ThreadPoolExecutor(4) as pool:
+            winners = [name for name in pool.map(attempt, range(4)) if name]
+        found = load_decision(place, 3)
+        assert found is not None and winners == [found.person], "whoever was told that his decision holds has it"
 
 
 def test_a_decision_about_other_rows_is_set_aside_not_lost(tmp_path: Path) -> None:

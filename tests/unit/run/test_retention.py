@@ -12,10 +12,11 @@ import pytest
 from crl.errors import NotEnoughDisk, RecordDamaged, StaleAttempt
 from crl.records import Weights, table_of
 from crl.report.views import write_catalog
-from crl.run import cache
+from crl.run import cache, retention
 from crl.run.directory import RunDirectory
 from crl.run.disk import free_bytes, require_free
-from crl.run.lease import Lease
+from crl.run.files import remove
+from crl.run.lease import Lease, commit_guard
 from crl.run.prunelog import pruned
 from crl.run.retention import prune
 from crl.run.verify import verify
@@ -51,6 +52,24 @@ def test_newest_every_and_protected_are_kept(
     if deleted:
         line = json.loads((run.path / "pruned.jsonl").read_text().splitlines()[0])
         assert {"round", "stage", "path", "sha256s", "bytes"} <= line.keys()
+
+
+def test_another_round_may_commit_while_a_large_checkpoint_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, deleting = finished_run(tmp_path, rounds=3), []
+
+    def slowly(path: Path) -> None:
+        if path.exists():
+            with commit_guard(run.path, lease.token):
+                deleting.append(path)
+        remove(path)
+
+    monkeypatch.setattr(retention, "remove", slowly)
+    with Lease.acquire(run.path, seconds=30) as lease:
+        prune(run.path, {"actor": ["update_actor"]}, 1, 0, [], token=lease.token)
+    assert len(deleting) == 2 and _kept(run) == [3]
+    assert not any(path.exists() for path in deleting)
 
 
 def test_what_the_newest_weights_point_to_is_never_pruned(tmp_path: Path) -> None:

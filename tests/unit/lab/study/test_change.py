@@ -161,3 +161,21 @@ def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: py
             assert (row["entries"], row["true"], row["stale"]) == (notes.entries, notes.true, notes.stale)
         else:
             assert row["entries"] is None
+
+
+@pytest.mark.parametrize("rounds", [([2], [3]), ([1, 2], [1, 2])], ids=["apart", "twice"])
+def test_changes_in_several_rounds_have_no_one_before_and_after(tmp_path: Path, rounds: tuple[list[int], ...]) -> None:
+    families = [
+        {"name": name, "environment": LAKE, "groups": 1, "evaluation_seeds": {"start": 1_000_000, "count": 4},
+         "changes": [{"round": number, "environment": {"max_turns": 4 - number}} for number in listed]}
+        for name, listed in zip("ab", rounds, strict=True)
+    ]  # fmt: skip
+    made = experiment(method__families=families, method__evaluation__every=1)
+    assert read_change(Played(tmp_path, made, 1).run, [0, 1]) is None
+
+
+def test_who_had_nothing_before_recovers_nothing() -> None:
+    nothing = {number: Rate(0, 100) for number in ROUNDS}
+    success = {part: {"with_bank": {}, "without_bank": nothing} for part in ("changed", "stayed")}
+    found = summarize_change("arm", {1: RunChange(round=31, success=success)})
+    assert found is not None and found.without_bank["changed"].rounds == Reached(median=None, reached=0, seeds=1)
