@@ -12,7 +12,8 @@ What the paper leaves open, and how it is read here:
 - *N* in `fraction` (1 − rank/N) is the configured number, also where the bank holds fewer entries.
 - *Eligible* is a candidate whose cosine reaches `threshold`; the others are recorded and cannot be chosen.
 - Without `diversify` the score is s_rank alone: the nearest wins; c and recent are recorded all the same.
-- Equal cosines are ranked, and equal scores decided, by the order of the entries.
+- Equal cosines are ranked, and equal scores decided, by the age of the entries: the oldest first, or the newest with
+  `ties: newest`.
 - `per: group`: one retrieval per group. The caller retrieves for its first guided member and gives the others the same
   rows by `shared_with`; c advances once.
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
@@ -84,6 +85,8 @@ class BankRetriever:
         """
         if len(embeddings_ND) != len(bank):
             raise ValueError(f"{len(bank)} entries, but {len(embeddings_ND)} embeddings")
+        if config.ties == "newest":  # ties go by row
+            bank, embeddings_ND = bank.newest_first(), embeddings_ND[::-1]
         self._bank, self._embeddings_ND = bank, np.ascontiguousarray(embeddings_ND, dtype=np.float32)
         self._config, self._round, self._bank_round = config, round, bank_round
         self._base, self._cache, self._partitions = base, cache, partitions or {}
@@ -106,7 +109,7 @@ class BankRetriever:
         return [
             (family, row["entry_id"], row["content_digest"])
             for family, rows in sorted(self._masked.items())
-            for row in columns.take(pa.array(rows)).to_pylist()
+            for row in columns.take(pa.array(self._by_age(rows.tolist()), pa.int64())).to_pylist()
         ]
 
     @property
@@ -143,13 +146,16 @@ class BankRetriever:
 
     def counts(self) -> list[RetrievalCount]:
         """Counters of the snapshot's entries chosen at least once so far, in entry order."""
-        rows = sorted(row for row, counter in self._counters.items() if counter.last_round is not None)
+        rows = self._by_age(row for row, counter in self._counters.items() if counter.last_round is not None)
         entry_ids = self._bank.table["entry_id"].take(pa.array(rows, pa.int64())).to_pylist()
         return [
             RetrievalCount(entry_id=entry_id, count=self._counters[row].count, last_round=last_round)
             for entry_id, row in zip(entry_ids, rows, strict=True)
             if (last_round := self._counters[row].last_round) is not None
         ]
+
+    def _by_age(self, rows: Iterable[int]) -> list[int]:
+        return sorted(rows, reverse=self._config.ties == "newest")
 
     def _search(self, families: Sequence[str], queries_QD: NDArray[np.float32]) -> list[Nearest]:
         """Rows of the bank and cosines of each query's candidates, one search per scope."""

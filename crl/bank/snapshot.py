@@ -5,6 +5,7 @@ How a snapshot is put together from what the rounds stored is in `changes.py`; t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -68,6 +69,12 @@ class Snapshot:
         held = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         found = dict(zip(pc.take(asked, places.take(pa.array(held))).to_pylist(), held.tolist(), strict=True))
         return [found.get(entry_id) for entry_id in entry_ids]
+
+    def newest_first(self) -> Snapshot:
+        """The same entries with their rows in the opposite order."""
+        turned = copy.copy(self)
+        turned.table = self.table.take(pa.array(np.arange(len(self) - 1, -1, -1)))
+        return turned
 
     def digest(self) -> str:
         """Digest of the whole bank, computed from its rows: see :func:`add_digests`."""

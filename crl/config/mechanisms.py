@@ -88,6 +88,12 @@ class RetrievalConfig(Model):
     recent_rounds: int = Field(
         1, ge=0, le=MOST_ROUNDS, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
     )
+    # Left out of the digest where it is what it was before there was such a key.
+    ties: Literal["oldest", "newest"] = Field(
+        "oldest",
+        exclude_if=lambda value: value == "oldest",
+        description="Which of several entries with equal cosines ranks first. Newest where the world may change.",
+    )
     threshold: float = Field(0.0, ge=-1, le=1, description="Least cosine; with nothing above it the episode is free.")
     diversify_evaluation: bool = Field(
         False,

@@ -88,6 +88,29 @@ def test_what_is_masked_for_a_family_is_ranked_as_if_it_were_not_there():
     assert searched(entries, {"room": {"digest-m3"}, "hall": set()}).masked_rows() == [("room", "m3", "digest-m3")]
 
 
+@pytest.mark.parametrize("index", ["exact", "approximate"])
+def test_of_equal_cosines_the_oldest_or_the_newest_are_candidates(index):
+    """Three directions, twelve entries each: more that are equal than there are candidates."""
+    vectors = np.eye(3)[np.arange(36) % 3]
+    entries = [entry(f"x{number:02}", number, "room" if number % 2 else "lake") for number in range(36)]
+    for scope in ("bank", "family"):
+        found = {}
+        for ties in ("oldest", "newest"):
+            bank = retriever(entries, vectors, candidates=4, ties=ties, index=index, scope=scope, diversify=False)
+            found[ties] = [bank.retrieve(f"e{axis}", "room", np.eye(3, dtype=np.float32)[axis]) for axis in range(3)]
+            assert [row.entry_id for row in bank.counts()] == sorted(chosen_of(rows).entry_id for rows in found[ties])
+        for axis in range(3):
+            equal = [each.entry_id for number, each in enumerate(entries)
+                     if number % 3 == axis and (scope == "bank" or each.family == "room")]  # fmt: skip
+            assert [row.entry_id for row in found["oldest"][axis]] == equal[:4]
+            assert [row.entry_id for row in found["newest"][axis]] == equal[:-5:-1]
+    masked = BankRetriever(
+        Snapshot.of(2, entries), np.asarray(vectors, np.float32), (), RetrievalConfig(ties="newest"), round=3,
+        bank_round=2, masked={"room": {"digest-x03", "digest-x33"}},
+    )  # fmt: skip
+    assert [name for _, name, _ in masked.masked_rows()] == ["x03", "x33"], "in the order of entries"
+
+
 def test_counts_follow_from_the_rows():
     bank = retriever([entry("a", 0), entry("b", 1), entry("c", 2)], [[1, 0], [0.9, 0.1], [0, 1]])
     before: dict[str, int] = {}
