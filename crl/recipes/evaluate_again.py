@@ -176,6 +176,13 @@ def _check_held_out(family: FamilyConfig, seeds: SeedRange) -> None:
             f"{told} draw levels of training in task {family.name}",
             expected=f"seeds from environment.held_out_from {first} on, which draw held-out levels",
         )
+    levels = family.environment.held_out_levels
+    if first is not None and levels is not None and seeds.start - first + seeds.count > levels:
+        raise BadInput(
+            f"{told} of task {family.name}, whose environment has {levels} held-out seeds from {first} on: some would "
+            "be played twice, and counted as if they were others",
+            expected=f"seeds from {first} to {first + levels - 1}",
+        )
 
 
 def _with_seeds(family: FamilyConfig, seeds: SeedRange) -> FamilyConfig:

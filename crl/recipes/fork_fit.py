@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from crl.config import Method, RoleConfig
 from crl.errors import BadInput
 from crl.recipes.forked import ForkedRecipe
-from crl.recipes.stage import BEFORE, Read, Stage
+from crl.recipes.stage import BEFORE, Read, Recipe, Stage
 from crl.records import Weights, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
@@ -24,8 +24,9 @@ _OPTIMIZER = ("optimizer.kind", "deepspeed.zero_stage", "deepspeed.ranks")
 def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> None:
     """Raise BadInput, saying what does not fit, for a method that cannot go on from the round that is inherited."""
     _check_embedder(parent, method)
-    for misfit in method.recipe.misfits(recipe.inherited.method.recipe):
-        raise misfit
+    for before in _methods_before(recipe):
+        for misfit in method.recipe.misfits(method, before):
+            raise misfit
     for stage, read, place in _inherited_reads(method, recipe):
         owner = _weights_of(method, stage, read)
         if place is None:
@@ -42,6 +43,13 @@ def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> No
             )
         if owner is not None:
             check_weights(parent, method, owner, place)
+
+
+def _methods_before(recipe: Recipe) -> Iterator[Method]:
+    """Those that made the rounds that a fork begins with, the last ones first."""
+    while isinstance(recipe, ForkedRecipe):
+        yield recipe.inherited.method
+        recipe = recipe.inherited.recipe
 
 
 def _weights_of(method: Method, stage: Stage, read: Read) -> str | None:

@@ -143,6 +143,8 @@ class _StoredVectors:
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Unit vectors [B, D] of the texts."""
+        if not texts:
+            return self._services.embedder().embed(texts)
         digests = [text_digest(text) for text in texts]
         found = self._stored(set(digests))
         missing = [text for text, digest in zip(texts, digests, strict=True) if digest not in found]

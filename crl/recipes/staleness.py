@@ -47,13 +47,16 @@ def _of_stage(run: RunDirectory, recipe: Recipe, number: int, stage: Stage) -> I
     if Generation not in stage.writes:
         return
     sampled = run.read(number, stage.name, Generation)
-    for role in run.method.recipe.roles():
+    method = run.method_of(
+        number, stage.name
+    )  # of a round that was inherited, the parent's: its roles own their weights
+    for role in method.recipe.roles():
         if role not in names:
             continue
-        place = recipe.resolve(run.method, number, names[role].stage, names[role].offset)
+        place = recipe.resolve(method, number, names[role].stage, names[role].offset)
         if place is None or not run.is_complete(*place):
             continue
-        rows = [row for row in rows_of(Weights, run.read(*place, Weights)) if row.role == run.method.owner(role)]
+        rows = [row for row in rows_of(Weights, run.read(*place, Weights)) if row.role == method.owner(role)]
         digests = set(sampled.filter(pc.equal(sampled["role"], role))["weights_digest"].to_pylist())
         if digests - {row.weights_digest for row in rows}:
             expected = f"token records of the {role} of round {place[0]}, as declared"

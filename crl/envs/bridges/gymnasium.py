@@ -137,7 +137,9 @@ class _Games:
     def begin(self, slot: int, seed: int) -> _Play:
         """The episode of a seed, in the instance of its slot."""
         while len(self._pool) <= slot:
-            self._pool.append(self._screen())
+            # Its constructor may draw, too: never from the streams of the episode that happens to be its first.
+            with GlobalStreams(0).in_place():
+                self._pool.append(self._screen())
         return _Play(self._pool[slot], seed_of(seed))
 
     def close(self) -> None:

@@ -125,11 +125,16 @@ class _Games:
             self._game(file).close()
 
     def _files(self, pattern: str, field: str) -> list[_File]:
-        """The files of a pattern, sorted by path. A `.json` beside its game is that game, and counts once."""
+        """The files of a pattern, sorted by path. A `.json` beside its game is that game, and counts once.
+
+        A game's content is that of its `.json` where it has one: what is compiled of it holds the date, so that on
+        another day the same game would be on the other side.
+        """
         found = sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207
-        games: dict[Path, None] = {}
+        games: dict[Path, Path] = {}
         for path in found:
-            games.setdefault(self._playable(path, field))
+            told = path.with_suffix(".json")
+            games.setdefault(self._playable(path, field), told if told.is_file() else path)
         if not games:
             raise BadInput(
                 f"no game is at {pattern}",
@@ -137,7 +142,7 @@ class _Games:
                 where=f"{WHERE}.{field}",
                 next_step="make some: tw-make tw-simple --rewards dense --goal detailed --seed 1 --output games/1.z8",
             )
-        return [_File(path, hashlib.sha256(path.read_bytes()).hexdigest()) for path in games]
+        return [_File(path, hashlib.sha256(source.read_bytes()).hexdigest()) for path, source in games.items()]
 
     def _playable(self, path: Path, field: str) -> Path:
         """The file that is played. Raises BadInput for what cannot be."""

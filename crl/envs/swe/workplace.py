@@ -17,7 +17,7 @@ from pathlib import Path
 from crl.envs.swe.repository import remove
 from crl.envs.swe.sandbox import open_to_all
 
-_PREFIX = "crl-swe-"
+_PREFIX, _MAKING = "crl-swe-", "crl-making-swe-"
 _LOCK = "lock"
 
 
@@ -28,10 +28,11 @@ class Workplace:
         """`parent`: where it is made; None: the folder of temporary files, or where only root may go there, /tmp."""
         parent = parent or _temporary()
         _sweep(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=parent))  # a name that no sweep of another process looks at
+        self._lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.folder.chmod(0o711)
+        made.chmod(0o711)
+        self.folder = made.rename(parent / made.name.replace(_MAKING, _PREFIX))
         self._finalizer = weakref.finalize(self, _leave, self.folder, self._lock, os.getpid())
 
     def tree(self) -> Path:

@@ -81,7 +81,7 @@ def rules_of(ctx: StageContext, family: str) -> Rules:
     that failed; 0 where there is neither.
     """
     config = ctx.method.family(family)
-    limit = None if config is None else config.turn_limit
+    limit = None if config is None else config.in_round(ctx.round).turn_limit
     rows = rows_of_items(ctx, items_of(ctx.table(PoolItem, POOL), [REAL], [family]))
     rewards = [0.0, *(row.reward for row in rows)]
     longest = max((row.turn + 1 for row in rows), default=1)

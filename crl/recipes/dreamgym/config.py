@@ -165,6 +165,26 @@ class DreamGymConfig(RecipeConfig):
         """First training seed of a range that no fit sees."""
         return start + count - self.held_out(count)
 
+    def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
+        """No seed whose transitions were fitted is held out afterward."""
+        old = before.recipe
+        if not isinstance(old, DreamGymConfig):
+            return
+        for family in method.families:
+            earlier = before.family(family.name)
+            if earlier is None:
+                continue
+            seeds, fitted = family.train_seeds, earlier.train_seeds
+            first = self.held_out_from(seeds.start, seeds.count)
+            fitted_to = old.held_out_from(fitted.start, fitted.count)
+            if first < fitted_to and fitted.start < seeds.start + seeds.count:
+                yield refused(
+                    "method.recipe.explore.held_out",
+                    f"seeds from {first} on of family {family.name} would be held out, and the rounds before may have "
+                    f"fitted the model to those up to {fitted_to - 1}",
+                    "the share and the train_seeds of the rounds before",
+                )
+
     def roles(self) -> Mapping[str, RoleUse]:
         """An actor that plays, an experience model that answers it, perhaps a teacher that explains transitions."""
         uses = {ACTOR: RoleUse(multi_turn=True), EXPERIENCE: RoleUse()}

@@ -169,15 +169,31 @@ class ImportanceReplayConfig(RecipeConfig):
         if self.learns and not self.extractor.extractor_coefficient and not self.extractor.coupling_coefficient:
             yield refused("method.recipe.extractor", "its coefficients are 0, so nothing is learned", "one above 0")
 
-    def misfits(self, before: RecipeConfig) -> Iterator[BadInput]:
-        """The network of the round before is of one width, and sees an embedding or none."""
-        if not (isinstance(before, ImportanceReplayConfig) and before.learns and self.learns):
+    def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
+        """The network of the round before is of one width, and sees embeddings of one kind or none; and no seed that
+        was trained on is probed."""
+        old = before.recipe
+        if not (isinstance(old, ImportanceReplayConfig) and self.learns):
             return
-        old, new = before.extractor, self.extractor
-        if old.hidden != new.hidden:
-            yield refused("method.recipe.extractor.hidden", f"the network that is there has {old.hidden}", "the same")
-        if (old.embedder is None) != (new.embedder is None):
-            seen = "no embedding" if old.embedder is None else f"embeddings of {old.embedder}"
+        for family in method.families:
+            earlier = before.family(family.name)
+            if earlier is None:
+                continue
+            probed, trained_to = self.probe_seeds(family), old.probe_seeds(earlier).start
+            if probed.start < trained_to and earlier.train_seeds.start < probed.start + probed.count:
+                yield refused(
+                    "method.recipe.probe.pool",
+                    f"seeds from {probed.start} on of family {family.name} would be probed, and the rounds before "
+                    f"trained on those up to {trained_to - 1}",
+                    "the pool and the train_seeds of the rounds before",
+                )
+        if not old.learns:
+            return
+        there, new = old.extractor, self.extractor
+        if there.hidden != new.hidden:
+            yield refused("method.recipe.extractor.hidden", f"the network that is there has {there.hidden}", "the same")
+        if there.embedder != new.embedder:
+            seen = "no embedding" if there.embedder is None else f"embeddings of {there.embedder}"
             yield refused("method.recipe.extractor.embedder", f"the network that is there sees {seen}", "the same")
 
 

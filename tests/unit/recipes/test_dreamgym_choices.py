@@ -195,10 +195,23 @@ def test_what_a_limit_ends_is_worth_what_real_episodes_without_success_are(
     rows = [SimpleNamespace(turn=turn, outcome=outcome, reward=reward) for turn, (outcome, reward) in enumerate(ends)]
     monkeypatch.setattr("crl.recipes.dreamgym.collect.rows_of_items", lambda *of: rows)
     monkeypatch.setattr("crl.recipes.dreamgym.collect.items_of", lambda *of: [])
-    ctx: Any = SimpleNamespace(method=experiment().method, table=lambda *of: None)
+    ctx: Any = SimpleNamespace(method=experiment().method, round=1, table=lambda *of: None)
     found = rules_of(ctx, "lake")
     assert found.failure == expected
     assert found.rewards == (min([0.0, *(row.reward for row in rows)]), max([0.0, *(row.reward for row in rows)]))
+
+
+def test_the_turn_limit_is_that_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.recipes.dreamgym.collect.rows_of_items", lambda *of: [])
+    monkeypatch.setattr("crl.recipes.dreamgym.collect.items_of", lambda *of: [])
+    changes = [{"round": 3, "environment": {"max_turns": 9}}]
+    method = experiment(method__families__0__changes=changes).method
+    before = method.families[0].turn_limit
+    limits = []
+    for number in (2, 3, 4):
+        ctx: Any = SimpleNamespace(method=method, round=number, table=lambda *of: None)
+        limits.append(rules_of(ctx, "lake").turns)
+    assert limits == [before, 9, 9] and before != 9
 
 
 def test_a_limit_that_the_model_forgot_costs_as_much_as_one_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:

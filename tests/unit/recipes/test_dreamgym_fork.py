@@ -57,6 +57,13 @@ def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> N
     assert streams(child, 2) == {"synthetic", "real"} and not problems_of(child, recipe_in(child))
 
 
+def test_levels_that_were_fitted_are_not_held_out_afterward(tmp_path: Path) -> None:
+    parent = finished(tmp_path, 1)
+    with pytest.raises(BadInput, match="the rounds before may have fitted") as caught:
+        forked(parent, 1, tmp_path, recipe__explore__held_out=0.4)
+    assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()
+
+
 @pytest.mark.slow
 def test_a_fork_applies_its_own_floors_to_the_last_figures(tmp_path: Path) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)

@@ -25,3 +25,17 @@ def test_seeds_of_training_are_refused(start: int, told: str) -> None:
         )
     if start == 500_000:
         assert "held_out_from 1000000" in str(caught.value)
+
+
+def test_more_seeds_than_there_are_held_out_levels_are_refused() -> None:
+    nobody: Any = None
+    method = experiment().method
+    family = method.families[0]
+    few = type("Few", (type(family.environment),), {"held_out_levels": property(lambda self: 30)})
+    environment = few.model_construct(**dict(family.environment))
+    method = method.model_copy(update={"families": [family.model_copy(update={"environment": environment})]})
+    for start in (1_000_000, 1_000_015):
+        with pytest.raises(BadInput, match="has 30 held-out seeds from 1000000 on: some would be played twice"):
+            evaluate_again(
+                nobody, method, recipe_of(method), 1, nobody, choice=Choice(seeds=SeedRange(start=start, count=31))
+            )

@@ -271,3 +271,14 @@ def test_there_have_to_be_rollouts(parents: dict[str, RunDirectory], tmp_path: P
     parent = parents["complementary"]
     with pytest.raises(BadInput, match="no rollouts of round 3"):
         fork(parent, 2, experiment_of(parent, "child"), tmp_path, keep_rollouts=True)
+
+
+def test_inherited_rounds_are_checked_by_the_roles_of_the_run_that_made_them(
+    parents: dict[str, RunDirectory], tmp_path: Path
+) -> None:
+    """The extractor had weights of its own then; in the fork it shares the actor's."""
+    parent = parents["complementary"]
+    shared = {"roles__extractor": {"weights": "actor", "context": parent.method.role("extractor").context}}
+    made = experiment_of(parent, "child", changed(parent.method, **shared))
+    child = fork(parent, 2, made, tmp_path)
+    assert problems_of(child, recipe_in(child)) == []

@@ -65,6 +65,7 @@ def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighti
     [
         ({"recipe__extractor__hidden": 5}, "method.recipe.extractor.hidden"),
         ({"recipe__extractor__embedder": None}, "method.recipe.extractor.embedder"),
+        ({"recipe__probe__pool": 128}, "method.recipe.probe.pool"),
     ],
 )
 def test_a_network_of_another_shape_is_refused(
@@ -73,6 +74,13 @@ def test_a_network_of_another_shape_is_refused(
     with pytest.raises(BadInput, match=where):
         forked(learned, tmp_path, **change)
     assert not (tmp_path / "child").exists()
+
+
+def test_a_network_of_the_grandparent_counts_too(learned: RunDirectory, tmp_path: Path) -> None:
+    even = forked(learned, tmp_path, recipe__weighting="uniform")
+    again = {"recipe__weighting": "learned", "recipe__extractor__embedder": None}
+    with pytest.raises(BadInput, match=r"method\.recipe\.extractor\.embedder"):
+        fork(even, 2, experiment_of(even, "grandchild", changed(even.method, **again)), tmp_path)
 
 
 def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunDirectory, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +17,7 @@ from crl.recipes.complementary.proposal import SCORES, proposal_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.recipes.context import StageContext
 from crl.recipes.reading import recorded_bank
-from crl.recipes.recovery import remake
+from crl.recipes.recovery import _StoredVectors, remake
 from crl.recipes.stage import Read
 from crl.records import (
     BankEvent,
@@ -195,3 +197,9 @@ def test_a_near_duplicate_shares_the_uses_of_what_still_resembles_it(run, rewrit
     assert (event.reason, event.repeats) == ("near_duplicate", first)
     items = rows_of(BufferItem, run.run.read(2, "credit", BufferItem))
     assert [item.repeated_entries for item in items] == ([[first]] if shares else [])
+
+
+def test_no_text_has_no_vector(tmp_path: Path) -> None:
+    """DreamGym's pools may gain nothing in a round; `crl mend` makes them again with stored vectors."""
+    services = cast(Any, SimpleNamespace(embedder=LexicalEmbedder))
+    assert _StoredVectors(tmp_path, services).embed([]).shape == (0, LexicalEmbedder().dimension)

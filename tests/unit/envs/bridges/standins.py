@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -116,7 +117,7 @@ def textworld(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_game(game: Path, options: Any) -> None:
         if b"damaged" in game.read_bytes():
             raise ValueError("no game")
-        Path(options.path).write_bytes(game.read_bytes())
+        Path(options.path).write_bytes(game.read_bytes() + f", compiled at {time.time_ns()}".encode())
         Path(options.path).with_suffix(".json").write_bytes(game.read_bytes())
 
     generator = SimpleNamespace(compile_game=compile_game)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from crl.config import FamilyConfig
 from crl.envs import check_environment, make_environment
-from crl.envs.bridges.gymnasium import GymnasiumConfig
+from crl.envs.bridges.gymnasium import GymnasiumConfig, _Games
 from crl.errors import BadInput
 from crl.protocols import FreeText, StopReason
 
@@ -148,6 +148,20 @@ def test_global_generators_are_found_out_and_each_episode_gets_its_own(source):
     starts = wave.reset_many(range(20))
     assert len({start.observation for start in starts}) == 3
     assert wave.reset_many([*range(19, -1, -1)]) == starts[::-1]
+
+
+def test_a_constructor_that_draws_takes_nothing_from_the_episode_that_comes_first(monkeypatch):
+    plain = _Games._screen
+
+    def drawing(self):
+        random.random()
+        return plain(self)
+
+    monkeypatch.setattr(_Games, "_screen", drawing)
+    made = config(source="python", global_random=True)
+    for seed in range(8):
+        alone, first_of_two = made.make().reset_many([seed])[0], made.make().reset_many([seed, seed])
+        assert [alone, alone] == first_of_two, "whichever slot it is in"
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,21 @@ def test_textworld_holds_out_files(games):
     wave = TextWorldConfig(games=f"{games}/*.z8", held_out_games=f"{games}/test/*").make()
     wave.reset_many([*range(20), 1_000_000, 1_000_001])
     assert len({wave.content(slot) for slot in range(20)}) == 20 and wave.content(20) == wave.content(21)
-    (games / "test" / "new.z8").write_text("game 3")
+    (games / "test" / "new.json").write_text("game 3")
     assert "is the same game as" in refused(TextWorldConfig(games=f"{games}/*.z8", held_out_games=f"{games}/test/*.z8"))
+
+
+@pytest.mark.parametrize("pattern", ["*.json", "*"])
+def test_textworld_has_the_same_game_on_the_same_side_whenever_it_was_compiled(games, pattern):
+    sides = []
+    for _ in range(2):
+        wave = TextWorldConfig(games=f"{games}/{pattern}").make()
+        wave.reset_many([*range(20), *range(1_000_000, 1_000_020)])
+        sides.append([wave.content(slot) for slot in range(40)])
+        wave.close()
+        for path in games.glob("*.z8"):  # compiled again, or gone: then of the .json
+            path.unlink()
+    assert sides[0] == sides[1] and len(set(sides[0])) == 20
 
 
 def test_textworld_compiles_a_json_without_its_game(games):
