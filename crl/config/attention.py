@@ -22,6 +22,14 @@ def check_attention(model_config: Any, name: str, context: int) -> None:
             where="the `context` of a role",
             next_step="Lower the context.",
         )
+    if (original := _longrope(config)) is not None and context > original:
+        raise BadInput(
+            f"The model {name!r} has positions of type longrope, which all rows of a pass change together once one is "
+            f"longer than {original} tokens: log-probabilities would depend on the rows beside.",
+            expected=f"a context of at most {original}",
+            where="the `context` of a role",
+            next_step="Lower the context, or use another model.",
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True) and "layer_types" not in config:
@@ -35,3 +43,12 @@ def check_attention(model_config: Any, name: str, context: int) -> None:
             where="the `model` of a role",
             next_step=f"Use another model{f', or a context of at most {window}' if window else ''}.",
         )
+
+
+def _longrope(config: Any) -> int | None:
+    """Tokens up to which a model with rotary positions of type `longrope` uses its short factors; None for others."""
+    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [told, *(each for each in told.values() if isinstance(each, dict))]  # of all layers, or by kind of layer
+    found = [each for each in kinds if "longrope" in (each.get("rope_type"), each.get("type"))]
+    own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
+    return min((int(each.get("original_max_position_embeddings") or own or 0) for each in found), default=None)

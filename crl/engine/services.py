@@ -178,7 +178,11 @@ class EngineServices:
         for _, policy in self._policies.values():
             policy.close()
         self._policies.clear()
-        self._embedder = None
+        if self._embedder is not None:
+            from crl.policies.embedders import load_embedder
+
+            self._embedder = None
+            load_embedder.cache_clear()  # it keeps one per process
         self._drop_trainers(list(self._trainers))
         _collect()
 

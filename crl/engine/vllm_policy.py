@@ -22,7 +22,7 @@ from crl.config.servers import ServerConfig
 from crl.engine.vllm_server import VllmServer, own_folder
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
-from crl.policies.language_model import end_ids, generation_config, load_model
+from crl.policies.language_model import end_ids, generation_config, load_model, untie
 from crl.policies.precision import cpu_computes_bfloat16
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
@@ -205,10 +205,7 @@ class VllmPolicy:
 
 def save_untied(model: Any, directory: Path) -> None:
     """Write a model whose output head is a tensor of its own: a server on a CPU keeps a tied one when it reloads."""
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if head.weight is embeddings.weight:
-        head.weight = torch.nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
-        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
+    untie(model)
     model.save_pretrained(directory)
 
 

@@ -18,7 +18,7 @@ from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
 from crl.records import Episode, Turn
-from crl.text.templates import Messages, check, messages_of, placeholders
+from crl.text.templates import Messages, check, messages_of, numbered, placeholders
 
 DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
 MERGE_NAMES = ("family", "entries", "max_characters")
@@ -83,8 +83,9 @@ def distill_messages(
 
 def merge_messages(prompt: PromptConfig, family: str, texts: Sequence[str], config: DistillConfig) -> Messages:
     """The prompt to merge a chunk of entries of one task family."""
-    entries = "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
-    return messages_of(prompt, {"family": family, "entries": entries, "max_characters": str(config.max_characters)})
+    return messages_of(
+        prompt, {"family": family, "entries": numbered(texts), "max_characters": str(config.max_characters)}
+    )
 
 
 def ask_messages(prompt: PromptConfig, inquiry: Inquiry, experience: str) -> Messages:

@@ -132,9 +132,20 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype)
 
         base = _load(model_path, model_path, torch.float32)
         # Merged in float32: in bfloat16 a small update would be rounded away against the weight.
-        merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
-        return merged.to(dtype)
+        adapted = PeftModel.from_pretrained(base, checkpoint)
+        if any(hasattr(each, "base_layer") for each in (base.get_output_embeddings(), base.get_input_embeddings())):
+            untie(base)  # what was learned of one of the two would be merged into both
+        return adapted.merge_and_unload().to(dtype)
     return _load(checkpoint, model_path, dtype)
+
+
+def untie(model: Any) -> None:
+    """Give the output head of a model a tensor of its own where it shares that of the embeddings."""
+    both = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embeddings = (getattr(each, "base_layer", each) for each in both)  # inside an adapter
+    if head.weight is embeddings.weight:
+        head.weight = torch.nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
 
 
 def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:

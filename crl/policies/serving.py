@@ -20,6 +20,8 @@ from crl.errors import BadInput, EngineDied
 T = TypeVar("T")
 R = TypeVar("R")
 
+_LONGEST_WAIT = 60.0
+"""Seconds that are waited at most because a busy server asks for it."""
 _BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """Answers after which the same request may succeed."""
 _SHOWN = 500
@@ -121,6 +123,7 @@ class Client:
 
     def _send(self, method: str, path: str, options: dict[str, Any]) -> Any:
         for left in reversed(range(self._tries)):
+            asked = 0.0
             try:
                 response = self._http.request(method, f"{self.address}{path}", **options)
             except httpx.TimeoutException as error:
@@ -131,6 +134,7 @@ class Client:
                 if response.is_success:
                     return self._content(response)
                 problem = f"answered {path} with {response.status_code}: {self._shown(response.text)}"
+                asked = _asked_to_wait(response)
                 if response.status_code not in _BUSY:
                     raise BadInput(
                         f"{self.name} {problem}",
@@ -139,7 +143,7 @@ class Client:
                         next_step="check its address, the model's name and the key (runtime.servers)",
                     )
             if left:
-                time.sleep(2.0 ** (self._tries - left - 1))
+                time.sleep(max(2.0 ** (self._tries - left - 1), asked))
         raise EngineDied(
             f"{self.name} {problem}",
             where=self.address,
@@ -157,3 +161,11 @@ class Client:
     def _shown(self, text: str) -> str:
         """The beginning of what somebody else wrote, without the key."""
         return (text.replace(self._key, "(the key)") if self._key else text)[:_SHOWN]
+
+
+def _asked_to_wait(response: httpx.Response) -> float:
+    """Seconds that a busy server asks for (`Retry-After`), at most :data:`_LONGEST_WAIT`; a date counts as none."""
+    try:
+        return min(max(float(response.headers.get("Retry-After", 0)), 0.0), _LONGEST_WAIT)
+    except ValueError:
+        return 0.0

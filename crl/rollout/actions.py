@@ -88,7 +88,9 @@ def _tool_call(answer: str) -> str | None:
     while at >= 0:
         try:
             value, end = _JSON.raw_decode(answer, at)
-            found = _as_call(value) or found
+            call = _as_call(value)
+            # What is no call may hold some: {"tool_calls": [{…}]}, {"type": "function", "function": {…}}.
+            found, end = (found, at + 1) if call is None else (call, end)
         except (ValueError, RecursionError):
             end = at + 1
         at = answer.find("{", end)
@@ -96,7 +98,9 @@ def _tool_call(answer: str) -> str | None:
 
 
 def _as_call(value: dict[str, Any]) -> str | None:
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
     if isinstance(arguments, str):  # some models write the arguments as a JSON text
         arguments = _JSON.decode(arguments)
     if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
@@ -109,7 +113,8 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_no_number)
+# Not strict: models write shell commands with the line breaks that JSON wants escaped.
+_JSON = json.JSONDecoder(parse_constant=_no_number, strict=False)
 
 
 def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from crl.protocols import Actions, Sampled, Start, StopReason
 from crl.records import Generation, Question, Task, Turn
+from crl.text.templates import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,7 @@ class EpisodeSlot:
         """What the actor reads: the experience, or several of them, numbered."""
         if self.experience is None or not self.others:
             return self.experience
-        texts = [self.experience, *(other.experience for other in self.others)]
-        return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
+        return numbered([self.experience, *(other.experience for other in self.others)])
 
 
 @dataclass

@@ -1,13 +1,15 @@
 """What answers of language models have in common, whoever wrote them: thoughts before them, JSON inside them, and texts
 that are allowed.
 
-Used by the actor's actions, questions and verdicts and by the extractor's outputs. This file imports nothing of the
-project.
+Used by the actor's actions, questions and verdicts and by the extractor's outputs.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+
+from crl.text.unicode import UNSEEN
 
 THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 """What begins and ends a thought."""
@@ -45,17 +47,11 @@ def json_part(answer: str) -> str:
 def text_flaw(text: str, max_characters: int) -> str | None:
     """Why a text can be no experience (`empty_text`, `text_too_long`, `bad_text`); None where it can.
 
-    It must not be empty, be at most `max_characters` long, and be valid Unicode without control characters but line
-    feed and tab.
+    It must have something to see, be at most `max_characters` long, and be valid Unicode without control characters but
+    line feed and tab, and without what turns its direction unseen.
     """
-    if not text.strip():
+    if all(character.isspace() or unicodedata.category(character) == "Cf" for character in text):
         return "empty_text"
     if len(text) > max_characters:
         return "text_too_long"
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
-        return "bad_text"
-    if any((character < " " and character not in "\n\t") or character == "\x7f" for character in text):
-        return "bad_text"
-    return None
+    return "bad_text" if UNSEEN.search(text) else None

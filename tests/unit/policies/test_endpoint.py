@@ -141,6 +141,21 @@ def test_an_error_on_the_way_tells_no_key(fake: FakeVllm, monkeypatch: pytest.Mo
     assert KEY not in "".join(traceback.format_exception(raised.value))
 
 
+def test_a_busy_endpoint_is_waited_for_as_long_as_it_asks(fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, slept = iter(["30", "0", "3600", "Wed, 21 Oct 2026 07:28:00 GMT"]), []
+    plain = httpx.Client.request
+
+    def busy(client: httpx.Client, *arguments: Any, **options: Any) -> httpx.Response:
+        if (seconds := next(asked, None)) is None:
+            return plain(client, *arguments, **options)
+        return httpx.Response(429, headers={"Retry-After": seconds}, request=httpx.Request("POST", fake.address))
+
+    monkeypatch.setattr("httpx.Client.request", busy)
+    monkeypatch.setattr("crl.policies.serving.time.sleep", slept.append)
+    policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert slept == [30.0, 2.0, 60.0, 8.0]
+
+
 def test_a_busy_endpoint_is_tried_again_and_a_dead_one_named(fake: FakeVllm) -> None:
     codes = iter([429, 503])
     fake.faults[CHAT] = lambda body: (code, {}) if (code := next(codes, None)) else None

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from crl.config import RoleConfig, SamplingConfig
+from crl.config.attention import check_attention
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
 from crl.policies.scoring import sequence_logprobs
@@ -22,15 +24,19 @@ ROLE = RoleConfig(model="tiny")
 @pytest.fixture
 def adapter(tiny, tmp_path):
     """A LoRA adapter that changes the model, and the log-probabilities of the unmerged model."""
+    return adapted(tiny, tmp_path, "all-linear")
+
+
+def adapted(tiny, tmp_path, modules):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(tiny.path)
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=modules, task_type="CAUSAL_LM"))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     model.save_pretrained(tmp_path / "adapter")
     return tmp_path / "adapter", sequence_logprobs(model.eval(), IDS, 1.0, batch=2)
@@ -45,6 +51,14 @@ def test_a_merged_adapter_equals_the_unmerged_one(tiny, policy, adapter):
     path, expected = adapter
     assert _difference(load_policy(ROLE, tiny.path, path, threads=1), expected) < 1e-4
     assert _difference(policy, expected) > 1e-2  # the adapter does something
+
+
+@pytest.mark.parametrize("modules", [["lm_head"], ["q_proj", "embed_tokens"], ["lm_head", "embed_tokens"]])
+def test_what_is_learned_of_a_tied_head_or_of_its_embeddings_stays_there(tiny, policy, tmp_path, modules):
+    assert policy.model.config.tie_word_embeddings
+    path, expected = adapted(tiny, tmp_path, modules)
+    assert _difference(load_policy(ROLE, tiny.path, path, threads=1), expected) < 1e-4
+    assert _difference(policy, expected) > 1e-2
 
 
 def test_full_weights_replace_the_base(tiny, policy, tmp_path):
@@ -111,3 +125,15 @@ def test_attention_that_forgets_is_refused(tmp_path, tiny):
     with pytest.raises(BadInput, match="do not see the whole context"):
         load_policy(RoleConfig(model="forgetful", context=128), path, None, threads=1)
     assert load_policy(RoleConfig(model="forgetful", context=64), path, None, threads=1).context == 64
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["of all layers", "by kind of layer"])
+def test_positions_that_depend_on_the_rows_beside_are_refused(nested):
+    """Longrope takes its long factors for a whole pass as soon as one row is past the original length."""
+    told = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+            "rope_theta": 10000.0, "original_max_position_embeddings": 64}  # fmt: skip
+    config = SimpleNamespace(max_position_embeddings=128, rope_parameters={"full_attention": told} if nested else told)
+    config.get_text_config = lambda: config
+    check_attention(config, "phi", 64)
+    with pytest.raises(BadInput, match="log-probabilities would depend on the rows beside"):
+        check_attention(config, "phi", 65)

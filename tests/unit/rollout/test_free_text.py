@@ -173,10 +173,22 @@ CALL = '{"arguments": {"n": 1}, "name": "f"}'
         '<tool_call>{"name": "g", "arguments": {}}</tool_call><tool_call>{"name": "f", "arguments": {"n": 1}}',
         '{ not this {"name": "f", "arguments": {"n": 1}} nor {"this": 2}',
         '<think>{"name": "g"}</think>{"name": "f", "arguments": {"n": 1}}',
+        '{"tool_calls": [{"name": "g", "arguments": {}}, {"name": "f", "arguments": {"n": 1}}]}',
+        '{"type": "function", "function": {"name": "f", "arguments": {"n": 1}}}',
     ],
 )
 def test_a_tool_call_is_found_however_models_write_it(text):
     assert parse_action(text, TOOLS, "word") == parse_action(text, TOOLS, "tag") == CALL
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', '" "', "{}"])
+def test_no_arguments_are_none_however_they_are_written(arguments):
+    assert parse_action(f'{{"name": "f", "arguments": {arguments}}}', TOOLS, "word") == '{"arguments": {}, "name": "f"}'
+
+
+def test_a_line_break_inside_an_argument_is_part_of_it():
+    found = parse_action('{"name": "f", "arguments": {"code": "ls\n\tcd"}}', TOOLS, "word")
+    assert json.loads(found)["arguments"] == {"code": "ls\n\tcd"}
 
 
 @pytest.mark.parametrize(

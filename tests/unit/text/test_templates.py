@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.errors import BadInput
-from crl.text.templates import check, fill, placeholders
+from crl.text.templates import check, fill, numbered, placeholders
 
 
 def test_fill():
@@ -28,3 +28,7 @@ def test_a_name_without_a_value_is_refused_with_its_place():
 def test_values_are_never_expanded(before, first, second):
     template = before.replace("{", "").replace("}", "") + "{a}{b}"
     assert fill(template, {"a": first, "b": second}) == template.removesuffix("{a}{b}") + first + second
+
+
+def test_a_line_of_a_text_is_not_mistaken_for_another_text():
+    assert numbered(["Do:\n2. Go north", "wait"]) == "1. Do:\n   2. Go north\n2. wait"
