@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -26,7 +27,7 @@ from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text
 from crl.protocols import Judge
 
-_RUN = re.compile(r".*?-(?P<arm>[a-z_]+)-s(?P<seed>\d+)")
+_RUN = re.compile(r".*?-(?P<arm>[a-z][a-z0-9_]*)-s(?P<seed>\d+)")
 _TEN = """
 SELECT
   arm, seed, (round - 1) // 10 AS ten, sum(shown) / sum(guided) AS shown, sum(won) / sum(shown) AS won,
@@ -43,19 +44,25 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
     if named is None:
         raise SystemExit(f"{path} is no run of a study: its name does not end in -ARM-sSEED")
     run = crl.open(path)
-    judges: dict[str, Judge] = {}
-    for family in run.method.families:
-        environment = make_environment(family)
+    families = {family.name: family for family in run.method.families}
+
+    @cache
+    def judge_of(name: str, changes: int) -> Judge:
+        """By the world after so many of its changes."""
+        rounds = [0, *(change.round for change in families[name].changes)]
+        environment = make_environment(families[name].in_round(rounds[changes]))
         if not isinstance(environment, Judge):
-            raise SystemExit(f"{path}: nothing knows which notes about {family.name} are true")
-        judges[family.name] = environment
+            raise SystemExit(f"{path}: nothing knows which notes about {name} are true")
+        return environment
+
     # Trials of notes are episodes of a stage of their own.
     games = run.sql(
         "SELECT round, family, guided, experiences, success FROM episodes WHERE stage = 'collect' ORDER BY round"
     ).fetchall()
     rounds: dict[int, Counter[str]] = defaultdict(Counter)
     for number, family, guided, texts, success in games:
-        true = any(judges[family].truth(text) == 1 for text in texts)
+        judge = judge_of(family, sum(change.round <= number for change in families[family].changes))
+        true = any(judge.truth(text) == 1 for text in texts)
         rounds[number] += Counter(
             guided=guided, shown=true, won=true and success, won_otherwise=guided and not true and success,
             free=not guided, won_free=not guided and success,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -55,7 +56,9 @@ def compare(
         _conclude(loaded, planned, directory, {})
         return
     out = console()
-    with interruptible(lambda: f"crl compare {shown(study)}"):
+    options = {"--runs": runs, "--jobs": jobs, "--arms": arms, "--seeds": seeds}
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    with interruptible(lambda: shlex.join(["crl", "compare", str(study), *words])):
         open_runs = [run for run in wanted if not run.is_finished()]
         out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
         if open_runs:  # before the directory of the study is made

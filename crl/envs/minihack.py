@@ -46,7 +46,7 @@ _GOALS: tuple[tuple[str, str], ...] = (
     ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
                 "on the squeaky board."),
     ("Boxoban", "Push every boulder (`) onto a fountain ({)."),
-    ("Sokoban", "Fill every pit (^) by pushing a boulder (`) into it, then reach the stairs down (>)."),
+    (r"Sokoban\d[ab]", "Fill every pit (^) by pushing a boulder (`) into it, then reach the stairs down (>)."),
     ("Eat", "Eat the apple."),
     ("Pray", "Pray on the altar."),
     ("Sink", "Quaff from the sink."),

@@ -149,15 +149,20 @@ def outputs_of(method: Method) -> dict[str, RoundOutputs]:
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     """Raise NotEnoughDisk where what a run still has to write does not fit, with `min_free_gigabytes` left over."""
+    wanted = still_to_write(experiment, run_path, rounds)
+    if wanted is not None:
+        reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
+        require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
+
+
+def still_to_write(experiment: Experiment, run_path: Path, rounds: int) -> int | None:
+    """Bytes that so many more rounds of a run add to its directory; None where a model is unknown."""
     needed = estimate(experiment)
     total = needed.disk_bytes(rounds)
     if total is None:
-        return
-    present = _bytes_in(run_path)
-    # What a run that goes on already holds is replaced, not added; its rows stay and new ones come.
-    wanted = max(total - present, rounds * needed.round_bytes)
-    reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
-    require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
+        return None
+    # Checkpoints that retention replaces are there already; rows, and checkpoints that are kept for good, are added.
+    return max(total - _bytes_in(run_path), rounds * (needed.round_bytes + needed.kept_every_bytes))
 
 
 def _bytes_in(directory: Path) -> int:

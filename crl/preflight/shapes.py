@@ -82,6 +82,10 @@ SHAPES = {
 """By the name that a config gives them."""
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of a config that say of how many feed-forward parts a mixture of experts is made."""
+
+
 def config_file(model: str) -> Path | None:
     """The `config.json` of a model by its name or directory; None where it is not on this machine."""
     return next((path for path in _configs(model) if path.is_file()), None)
@@ -95,6 +99,8 @@ def shape_of(model: str) -> ModelShape | None:
     if config is None:
         return SHAPES.get(model)
     found = json.loads(config.read_text(encoding="utf-8"))
+    if any(found.get(key) for key in _EXPERTS):
+        return None  # many times as large as its layers say
     try:
         hidden, heads = found["hidden_size"], found["num_attention_heads"]
         head = found.get("head_dim") or hidden // heads

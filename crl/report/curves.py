@@ -15,7 +15,7 @@ from crl.report.dreams import DREAMS
 from crl.report.rates import NONE, Rate, wilson
 from crl.report.replayed import REPLAYED
 from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import average_lines, newest_tasks
+from crl.report.tasks import average_lines, newest_evaluated, newest_tasks
 
 LIMIT = 120
 """Most points of a line, bars of a chart: a longer run has consecutive rounds pooled into one."""
@@ -93,7 +93,7 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     lines = [*training, *held_out]
     charts = [(_TRAINING, training), (_HELD_OUT, held_out)]
     if newest_tasks(summaries) is not None:
-        charts.append((_AVERAGE, average_lines([group[-1] for group in _pooled(summaries)])))
+        charts.append((_AVERAGE, average_lines([newest_evaluated(group) or group[-1] for group in _pooled(summaries)])))
     found = [
         line_chart(title, drawn, top=_top(lines), share=True, rounds=_span(lines))
         for title, drawn in charts

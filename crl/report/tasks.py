@@ -98,6 +98,11 @@ def average_lines(summaries: Sequence[RoundSummary]) -> list[Line]:
     return lines
 
 
+def newest_evaluated(summaries: Sequence[RoundSummary]) -> RoundSummary | None:
+    """The last round with held-out games of some task."""
+    return _newest(summaries, _HELD_OUT)
+
+
 def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSummary | None:
     return next((each for each in reversed(summaries) if any(arm in each.tasks for arm in arms)), None)
 

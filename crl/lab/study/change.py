@@ -6,7 +6,7 @@ evaluations in the changed world with at least :data:`RECOVERED` of its success 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 
@@ -136,7 +136,7 @@ def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) 
         bank: {
             part: _recovery(curves, changed, around[1], last)
             for part in (CHANGED, STAYED)
-            if all(curves := [each.curve(part, bank=bank) for each in changes.values()])
+            if (curves := _curves(changes.values(), part, bank=bank))
         }
         for bank in (True, False)
     }
@@ -152,6 +152,13 @@ def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) 
             [{number: each.stale / each.entries for number, each in run.items()} for run in notes]
         ),
     )
+
+
+def _curves(runs: Collection[RunChange], part: str, *, bank: bool) -> list[Curve]:
+    """Of each run; of one whose bank stayed empty that without it. None where no run has a bank."""
+    if not any(each.curve(part, bank=bank) for each in runs):
+        return []
+    return [each.curve(part, bank=bank) or each.curve(part, bank=False) for each in runs]
 
 
 def _recovery(curves: Sequence[Curve], changed: int, after: int, last: int) -> Recovery:

@@ -174,7 +174,7 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     from crl.lab.warm.config import load_warm_start
     from crl.lab.warm.make import check_warm_start
     from crl.preflight import check_before_warm_starts, check_ready
-    from crl.preflight.estimate import estimate
+    from crl.preflight.estimate import still_to_write
     from crl.run.disk import require_free
 
     arms = {run.arm: run for run in reversed(runs)}.values()
@@ -186,7 +186,8 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     for planned in arms:
         check_ready(planned.experiment, planned.path, planned.rounds)
     if runs:
-        needed = sum(estimate(run.experiment).disk_bytes(run.rounds - max(run.rounds_done(), 0)) or 0 for run in runs)
+        left = ((run, run.rounds - max(run.rounds_done(), 0)) for run in runs)
+        needed = sum(still_to_write(run.experiment, run.path, rounds) or 0 for run, rounds in left)
         reserve = max(run.experiment.runtime.min_free_gigabytes for run in runs)
         require_free(runs[0].path.parent, needed_bytes=needed, reserve_bytes=int(reserve * 1e9))
 

@@ -97,11 +97,13 @@ def _changed_notes(result: StudyResult) -> Table:
     titles, rows = result.titles, []
     for each in result.changes:
         if each.notes_true:
-            places = [number for number in (*each.evaluated, max(each.notes_true)) if number in each.notes_true]
-            shares = [interval_text(curve[place]) for curve in (each.notes_true, each.notes_stale) for place in places]
+            places = (*each.evaluated, max(each.notes_true))
+            shares = [
+                interval_text(curve.get(place)) for curve in (each.notes_true, each.notes_stale) for place in places
+            ]
             rows.append([titles[each.arm], *shares])
     columns = ("arm", *(f"{what} {when}" for what in ("true", "stale") for when in ("before", "after", "at the end")))
-    return Table("Notes of families that change", columns, [row for row in rows if len(row) == len(columns)])
+    return Table("Notes of families that change", columns, rows)
 
 
 def _at_budget(result: StudyResult, budget: Budget) -> Table:

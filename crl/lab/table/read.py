@@ -116,9 +116,17 @@ class _Rounds:
         return self._read[number]
 
     def is_whole(self, number: int) -> bool:
-        """Whether every task was evaluated in this round, with the bank or without."""
-        cells = self.cells(number)
+        """Whether every task was evaluated in this round, with all arms that the run's own newest evaluation has."""
+        cells, arms = self.cells(number), self._own_arms()
+        if arms:
+            return all((task, arm) in cells for task in _tasks(self._run) for arm in arms)
         return all(any((task, arm) in cells for arm in ARMS) for task in _tasks(self._run))
+
+    def _own_arms(self) -> set[str]:
+        for number in reversed(self._run.rounds()):
+            if rows := self._recorded(number):
+                return {row.arm for row in rows} & set(ARMS)
+        return set()
 
     def success(self, number: int) -> float | None:
         """Success over all tasks, with the bank where it was played in each of them; None where neither arm was."""

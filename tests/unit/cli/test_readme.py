@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counts_and_story_are_those_of_the_run(run: Path) -> None:
     found = blocks(run)
     stages = query(run, "SELECT count(*) FROM stages")[1][0][0]
-    assert found["ending"].startswith(f"{stages} stages ran now; the whole run has taken ")
+    assert found["ending"].startswith(f"{stages} stages ran now; all stages of the run have taken ")
     assert "everything is in runs/told/:" in found["ending"]
     lines = found["why"].splitlines()
     assert lines[0].startswith("experience x-d-r0001-0-o0") and any("used in 2 episodes" in line for line in lines)

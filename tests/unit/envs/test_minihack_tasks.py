@@ -41,6 +41,11 @@ def digests(task_id, width):
     return found
 
 
+@pytest.mark.parametrize("which", ["1a", "2b", "4b"])
+def test_every_sokoban_says_what_it_asks_for(which):
+    assert "Fill every pit" in minihack.goal_of(f"MiniHack-Sokoban{which}-v1")
+
+
 @pytest.mark.slow
 def test_random_play_is_equal_in_another_process_and_batch_size():
     program = (

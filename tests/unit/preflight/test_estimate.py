@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from crl.config import Experiment, LoraConfig, Runtime
 from crl.config.load import load_experiment
 from crl.errors import BadInput, NotEnoughDisk
 from crl.preflight import check_ready
-from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes
+from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes, still_to_write
 from crl.preflight.shapes import ModelShape, shape_of
 from tests.unit.engine.harness import make_experiment
 
@@ -152,3 +153,20 @@ def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
 def test_sizes_as_people_read_them() -> None:
     assert [gigabytes(count) for count in (1_500_000, 49_000_000, 2_340_000_000)] == ["1.5 MB", "49.0 MB", "2.3 GB"]
     assert Runtime().min_free_gigabytes == 1.0
+
+
+def test_checkpoints_that_are_kept_for_good_are_no_room_for_later_ones(tmp_path: Path) -> None:
+    made = make_experiment(keep_every=1)
+    each = estimate(made).kept_every_bytes
+    assert each > 0
+    with tmp_path.joinpath("old").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: no disk is used
+    assert still_to_write(made, tmp_path, 10) == 10 * (estimate(made).round_bytes + each)
+    assert still_to_write(made, tmp_path / "new", 10) == estimate(made).disk_bytes(10)
+
+
+def test_a_mixture_of_experts_is_no_dense_model(tmp_path: Path) -> None:
+    config = {"vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    for more, known in (({}, True), ({"num_experts": 0}, True), ({"num_experts": 128}, False)):
+        tmp_path.joinpath("config.json").write_text(json.dumps(config | more))
+        assert (shape_of(str(tmp_path)) is not None) is known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -68,6 +69,19 @@ def test_the_words_of_the_tables():
     assert "## Tasks, round 2, held out round 1" in shown and "| average |" in shown
     assert any("success by task" in str(table.title) for table in round_tables(ROUNDS))
     assert [chart.title for chart in success_charts(ROUNDS)][-1] == "held-out success, average over tasks"
+
+
+@pytest.mark.parametrize("every", [2, 10])
+def test_a_long_run_of_a_mixture_has_every_evaluation_that_its_chart_has_room_for(every: int):
+    held_out = {arm: {"a": Rate(1, 2), "b": Rate(2, 2)} for arm in ("with_bank", "without_bank")}
+    rounds = [
+        RoundSummary(number, str(number), tasks=held_out if number % every == 0 else {"guided": {"a": Rate(1, 2)}})
+        for number in range(242)
+    ]
+    [chart] = [chart for chart in success_charts(rounds) if chart.title == "held-out success, average over tasks"]
+    [points] = {tuple(point.x for point in line.points) for line in chart.lines}
+    groups = math.ceil(242 / 3)  # at most 120 points: three rounds a point
+    assert len(points) == (groups if every == 2 else math.ceil(242 / every))
 
 
 def test_the_page_has_training_here_and_what_is_held_out_in_its_own_table():

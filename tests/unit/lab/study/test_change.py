@@ -179,3 +179,18 @@ def test_who_had_nothing_before_recovers_nothing() -> None:
     success = {part: {"with_bank": {}, "without_bank": nothing} for part in ("changed", "stayed")}
     found = summarize_change("arm", {1: RunChange(round=31, success=success)})
     assert found is not None and found.without_bank["changed"].rounds == Reached(median=None, reached=0, seeds=1)
+
+
+def test_a_seed_whose_bank_stayed_empty_counts_with_what_it_wins_without() -> None:
+    def of(bank: dict[int, Rate]) -> RunChange:
+        without = {number: Rate(10, 100) for number in ROUNDS}
+        part = {"with_bank": bank, "without_bank": without}
+        return RunChange(round=31, success={"changed": part, "stayed": part})
+
+    full = {number: Rate(50, 100) for number in ROUNDS}
+    found = summarize_change("arm", {1: of(full), 2: of({})})
+    assert found is not None
+    recovery = found.with_bank["changed"]
+    assert recovery.last.mean == pytest.approx(0.3) and recovery.rounds.seeds == 2
+    alone = summarize_change("arm", {1: of({}), 2: of({})})
+    assert alone is not None and alone.with_bank == {}

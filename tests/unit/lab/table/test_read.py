@@ -112,3 +112,11 @@ def test_a_finished_run_has_nothing_to_note(finished: Path) -> None:
         mine = [row for row in recorded_rows if (row.family, row.arm) == (task, arm)]
         assert cell.result.episodes == len(mine) and cell.result.won is not None
         assert cell.result.won.successes == sum(row.success for row in mine)
+
+
+def test_a_round_that_was_evaluated_again_with_one_arm_is_not_the_last(tmp_path: Path) -> None:
+    path = recorded(tmp_path, "one", {1: BOTH, 2: BOTH})
+    keep(path, 3, all_won(4))
+    assert read_results(path, "last").round == 2
+    keep(path, 3, all_won(4, WITH))
+    assert read_results(path, "last").round == 3
