@@ -72,14 +72,16 @@ def test_the_words_of_the_tables():
 
 
 @pytest.mark.parametrize("every", [2, 10])
-def test_a_long_run_of_a_mixture_has_every_evaluation_that_its_chart_has_room_for(every: int):
+def test_a_long_run_of_a_mixture_has_every_evaluation_that_its_chart_has_room_for(every: int, monkeypatch):
     held_out = {arm: {"a": Rate(1, 2), "b": Rate(2, 2)} for arm in ("with_bank", "without_bank")}
     rounds = [
         RoundSummary(number, str(number), tasks=held_out if number % every == 0 else {"guided": {"a": Rate(1, 2)}})
         for number in range(242)
     ]
-    [chart] = [chart for chart in success_charts(rounds) if chart.title == "held-out success, average over tasks"]
-    [points] = {tuple(point.x for point in line.points) for line in chart.lines}
+    drawn: list[RoundSummary] = []
+    monkeypatch.setattr("crl.report.curves.average_lines", lambda shown: drawn.extend(shown) or [])
+    success_charts(rounds)
+    points = [each for each in drawn if "with_bank" in each.tasks]
     groups = math.ceil(242 / 3)  # at most 120 points: three rounds a point
     assert len(points) == (groups if every == 2 else math.ceil(242 / every))
 
