@@ -218,8 +218,8 @@ class ExtractorObjective(Model):
     credit: Literal["outcome", "guided_minus_free", "running_usefulness", "other_tasks", "trend"] = Field(
         "outcome",
         description="Reward of a use: ±1 as the paper; ±1 less the mean of unguided rollouts; running usefulness; ±1, "
-        "one mean per task, the note's own left out. trend: not uses are scored, but an output by its episode's ±1 "
-        "less the largest utility among the experiences retrieved for that task.",
+        "one mean per task, of the note's own only verdicts. trend: not uses are scored, but an output by its episode's"
+        " ±1 less the largest utility among the experiences retrieved for that task.",
     )
     usefulness_decay: float = Field(0.95, gt=0, lt=1, description="Decay of the running usefulness.")
     correction: Correction = None

@@ -104,8 +104,8 @@ def fill_buffer(
     `repeats` gives, for outputs of this round that wrote what the bank held already, those texts, each once.
     `held` are the texts of the bank after the round (None: unknown; others than those of the outputs in question may be
     left out): what has no use and no text there is dropped, or just ends where it was trained before. `answers` are
-    what answers of this round's episodes earned. With `tasks` an output counts each task but its own once, by the mean
-    of the uses that it earns by there. New items enter in the order of first use, then in the order of
+    what answers of this round's episodes earned. With `tasks` an output counts each task once (its own by verdicts
+    alone), by the mean of the uses that it earns by there. New items enter in the order of first use, then in that of
     `distillations`, then in that of `answers`. Raises RecordDamaged for a used output without an origin.
     """
     items = _settled(previous)

@@ -55,7 +55,15 @@ class ModelSource:
 def models_directory() -> Path:
     """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`. Raises BadInput where nothing can be."""
     name = os.environ.get("CRL_MODELS") or "~/.cache/crl/models"
-    return possible_path(name, "the directory of models (CRL_MODELS)", home=True)
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise BadInput(
+            f"there is no home directory for {name}",
+            expected="a directory for prepared models",
+            where="the environment variable CRL_MODELS",
+            next_step="set CRL_MODELS to one",
+        ) from None
 
 
 def check_model(name: str) -> None:

@@ -46,10 +46,13 @@ def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> No
 
 
 def _methods_before(recipe: Recipe) -> Iterator[Method]:
-    """Those that made the rounds that a fork begins with, the last ones first."""
+    """Those that made rounds that a fork begins with, the last ones first."""
     while isinstance(recipe, ForkedRecipe):
-        yield recipe.inherited.method
-        recipe = recipe.inherited.recipe
+        before = recipe.inherited
+        inner = before.recipe.inherited.round if isinstance(before.recipe, ForkedRecipe) else 0
+        if before.round > inner:  # round 0 only prepares, and what an older run made is that one's
+            yield before.method
+        recipe = before.recipe
 
 
 def _weights_of(method: Method, stage: Stage, read: Read) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ def parse_action(text: str, actions: Actions, action_format: ActionFormat, *, th
     if answer is None:
         return None
     if isinstance(actions, ToolCalls):
-        return _tool_call(answer)
+        return _tool_call(answer, {tool.name for tool in actions.tools})
     if isinstance(actions, FreeText):
         bodies = _TAG.findall(answer) if action_format == "tag" else [answer]
         return valid_text(bodies[-1].strip()) or None if bodies else None
@@ -82,15 +82,20 @@ def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
     return "\n".join(['answer with JSON: {"name": <tool>, "arguments": {…}}. The tools:', *shown])
 
 
-def _tool_call(answer: str) -> str | None:
-    """The last call in an answer as JSON with sorted keys; None where there is none."""
-    found, at = None, answer.find("{")
+def _tool_call(answer: str, tools: Set[str]) -> str | None:
+    """The last call in an answer as JSON with sorted keys; None where there is none.
+
+    An object that is no call may hold some, such as `{"tool_calls": [{…}]}`; inside one, only what names a tool is one.
+    """
+    found, at, inside = None, answer.find("{"), 0
     while at >= 0:
         try:
             value, end = _JSON.raw_decode(answer, at)
             call = _as_call(value)
-            # What is no call may hold some: {"tool_calls": [{…}]}, {"type": "function", "function": {…}}.
-            found, end = (found, at + 1) if call is None else (call, end)
+            if call is not None and (at >= inside or value["name"] in tools):
+                found = call
+            else:
+                inside, end = max(inside, end), at + 1
         except (ValueError, RecursionError):
             end = at + 1
         at = answer.find("{", end)

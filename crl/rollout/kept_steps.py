@@ -1,4 +1,4 @@
-"""What an environment answered, kept while a stage is unfinished.
+"""What an environment answered in finished episodes, kept while a stage is unfinished.
 
 A stage that is resumed samples its unfinished wave again, with the same rows side by side, so that every
 log-probability is the same to the last bit. The environment is asked again only for episodes that were still under way:
@@ -19,7 +19,7 @@ from crl.run.jsonlines import JsonLines
 
 _Answered = tuple[str | None, Step]
 """An action, and what came of it."""
-_ANSWERED: TypeAdapter[_Answered] = TypeAdapter(_Answered)
+_EPISODE: TypeAdapter[list[_Answered]] = TypeAdapter(list[_Answered])
 
 
 class KeptSteps:
@@ -31,8 +31,7 @@ class KeptSteps:
         """
         Args:
             environment: borrowed; it is closed by who made it.
-            file: one line per step, as an episode may be over without an answer that says so (at the actor's context
-                limit); of this wave alone, as it is played by one method with one policy.
+            file: one line per finished episode; of this wave alone, as it is played by one method with one policy.
             episodes: id of each slot's episode.
         """
         self._environment, self._file, self._episodes = environment, file, list(episodes)
@@ -46,14 +45,12 @@ class KeptSteps:
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per seed, the kept ones too: an action may yet differ from the one that was answered."""
-        slots = {episode: slot for slot, episode in enumerate(self._episodes)}
+        lines = {line.get("episode"): line.get("steps") for line in self._file.read()}
+        kept = {slot: lines[episode] for slot, episode in enumerate(self._episodes) if episode in lines}
         self._kept = {}
-        for line in self._file.read():
-            slot, at = slots.get(str(line.get("episode"))), line.get("at")
-            # What a line of another version says, and what comes after it, is done for real.
-            with contextlib.suppress(ValidationError):
-                if slot is not None and isinstance(at, int) and 0 <= at <= len(self._kept.get(slot, [])):
-                    self._kept.setdefault(slot, [])[at:] = [_ANSWERED.validate_python(line.get("answered"))]
+        for slot, steps in kept.items():
+            with contextlib.suppress(ValidationError):  # a line of another version: the episode is played for real
+                self._kept[slot] = _EPISODE.validate_python(steps)
         self._played = [[] for _ in seeds]
         return self._environment.reset_many(seeds)
 
@@ -64,21 +61,29 @@ class KeptSteps:
         steps: dict[int, Step] = {}
         for slot, step in chain(known.items(), steps_as_they_come(self._environment, wanted)):
             steps[slot] = step
-            answered, at = (actions[slot], step), len(self._played[slot])
-            self._played[slot].append(answered)
-            if slot not in known:
-                found = _ANSWERED.dump_python(answered, mode="json", warnings=False)
-                self._file.append({"episode": self._episodes[slot], "at": at, "answered": found})
+            self._played[slot].append((actions[slot], step))
+            if step.done and slot not in known:
+                self._keep(slot)
         return {slot: steps[slot] for slot in actions}
 
+    def ended(self, slots: Sequence[int]) -> None:
+        """These are over for a reason that is not the environment's, such as the actor's context limit."""
+        for slot in slots:
+            if slot not in self._kept and not (self._played[slot] and self._played[slot][-1][1].done):
+                self._keep(slot)
+
+    def _keep(self, slot: int) -> None:
+        found = _EPISODE.dump_python(self._played[slot], mode="json", warnings=False)
+        self._file.append({"episode": self._episodes[slot], "steps": found})
+
     def _answered(self, slot: int, action: str | None) -> Step | None:
-        """What was answered before; None where nothing was, or the episode went another way."""
+        """What was answered before; None where the episode was not finished, or went another way."""
         if slot not in self._kept:
             return None
         at = len(self._played[slot])
         if at < len(self._kept[slot]) and self._kept[slot][at][0] == action:
             return self._kept[slot][at][1]
-        # Still under way, or a sampling engine that is not exact: what it did so far is done for real after all.
+        # A sampling engine that is not exact: what it did so far is done for real after all.
         del self._kept[slot]
         for earlier, _ in self._played[slot]:
             step_or_error(self._environment, {slot: earlier})

@@ -5,8 +5,7 @@ prompts and the reward convention of its family. Its rows share one
 session, which keeps the key-value cache between turns. A row acts as soon as its turn is sampled, and reads what came
 of it while others still write theirs; a finished row is dropped and makes room for a waiting one. The token record
 of an episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids …
-Nothing is tokenized twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller; no
-file is written here. What becomes of a turn that asks a question (search-and-ask) is in `asking.py`.
+Nothing is tokenized twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller.
 """
 
 from __future__ import annotations
@@ -149,7 +148,9 @@ def play_wave(
             while stepping and stepping[0].lag <= 0:
                 turns = stepping.popleft()
                 pieces = _take(policy, rows, turns, method=method, sampling=sampling, advisor=advisor)
-                session.drop([index for index in turns.sampled if rows[index].stop_reason is not None])
+                over = [index for index in turns.sampled if rows[index].stop_reason is not None]
+                environment.ended(over)
+                session.drop(over)
                 session.extend(pieces)
                 for index, piece in pieces.items():
                     rows[index].append(piece)

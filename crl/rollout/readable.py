@@ -43,6 +43,12 @@ class Readable:
         own = {slot: self._own(slot, action) for slot, action in actions.items()}
         return {slot: self._step(slot, step) for slot, step in self._environment.step_many(own).items()}
 
+    def ended(self, slots: Sequence[int]) -> None:
+        """Tell an environment that wants to know it (`KeptSteps`) which episodes are over, whoever ended them."""
+        told = getattr(self._environment, "ended", None)
+        if callable(told):
+            told(slots)
+
     def oracle(self, slot: int) -> str | None:
         """A good next action."""
         return cast("str | None", _valid(self._environment.oracle(slot)))

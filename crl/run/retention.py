@@ -52,6 +52,8 @@ def prune(
             if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
                 continue
             with commit_guard(run_path, token):
+                if not (_stage(run_path, place) / CHECKPOINT).is_dir():  # another round of this run was faster
+                    continue
                 entry, grave = _set_aside(run_path, place, token)
             remove(grave)  # a large one takes long, and another round may have to commit meanwhile
             deleted.append(entry)

@@ -28,6 +28,7 @@ from crl.paths import short
 from crl.records import vectors_of
 from crl.report.story import KINDS, MADE, Story, story_of
 from crl.run.imports import EMBEDDING
+from crl.text.unicode import UNSEEN
 from crl.transfer.formats import PROVENANCE
 from crl.transfer.rows import TABLES
 
@@ -51,9 +52,8 @@ def _experience(text: str) -> str:
     _unicode(text)
     if all(unicodedata.category(each)[0] in "CZ" for each in text):  # controls and separators: there is nothing to see
         raise ValueError("a text must not be empty or blank")
-    odd = next((each for each in text if each not in "\n\t" and unicodedata.category(each) == "Cc"), None)
-    if odd is not None:
-        raise ValueError(f"a text must not hold the control character {odd!r}")
+    if odd := UNSEEN.search(text):
+        raise ValueError(f"a text must not hold the control character {odd.group()!r}")
     if token := _CONTROL_TOKEN.search(text):
         raise ValueError(f"a text must not hold the control token {token.group()!r} of a chat")
     return text

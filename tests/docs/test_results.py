@@ -257,7 +257,7 @@ def reached_of(curves: list[dict[int, float]], before: list[float], first: int) 
     found = []
     for curve, level in zip(curves, before, strict=True):
         later = [(number, value) for number, value in sorted(curve.items()) if number >= first]
-        back = [a for (a, x), (_, y) in itertools.pairwise(later) if min(x, y) >= 0.9 * level]
+        back = [a for (a, x), (_, y) in itertools.pairwise(later) if level and min(x, y) >= 0.9 * level]
         found.append(back[0] - first + 1 if back else np.inf)
     some, median = int(np.isfinite(found).sum()), np.median(found)
     text = f"{median:g}" if np.isfinite(median) else "not reached"

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs
+from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs, SeedRange
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.recipes.impossible import refused, unread_settings, whole_reference
@@ -165,8 +165,13 @@ class DreamGymConfig(RecipeConfig):
         """First training seed of a range that no fit sees."""
         return start + count - self.held_out(count)
 
+    def _sides(self, seeds: SeedRange) -> list[tuple[int, int]]:
+        """First and end of the training seeds that fits see, and of those that they do not."""
+        first = self.held_out_from(seeds.start, seeds.count)
+        return [(seeds.start, first), (first, seeds.start + seeds.count)]
+
     def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
-        """No seed whose transitions were fitted is held out afterward."""
+        """No seed whose transitions were fitted is held out afterward, and none that was held out is fitted."""
         old = before.recipe
         if not isinstance(old, DreamGymConfig):
             return
@@ -174,14 +179,13 @@ class DreamGymConfig(RecipeConfig):
             earlier = before.family(family.name)
             if earlier is None:
                 continue
-            seeds, fitted = family.train_seeds, earlier.train_seeds
-            first = self.held_out_from(seeds.start, seeds.count)
-            fitted_to = old.held_out_from(fitted.start, fitted.count)
-            if first < fitted_to and fitted.start < seeds.start + seeds.count:
+            sides, before_sides = self._sides(family.train_seeds), old._sides(earlier.train_seeds)
+            moved = [a for a, b in zip(sides, reversed(before_sides), strict=True) if a[0] < b[1] and b[0] < a[1]]
+            if moved:
                 yield refused(
                     "method.recipe.explore.held_out",
-                    f"seeds from {first} on of family {family.name} would be held out, and the rounds before may have "
-                    f"fitted the model to those up to {fitted_to - 1}",
+                    f"seeds from {sides[1][0]} on of family {family.name} would be held out; before it was those from "
+                    f"{before_sides[1][0]} on, and what fits saw and what judges the model must stay apart",
                     "the share and the train_seeds of the rounds before",
                 )
 

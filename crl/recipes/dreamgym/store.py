@@ -1,4 +1,4 @@
-"""The store of transitions: pools with a capacity, first in, first out, searched by state and action."""
+"""The store of transitions: pools with a capacity, the oldest leave, searched by state and action."""
 
 from __future__ import annotations
 

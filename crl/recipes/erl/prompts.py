@@ -21,6 +21,7 @@ from crl.protocols import Chat
 from crl.recipes.erl.config import REFLECT, ReflectConfig
 from crl.records import Episode, Turn
 from crl.rollout.play import feedback_of
+from crl.text import templates
 from crl.text.answers import after_thoughts, text_flaw
 from crl.text.outputs import Output
 from crl.text.templates import Messages, check, messages_of, placeholders
@@ -71,7 +72,7 @@ def numbered(memory: Sequence[str]) -> str:
     """Memories as they are shown: one as it is, several with their numbers."""
     if len(memory) < 2:
         return memory[0] if memory else NO_MEMORY
-    return "\n".join(f"{number}. {text}" for number, text in enumerate(memory, start=1))
+    return templates.numbered(memory)
 
 
 def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:

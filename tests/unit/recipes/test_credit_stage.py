@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from crl.config import Experiment
 from crl.learn import collapse
+from crl.learn.buffer import HeldText
+from crl.recipes.complementary import credit
 from crl.recipes.reading import recorded_bank
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
@@ -156,3 +161,12 @@ def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_e
     assert "collapsed" not in alarms[4]
     told = str(alarms[5]["collapsed"])
     assert "all rewards of its full batches are equal, since round 4" in told
+
+
+def test_a_text_that_only_the_coming_bank_holds_is_still_held() -> None:
+    def bank(*writers: str) -> pa.Table:
+        return pa.table({"entry_id": [f"e-{each}" for each in writers], "generation_id": list(writers)})
+
+    item = SimpleNamespace(generation_id="x", repeats=["y"])
+    held = credit._held([bank("z", "y"), bank("x", "z")], cast(Any, [item]), {})
+    assert held == {HeldText("e-y", "y"), HeldText("e-x", "x")}

@@ -57,10 +57,12 @@ def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> N
     assert streams(child, 2) == {"synthetic", "real"} and not problems_of(child, recipe_in(child))
 
 
-def test_levels_that_were_fitted_are_not_held_out_afterward(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.4, 0.1])
+def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     parent = finished(tmp_path, 1)
-    with pytest.raises(BadInput, match="the rounds before may have fitted") as caught:
-        forked(parent, 1, tmp_path, recipe__explore__held_out=0.4)
+    with pytest.raises(BadInput, match="what fits saw and what judges the model must stay apart") as caught:
+        forked(parent, 1, tmp_path, recipe__explore__held_out=share)
+    forked(parent, 0, tmp_path, "again", recipe__explore__held_out=share)  # nothing was played yet
     assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()
 
 

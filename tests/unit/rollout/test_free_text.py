@@ -173,12 +173,23 @@ CALL = '{"arguments": {"n": 1}, "name": "f"}'
         '<tool_call>{"name": "g", "arguments": {}}</tool_call><tool_call>{"name": "f", "arguments": {"n": 1}}',
         '{ not this {"name": "f", "arguments": {"n": 1}} nor {"this": 2}',
         '<think>{"name": "g"}</think>{"name": "f", "arguments": {"n": 1}}',
-        '{"tool_calls": [{"name": "g", "arguments": {}}, {"name": "f", "arguments": {"n": 1}}]}',
-        '{"type": "function", "function": {"name": "f", "arguments": {"n": 1}}}',
+        '{"name": "f", "arguments": {"n": 1}} and the result will be {"files": [{"name": "a.py"}]}',
     ],
 )
 def test_a_tool_call_is_found_however_models_write_it(text):
     assert parse_action(text, TOOLS, "word") == parse_action(text, TOOLS, "tag") == CALL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tool_calls": [{"name": "g", "arguments": {}}, {"name": "search", "arguments": {"words": "a"}}]}',
+        '{"type": "function", "function": {"name": "search", "arguments": {"words": "a"}}}',
+        '{"name": "search", "arguments": {"words": "a"}} and then {"files": [{"name": "a.py"}]}',
+    ],
+)
+def test_inside_an_object_that_is_no_call_a_tool_s_name_makes_one(text):
+    assert parse_action(text, TOOLS, "word") == '{"arguments": {"words": "a"}, "name": "search"}'
 
 
 @pytest.mark.parametrize("arguments", ["null", '""', '" "', "{}"])
@@ -198,6 +209,8 @@ def test_a_line_break_inside_an_argument_is_part_of_it():
         "f(1)",
         '{"arguments": {}}',
         '{"name": 3}',
+        '{"thought": {"name": "plan"}}',
+        '{"name": "f", "arguments": [{"name": "x"}]}',
         '{"name": "f", "arguments": [1]}',
         '{"name": "f", "arguments": "x"}',
         '{"name": "f", "arguments": {"n": NaN}}',
@@ -206,7 +219,7 @@ def test_a_line_break_inside_an_argument_is_part_of_it():
         '{"a":' * 5000,
         '<think>{"name": "f"}',
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_what_is_no_tool_call_is_none(text):
     assert parse_action(text, TOOLS, "word") is None
