@@ -44,8 +44,8 @@ class EnvironmentConfig(Model):
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether what it answered in finished episodes is kept, so that a stage that is resumed does not call for it
-        again: for one that acts on a world outside, or takes long."""
+        """Whether what it answered in episodes that are over is kept, so that a stage that is resumed does not call for
+        it again: for one that acts on a world outside, or takes long."""
         return False
 
     @property

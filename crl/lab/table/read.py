@@ -26,7 +26,8 @@ EVALUATE = "evaluate"
 ARMS = (WITH_BANK, WITHOUT_BANK)
 """Arms of a table, in their order. The random policy is of round 0 alone: a table leaves it out."""
 Which = int | Literal["last", "best"]
-"""Which round of a run: a number, the last one with an evaluation of every task, or the one with the most success."""
+"""Which round of a run: a number, the last one with an evaluation of every task and arm, or the one with the most
+success."""
 
 
 @dataclass(frozen=True)
