@@ -1,15 +1,14 @@
 """What answers of language models have in common, whoever wrote them: thoughts before them, JSON inside them, and texts
 that are allowed.
 
-Used by the actor's actions, questions and verdicts and by the extractor's outputs.
+Used by the actor's actions, questions and verdicts and by the extractor's outputs. This file imports nothing of the
+project.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-
-from crl.text.unicode import UNSEEN
 
 THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 """What begins and ends a thought."""
@@ -48,10 +47,12 @@ def text_flaw(text: str, max_characters: int) -> str | None:
     """Why a text can be no experience (`empty_text`, `text_too_long`, `bad_text`); None where it can.
 
     It must have something to see, be at most `max_characters` long, and be valid Unicode without control characters but
-    line feed and tab, and without what turns its direction unseen.
+    line feed and tab. Marks of direction are allowed: languages need them.
     """
     if all(character.isspace() or unicodedata.category(character) == "Cf" for character in text):
         return "empty_text"
     if len(text) > max_characters:
         return "text_too_long"
-    return "bad_text" if UNSEEN.search(text) else None
+    # Cs: half of a surrogate pair, which JSON can spell.
+    odd = any(unicodedata.category(each) in ("Cc", "Cs") for each in text if each not in "\n\t")
+    return "bad_text" if odd else None

@@ -28,7 +28,6 @@ from crl.paths import short
 from crl.records import vectors_of
 from crl.report.story import KINDS, MADE, Story, story_of
 from crl.run.imports import EMBEDDING
-from crl.text.unicode import UNSEEN
 from crl.transfer.formats import PROVENANCE
 from crl.transfer.rows import TABLES
 
@@ -52,8 +51,9 @@ def _experience(text: str) -> str:
     _unicode(text)
     if all(unicodedata.category(each)[0] in "CZ" for each in text):  # controls and separators: there is nothing to see
         raise ValueError("a text must not be empty or blank")
-    if odd := UNSEEN.search(text):
-        raise ValueError(f"a text must not hold the control character {odd.group()!r}")
+    odd = next((each for each in text if each not in "\n\t" and unicodedata.category(each) == "Cc"), None)
+    if odd is not None:
+        raise ValueError(f"a text must not hold the control character {odd!r}")
     if token := _CONTROL_TOKEN.search(text):
         raise ValueError(f"a text must not hold the control token {token.group()!r} of a chat")
     return text
