@@ -93,7 +93,7 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     lines = [*training, *held_out]
     charts = [(_TRAINING, training), (_HELD_OUT, held_out)]
     if newest_tasks(summaries) is not None:
-        charts.append((_AVERAGE, average_lines([newest_evaluated(group) or group[-1] for group in _pooled(summaries)])))
+        charts.append((_AVERAGE, average_lines(list(filter(None, map(newest_evaluated, _pooled(summaries)))))))
     found = [
         line_chart(title, drawn, top=_top(lines), share=True, rounds=_span(lines))
         for title, drawn in charts

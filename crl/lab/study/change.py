@@ -99,10 +99,10 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
     """What the evaluations of these rounds say; None where no family of the run changes, or not all in one round and
     once: there is no one before and after then. Raises RecordDamaged."""
     families = {family.name: family for family in run.method.families if family.changes}
-    if len({tuple(change.round for change in family.changes) for family in families.values()}) != 1 or any(
-        len(family.changes) > 1 for family in families.values()
-    ):
+    rounds = {change.round for family in families.values() for change in family.changes}
+    if len(rounds) != 1:
         return None
+    (first,) = rounds
     success: dict[str, dict[str, dict[int, Rate]]] = {
         part: {WITH_BANK: {}, WITHOUT_BANK: {}} for part in (CHANGED, STAYED)
     }
@@ -114,7 +114,6 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
         counted = table.group_by(["part", "arm"]).aggregate([("success", "sum"), ("success", "count")])
         for row in counted.to_pylist():
             success[row["part"]][row["arm"]][number] = Rate(row["success_sum"], row["success_count"])
-    first = next(iter(families.values())).changes[0].round
     return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
 
 

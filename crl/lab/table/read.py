@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -118,11 +119,12 @@ class _Rounds:
 
     def is_whole(self, number: int) -> bool:
         """Whether every task was evaluated in this round, with all arms that the run's own newest evaluation has."""
-        cells, arms = self.cells(number), self._own_arms()
+        cells, arms = self.cells(number), self._own_arms
         if arms:
             return all((task, arm) in cells for task in _tasks(self._run) for arm in arms)
         return all(any((task, arm) in cells for arm in ARMS) for task in _tasks(self._run))
 
+    @cached_property
     def _own_arms(self) -> set[str]:
         for number in reversed(self._run.rounds()):
             if rows := self._recorded(number):

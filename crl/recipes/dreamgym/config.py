@@ -180,8 +180,7 @@ class DreamGymConfig(RecipeConfig):
             if earlier is None:
                 continue
             sides, before_sides = self._sides(family.train_seeds), old._sides(earlier.train_seeds)
-            moved = [a for a, b in zip(sides, reversed(before_sides), strict=True) if a[0] < b[1] and b[0] < a[1]]
-            if moved:
+            if any(a[0] < b[1] and b[0] < a[1] for a, b in zip(sides, reversed(before_sides), strict=True)):
                 yield refused(
                     "method.recipe.explore.held_out",
                     f"seeds from {sides[1][0]} on of family {family.name} would be held out; before it was those from "
