@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _REPEATS = 3
+_COLD = 2**27
+"""Bytes of weights, keys or values to go through before the same come again: no cache holds as many."""
+_MOST = 500
+"""Copies of one operand: small ones stay in a cache in the work, too."""
 Shapes = Counter[tuple[tuple[int, ...], tuple[int, ...], Any]]
 """Products [a, b] × [b, c], or batches of them, by both shapes and the type of their elements."""
 
@@ -53,6 +57,11 @@ def counted() -> Iterator[Shapes]:
             elif func is torch.ops.aten.linear.default:
                 rows = args[0].numel() // args[0].shape[-1]
                 made[(rows, args[0].shape[-1]), tuple(args[1].shape[::-1]), args[0].dtype] += 1
+            elif func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+                # One kernel: scores of all keys, masked or not, and the sum of their values.
+                (rows, heads, asked, width), known, kind = args[0].shape, args[1].shape[2], args[0].dtype
+                made[(rows * heads, asked, width), (rows * heads, width, known), kind] += 1
+                made[(rows * heads, asked, known), (rows * heads, known, width), kind] += 1
             return func(*args, **(kwargs or {}))
 
     with Products():
@@ -66,11 +75,14 @@ def alone(made: Shapes, whole: float) -> Compared:
     seconds = operations = read = 0.0
     for (first, second, dtype), count in made.items():
         one, other = torch.ones(first, dtype=dtype), torch.ones(*second[:-2], *second[:-3:-1], dtype=dtype).mT
+        # The work finds its activations in a cache, but no weights and no keys: those of other layers were there since.
+        others = [other, *(other.clone() for _ in range(min(_COLD // other.nbytes, _MOST)))]
+        repeats = max(_REPEATS, len(others))
         one @ other
         started = cpu_seconds()
-        for _ in range(_REPEATS):
-            one @ other
-        seconds += count * (cpu_seconds() - started) / _REPEATS
+        for number in range(repeats):
+            one @ others[number % len(others)]
+        seconds += count * (cpu_seconds() - started) / repeats
         operations += count * 2 * math.prod(first) * second[-1]
         read += count * (one.nbytes + other.nbytes)
     return Compared(whole, seconds, operations, read)

@@ -23,12 +23,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from crl.config.base import NAME_PATTERN
+
 PAGE, STUDY = "report.html", "study.html"
 DATA_DOCS = ["cache", "data_docs"]
 """Where a run keeps its Data Docs, in `<run>/`."""
 NOTIFICATION = "/notification"
 HOST = "127.0.0.1"
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME = re.compile(NAME_PATTERN)
 # The page brings everything with it; a browser asked to fetch or run more than that refuses.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:"
 _HEADERS = [

@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
+NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+"""Names that are directories too: of experiments and warm starts."""
 MOST_ROUNDS = 1_000_000
 """Largest number of rounds that a setting may count."""
 LONGEST_SECONDS = 366 * 86_400

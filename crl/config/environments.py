@@ -173,6 +173,12 @@ class FamilyConfig(Model):
             settings |= change.environment
         return self.model_copy(update={"environment": type(self.environment).model_validate(settings), "changes": []})
 
+    @property
+    def held_out_seeds(self) -> int | None:
+        """How many held-out seeds there are from `evaluation_seeds.start` on; None: as many as anybody asks."""
+        levels, first = self.environment.held_out_levels, self.environment.held_out_from
+        return None if levels is None or first is None else max(levels - (self.evaluation_seeds.start - first), 0)
+
     @model_validator(mode="after")
     def _one_turn_limit(self) -> FamilyConfig:
         own = getattr(self.environment, "max_turns", None)

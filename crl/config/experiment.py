@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, Model
+from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, NAME_PATTERN, Model
 from crl.config.method import Method, Name
 from crl.config.nodes import NodesConfig
 from crl.config.servers import ServerConfig
@@ -104,7 +104,7 @@ class Runtime(Model):
 class Experiment(Model):
     """One experiment: its name, its frozen method, its free runtime."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; the run directory has it too.")
+    name: str = Field(pattern=NAME_PATTERN, description="Name; the run directory has it too.")
     method: Method = Field(description="Frozen at the first run.")
     runtime: Runtime = Field(Runtime(), description="Free to change between runs.")
 

@@ -134,7 +134,6 @@ class Client:
                 if response.is_success:
                     return self._content(response)
                 problem = f"answered {path} with {response.status_code}: {self._shown(response.text)}"
-                asked = _asked_to_wait(response)
                 if response.status_code not in _BUSY:
                     raise BadInput(
                         f"{self.name} {problem}",
@@ -142,6 +141,7 @@ class Client:
                         where=self.address,
                         next_step="check its address, the model's name and the key (runtime.servers)",
                     )
+                asked = _asked_to_wait(response)
             if left:
                 time.sleep(max(2.0 ** (self._tries - left - 1), asked))
         raise EngineDied(

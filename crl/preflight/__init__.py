@@ -100,23 +100,24 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
     for family in method.families:
-        check = partial(check_environment, family.environment, isolate=family.isolate)
-        found.append((f"environment of family {family.name}", check))
-        found.append((f"method.families, {family.name}: evaluation_seeds", partial(check_held_out, family)))
-        for change in family.changes:
-            check = partial(check_environment, family.in_round(change.round).environment, isolate=family.isolate)
-            found.append((f"environment of family {family.name} from round {change.round} on", check))
+        for first in (0, *(change.round for change in family.changes)):
+            then, since = family.in_round(first), f" from round {first} on" if first else ""
+            check = partial(check_environment, then.environment, isolate=family.isolate)
+            found.append((f"environment of family {family.name}{since}", check))
+            found.append((f"method.families, {family.name}{since}: evaluation_seeds", partial(check_held_out, then)))
     return found
 
 
 def check_held_out(family: FamilyConfig) -> None:
     """Raise BadInput where a list of held-out tasks is shorter than the seeds that evaluations play."""
-    levels, seeds = family.environment.held_out_levels, family.evaluation_seeds
-    if levels is not None and seeds.count > levels:
+    held_out, seeds = family.held_out_seeds, family.evaluation_seeds
+    if held_out is not None and seeds.count > held_out:
         raise BadInput(
-            f"{seeds.count} seeds of {levels} held-out tasks",
-            expected=f"at most {levels}: more would play the same tasks twice, and intervals would look too narrow",
-            next_step=f"set evaluation_seeds.count to {levels}",
+            f"{seeds.count} seeds of {held_out} held-out tasks from {seeds.start} on",
+            expected=f"at most {held_out}: more would play the same tasks twice, and intervals would look too narrow",
+            next_step=f"set evaluation_seeds.count to {held_out}"
+            if held_out > 0
+            else f"set evaluation_seeds.start to {family.environment.held_out_from}",
         )
 
 

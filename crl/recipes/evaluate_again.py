@@ -153,8 +153,7 @@ def _first(family: FamilyConfig, episodes: int) -> SeedRange:
             "held out",
             next_step="name other tasks, or seeds that you know to be held out",
         )
-    levels = family.environment.held_out_levels
-    most = LAST_SEED + 1 - split.start if levels is None else levels - (split.start - first)
+    most = LAST_SEED + 1 - split.start if family.held_out_seeds is None else family.held_out_seeds
     if episodes > most:
         raise BadInput(
             f"{episodes} episodes of task {family.name}, whose environment has {most} held-out seeds from "

@@ -29,7 +29,10 @@ def after_thoughts(text: str, *, begun: bool = False) -> str | None:
 
 
 def json_part(answer: str) -> str:
-    """The part of an answer (without its thoughts) that should be JSON: of several ``` fences the last one."""
+    """The part of an answer (without its thoughts) that should be JSON: of several ``` fences the last one.
+
+    A fence that nobody closed holds the rest of the answer: models end where their JSON does.
+    """
     fenced: str | None = None
     opened: list[str] | None = None
     for line in answer.split("\n"):
@@ -40,6 +43,8 @@ def json_part(answer: str) -> str:
                 fenced, opened = "\n".join(opened), None
         elif opened is not None:
             opened.append(line)
+    if opened is not None and any(map(str.strip, opened)):
+        fenced = "\n".join(opened)
     return answer if fenced is None else fenced
 
 
@@ -49,10 +54,18 @@ def text_flaw(text: str, max_characters: int) -> str | None:
     It must have something to see, be at most `max_characters` long, and be valid Unicode without control characters but
     line feed and tab. Marks of direction are allowed: languages need them.
     """
-    if all(character.isspace() or unicodedata.category(character) == "Cf" for character in text):
+    if is_blank(text):
         return "empty_text"
     if len(text) > max_characters:
         return "text_too_long"
-    # Cs: half of a surrogate pair, which JSON can spell.
-    odd = any(unicodedata.category(each) in ("Cc", "Cs") for each in text if each not in "\n\t")
-    return "bad_text" if odd else None
+    return None if odd_character(text) is None else "bad_text"
+
+
+def is_blank(text: str) -> bool:
+    """Whether there is nothing to see: blanks, line breaks and invisible characters alone."""
+    return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
+
+
+def odd_character(text: str) -> str | None:
+    """The first control character but line feed and tab, or half of a surrogate pair, which JSON can spell."""
+    return next((each for each in text if each not in "\n\t" and unicodedata.category(each) in ("Cc", "Cs")), None)

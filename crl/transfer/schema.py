@@ -10,7 +10,6 @@ import json
 import math
 import re
 import typing
-import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -21,13 +20,14 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from crl.bank.segments import text_digest
-from crl.config import Experiment
+from crl.config.base import NAME_PATTERN
 from crl.config.environments import FamilyConfig
 from crl.errors import BadInput
 from crl.paths import short
 from crl.records import vectors_of
 from crl.report.story import KINDS, MADE, Story, story_of
 from crl.run.imports import EMBEDDING
+from crl.text.answers import is_blank, odd_character
 from crl.transfer.formats import PROVENANCE
 from crl.transfer.rows import TABLES
 
@@ -49,9 +49,9 @@ def _id(text: str) -> str:
 
 def _experience(text: str) -> str:
     _unicode(text)
-    if all(unicodedata.category(each)[0] in "CZ" for each in text):  # controls and separators: there is nothing to see
+    if is_blank(text):
         raise ValueError("a text must not be empty or blank")
-    odd = next((each for each in text if each not in "\n\t" and unicodedata.category(each) == "Cc"), None)
+    odd = odd_character(text)
     if odd is not None:
         raise ValueError(f"a text must not hold the control character {odd!r}")
     if token := _CONTROL_TOKEN.search(text):
@@ -116,7 +116,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 Id = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_id)]
-Name = Annotated[str, Field(pattern=Experiment.model_fields["name"].metadata[0].pattern)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 FamilyName = Annotated[str, Field(pattern=FamilyConfig.model_fields["name"].metadata[0].pattern)]
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]

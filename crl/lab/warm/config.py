@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError, model_validator
 
 from crl.config import DeepSpeedConfig, PromptConfig
-from crl.config.base import Model
+from crl.config.base import NAME_PATTERN, Model
 from crl.config.load import find_prompts, listed_errors, read_yaml, readable
 from crl.envs.realms import RealmsConfig
 from crl.errors import BadInput
@@ -97,7 +97,7 @@ class ExperienceDemonstrations(Model):
 class WarmStartFile(Model):
     """One warm start: a model, an environment to practice in, and what is demonstrated to each role."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$", description="Name; models are warm:<name>/<role>.")
+    name: str = Field(pattern=NAME_PATTERN, description="Name; models are warm:<name>/<role>.")
     seed: int = Field(1, ge=0, lt=2**32, description="Seed of everything.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads: they can change the last digit.")
     model: str = Field("miniature", description="miniature, or the name of any model of `crl doctor`.")

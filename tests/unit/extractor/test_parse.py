@@ -32,6 +32,8 @@ GOOD = [
     ("json", '[]</think>[{"op":"add","text":"a"}]', [Op("add", "a")], "add"),
     ("json", 'So:\n```json\n[{"op":"add","text":"a"}]\n```\nDone.', [Op("add", "a")], "add"),
     ("json", '```\n{}\n```\nno:\n```json\n[{"op":"add","text":"b"}]\n```', [Op("add", "b")], "add"),
+    ("json", 'So:\n```json\n[{"op":"add","text":"a"}]\n', [Op("add", "a")], "add"),
+    ("json", '```\n{}\n```\nno:\n```\n[{"op":"add","text":"b"}]', [Op("add", "b")], "add"),
 ]
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from crl.config import EnvironmentConfig, SeedRange
+from crl.config import EnvironmentConfig, FamilyConfig, SeedRange
+from crl.config.families import FamilyChange
 from crl.config.load import load_experiment, parse_experiment
+from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.hotpotqa import HotpotQAConfig
 from crl.errors import BadInput
 from crl.preflight import check_ready
@@ -44,19 +46,43 @@ def test_an_environment_that_nobody_registered_is_named_with_its_family():
         parse_experiment(data, base=CONF, where="x")
 
 
-@pytest.mark.parametrize(("count", "refused"), [(25, False), (26, True)])
-def test_more_held_out_seeds_than_tasks_are_refused(tmp_path, count, refused):
+@pytest.mark.parametrize(
+    ("skipped", "count", "refused"),
+    [(0, 25, None), (0, 26, "count to 25"), (5, 20, None), (5, 21, "count to 20"), (25, 1, "start to")],
+)
+def test_more_held_out_seeds_than_tasks_are_refused(tmp_path, skipped, count, refused):
     """Played twice, a task counts twice, and the interval of a success rate is narrower than what is known."""
     loaded = load_experiment(CONF / "tiny.yaml")
     questions = HotpotQAConfig(questions="own")
-    seeds = SeedRange(start=questions.held_out_from, count=count)
+    seeds = SeedRange(start=questions.held_out_from + skipped, count=count)
     change = {"name": "questions", "environment": questions, "evaluation_seeds": seeds}
     family = loaded.method.families[0].model_copy(update=change)
     method = loaded.method.model_copy(update={"families": [family]})
     asks = partial(check_ready, loaded.model_copy(update={"method": method}), tmp_path / "run", 1)
-    if not refused:
+    if refused is None:
         asks()
         return
-    with pytest.raises(BadInput, match="26 seeds of 25 held-out tasks") as caught:
+    with pytest.raises(BadInput, match=f"{count} seeds of {25 - skipped} held-out tasks") as caught:
         asks()
-    assert "count to 25" in caught.value.next_step and "questions" in caught.value.where
+    assert refused in caught.value.next_step and "questions" in caught.value.where
+
+
+class Lake(FrozenLakeConfig):
+    """An environment with a list of held-out tasks for each size."""
+
+    @property
+    def held_out_levels(self) -> int | None:
+        return 10 - self.size_max
+
+
+def test_held_out_seeds_are_counted_in_every_world_of_a_family_that_changes(tmp_path):
+    loaded = load_experiment(CONF / "tiny.yaml")
+    family = loaded.method.families[0].model_dump() | {
+        "environment": Lake(max_turns=8),
+        "evaluation_seeds": SeedRange(start=1_000_000, count=6),
+        "changes": [FamilyChange(round=3, environment={"size_max": 5})],
+    }
+    method = loaded.method.model_copy(update={"families": [FamilyConfig.model_validate(family)]})
+    with pytest.raises(BadInput, match="6 seeds of 5 held-out tasks") as caught:
+        check_ready(loaded.model_copy(update={"method": method}), tmp_path / "run", 1)
+    assert "from round 3 on" in caught.value.where
