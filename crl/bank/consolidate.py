@@ -45,7 +45,6 @@ from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.records import BankEntry, BankEvent, EntryScore, Operation, Resemblance
-from crl.text.answers import text_flaw
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -335,9 +334,13 @@ class Consolidation:
     def _acceptable_text(self, operation: Operation) -> str | Refusal:
         """Digest of the operation's text, which is remembered, or why it cannot be in a bank."""
         text = operation.text or ""
-        if flaw := text_flaw(text, self._rules.max_characters):
-            return Refusal(Rejection(flaw))
-        digest = text_digest(text)
+        if not text.strip():
+            return Refusal(Rejection.empty_text)
+        if len(text) > self._rules.max_characters:
+            return Refusal(Rejection.text_too_long)
+        digest = _digest(text)
+        if digest is None:
+            return Refusal(Rejection.bad_text)
         self._texts[digest] = text
         return digest
 

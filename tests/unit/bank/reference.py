@@ -7,7 +7,6 @@ column, so that the two can only agree where both are right.
 from __future__ import annotations
 
 import dataclasses
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from crl.bank.refusals import Rejection
@@ -276,13 +275,14 @@ class _Bank:
     def _acceptable_text(self, operation: Operation) -> str | Rejection:
         """Digest of the operation's text, which is remembered, or why it cannot stand in a bank."""
         text = operation.text or ""
-        if all(each.isspace() or unicodedata.category(each) == "Cf" for each in text):
+        if not text.strip():
             return Rejection.empty_text
         if len(text) > self._max_characters:
             return Rejection.text_too_long
-        if {unicodedata.category(each) for each in text.replace("\n", "").replace("\t", "")} & {"Cc", "Cs"}:
+        try:
+            digest = text_digest(text)
+        except UnicodeEncodeError:
             return Rejection.bad_text
-        digest = text_digest(text)
         self._texts[digest] = text
         return digest
 
