@@ -47,6 +47,12 @@ def counted() -> Iterator[Shapes]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     made: Shapes = Counter()
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    attention = {
+        torch.ops.aten.scaled_dot_product_attention.default,  # undivided without gradients, as layers are
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        backward,
+    }
 
     class Products(TorchDispatchMode):
         """Counts products by shape and type. Without gradients a linear layer comes here undivided."""
@@ -57,11 +63,13 @@ def counted() -> Iterator[Shapes]:
             elif func is torch.ops.aten.linear.default:
                 rows = args[0].numel() // args[0].shape[-1]
                 made[(rows, args[0].shape[-1]), tuple(args[1].shape[::-1]), args[0].dtype] += 1
-            elif func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
-                # One kernel: scores of all keys, masked or not, and the sum of their values.
-                (rows, heads, asked, width), known, kind = args[0].shape, args[1].shape[2], args[0].dtype
-                made[(rows * heads, asked, width), (rows * heads, width, known), kind] += 1
-                made[(rows * heads, asked, known), (rows * heads, known, width), kind] += 1
+            elif func in attention:
+                # One kernel: scores of all keys, masked or not, and sums of what they weigh.
+                query, key = (args[1], args[2]) if func is backward else (args[0], args[1])
+                (rows, heads, asked, width), known, kind = query.shape, key.shape[2], query.dtype
+                scores, sums = (2, 3) if func is backward else (1, 1)
+                made[(rows * heads, asked, width), (rows * heads, width, known), kind] += scores
+                made[(rows * heads, asked, known), (rows * heads, known, width), kind] += sums
             return func(*args, **(kwargs or {}))
 
     with Products():

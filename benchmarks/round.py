@@ -1,13 +1,14 @@
 """What a round costs, and what Complementary RL adds to plain GRPO at equal episodes: by stage, side by side.
 
-    python benchmarks/round.py [EXPERIMENT] [--rounds 7] [--pairs 5] [--against COMMIT] [--set KEY=VALUE …]
+    python benchmarks/round.py [EXPERIMENT] [--rounds 7] [--pairs 5] [--ways NAME …] [--against COMMIT] [--set …]
 
 Ways, in turns, each a run of its own in a temporary directory that goes on with every turn: the recipe `baseline` (GRPO
 without a bank), the experiment as it is, with rounds that overlap on one engine and on two, the experiment as a Prefect
-flow; with `--against` also the experiment at another commit, in a worktree of its own. A turn is one command that
-trains so many rounds. Its first round (start of the engines, loading) and its last (whose second track runs beside no
-other round) are not counted, nor is the first turn of all. A round counts from the last commit of the round before to
-its own last commit, so whatever is between the stages is in it; evaluation is set to happen in no round.
+flow (`--ways` names some of these beside the baseline); with `--against` also the experiment at another commit, in a
+worktree of its own, whose record may have another format. A turn is one command that trains so many rounds. Its first
+round (start of the engines, loading) and its last (whose second track runs beside no other round) are not counted, nor
+is the first turn of all. A round counts from the last commit of the round before to its own last commit, so whatever is
+between the stages is in it; evaluation is set to happen in no round.
 
 Told are medians over all rounds (fastest–slowest), and of every turn the median as a ratio to the baseline's of the
 same turn: median over the turns (least–most). The load that the machine had before each turn is told: a figure with
@@ -27,8 +28,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from crl.run.directory import RunDirectory
+from crl.errors import RecordDamaged
+from crl.run.directory import stage_manifests
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "GRPO alone"
@@ -58,25 +61,34 @@ class Way:
             raise SystemExit(f"{self.name} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         path = next(path.parent for path in runs.glob("*/experiment.yaml"))
         last = max(int(each.name) for each in (path / "rounds").iterdir())
-        return seconds(RunDirectory.open(path), range(last - rounds + 2, last))
+        return seconds(path, range(last - rounds + 2, last))
 
 
-def seconds(run: RunDirectory, numbers: Iterable[int]) -> dict[str, list[float]]:
-    """Seconds of each stage, of all stages together and of the whole round, of these rounds."""
+def seconds(run: Path, numbers: Iterable[int]) -> dict[str, list[float]]:
+    """Seconds of each stage, of all stages together and of the whole round, of these rounds. Raises RecordDamaged."""
     found: dict[str, list[float]] = {}
     for number in numbers:
-        stages = {name: run.manifest(number, name).provenance for name in run.complete_stages(number)}
-        before = [run.manifest(number - 1, name).provenance for name in run.complete_stages(number - 1)]
-        whole = (last_commit(stages.values()) - last_commit(before)).total_seconds()
+        stages = provenances(run, number)
+        whole = (last_commit(stages.values()) - last_commit(provenances(run, number - 1).values())).total_seconds()
         own = {name: float(told["seconds"]) for name, told in stages.items()}
         for name, value in {**own, STAGES: sum(own.values()), ROUND: whole}.items():
             found.setdefault(name, []).append(value)
     return found
 
 
-def last_commit(provenances: Iterable[Mapping[str, str]]) -> datetime:
+def provenances(run: Path, number: int) -> dict[str, Mapping[str, Any]]:
+    """What is known of each stage of a round beside its digest. Only manifests are read: every format has them."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, manifest in stage_manifests(run, number).items():
+        if isinstance(manifest, RecordDamaged):
+            raise manifest
+        found[name] = manifest.provenance
+    return found
+
+
+def last_commit(stages: Iterable[Mapping[str, Any]]) -> datetime:
     """When the last of some stages was committed."""
-    return max(datetime.fromisoformat(told["committed"]) for told in provenances)
+    return max(datetime.fromisoformat(told["committed"]) for told in stages)
 
 
 def told(values: Iterable[float]) -> str:
@@ -106,15 +118,21 @@ def worktree(commit: str | None, base: Path) -> Iterator[Path | None]:
         subprocess.run(["git", "worktree", "remove", "--force", str(path)], cwd=ROOT, check=True, capture_output=True)
 
 
-def ways(against: str | None, source: Path | None) -> list[Way]:
+_OVERLAP = ("--no-prefect", "--set", "method.overlap=true", "--set")
+WAYS = {
+    "plain": Way("as it is"),
+    "overlap": Way("overlap, one engine", (*_OVERLAP, "runtime.overlap_engines=1")),
+    "overlap2": Way("overlap, two engines", (*_OVERLAP, "runtime.overlap_engines=2")),
+    "prefect": Way("as it is, Prefect", ()),
+}
+"""What may be compared with the baseline, by the word of `--ways`."""
+
+
+def ways(names: Iterable[str], against: str | None, source: Path | None) -> list[Way]:
     """What is compared, the baseline first."""
-    overlap = ("--no-prefect", "--set", "method.overlap=true", "--set")
     return [
         Way(BASELINE, ("--no-prefect", "--set", "method.recipe.kind=baseline")),
-        Way("as it is"),
-        Way("overlap, one engine", (*overlap, "runtime.overlap_engines=1")),
-        Way("overlap, two engines", (*overlap, "runtime.overlap_engines=2")),
-        Way("as it is, Prefect", ()),
+        *(WAYS[name] for name in names),
         *([Way(f"at {against}", source=source)] if source is not None else []),
     ]
 
@@ -127,6 +145,7 @@ def main() -> None:
         "--rounds", type=int, default=7, help="rounds of a turn; its first and its last are not counted"
     )
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way")
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS), help="beside the baseline")
     parser.add_argument("--against", metavar="COMMIT", help="also the experiment at another commit")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `crl train`")
     asked = parser.parse_args()
@@ -135,7 +154,7 @@ def main() -> None:
     options = [word for pair in asked.set for word in ("--set", pair)]
     loads: list[float] = []
     with tempfile.TemporaryDirectory() as folder, worktree(asked.against, Path(folder)) as source:
-        compared = ways(asked.against, source)
+        compared = ways(asked.ways, asked.against, source)
         for turn in range(asked.pairs + 1):
             for way in compared if turn % 2 == 0 else reversed(compared):
                 loads.append(os.getloadavg()[0])
