@@ -100,6 +100,11 @@ class Runtime(Model):
         "threads or shards per core: it runs, and slowly.",
     )
 
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs that one engine uses: as many as the widest server that it starts."""
+        return max((server.gpus for server in self.servers.values() if server.address is None), default=1)
+
 
 class Experiment(Model):
     """One experiment: its name, its frozen method, its free runtime."""

@@ -71,7 +71,7 @@ class DetachedEngine:
     """
 
     def __init__(self, order: PartOrder, shard: int) -> None:
-        self.environment, self.shard = dict(order.environment), shard
+        self.kind = _kind(order, shard)
         self.busy = True
         """Whether a part runs in it, or was promised to it."""
         self.idle_since = time.monotonic()
@@ -81,7 +81,7 @@ class DetachedEngine:
         self._on_line: Callable[[str, str], None] = lambda engine, text: None
         self._engine = Engine(
             name=f"shard-{shard}",
-            environment={**self.environment, **device_environment(shard)},
+            environment={**order.environment, **device_environment(shard, order.gpus)},
             on_line=lambda text: self._on_line(self._engine.name, text),
         )
         threading.Thread(target=self._watch, name="lease-watch", daemon=True).start()
@@ -130,12 +130,16 @@ def _take(order: PartOrder, shard: int) -> DetachedEngine:
     """An idle engine of the same kind, else a new one."""
     with _choosing:
         for engine in _engines:
-            if not engine.busy and engine.environment == dict(order.environment) and engine.shard == shard:
+            if not engine.busy and engine.kind == _kind(order, shard):
                 engine.busy = True
                 return engine
         engine = DetachedEngine(order, shard)
         _engines.append(engine)
         return engine
+
+
+def _kind(order: PartOrder, shard: int) -> tuple[dict[str, str], int, int]:
+    return dict(order.environment), shard, order.gpus
 
 
 def _lives(order: PartOrder) -> bool:

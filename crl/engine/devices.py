@@ -1,4 +1,4 @@
-"""Which accelerator each of several engines uses, without importing torch: shards take the visible devices in turn."""
+"""Which accelerators each of several engines uses, without importing torch: shards take the visible devices in turn."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 
-def device_environment(shard: int, devices_directory: Path = Path("/dev")) -> dict[str, str]:
-    """`CUDA_VISIBLE_DEVICES` of one of several engines. Empty with at most one device: there is nothing to choose.
+def device_environment(shard: int, gpus: int = 1, devices_directory: Path = Path("/dev")) -> dict[str, str]:
+    """`CUDA_VISIBLE_DEVICES` of one of several engines, each of which uses so many `gpus`.
 
-    Engine 0 keeps all devices in sight with the first in front, so that single-engine runs are left as they are.
+    Empty where there is nothing to choose: with no more devices than one engine uses, and for engine 0, which keeps all
+    in sight and uses the first, so that single-engine runs are left as they are. Where there are fewer devices than
+    all engines use, they begin again with the first.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -17,6 +19,7 @@ def device_environment(shard: int, devices_directory: Path = Path("/dev")) -> di
         devices = sorted((number for number in numbers if number.isdigit()), key=int)
     else:
         devices = [device.strip() for device in visible.split(",") if device.strip()]
-    if shard == 0 or len(devices) < 2:
+    if shard == 0 or len(devices) <= gpus:
         return {}
-    return {"CUDA_VISIBLE_DEVICES": devices[shard % len(devices)]}
+    first = shard % (len(devices) // gpus) * gpus
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[first : first + gpus])}

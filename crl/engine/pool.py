@@ -14,8 +14,8 @@ OnLine = Callable[[str, str], None]
 
 
 class EnginePool:
-    """Made once a track. `environment` is added to that of every engine, `prefix` to its name; shards take the devices
-    from `first_device` on; `nodes` are the machines of its ranks."""
+    """Made once a track. `environment` is added to that of every engine, `prefix` to its name; its shards count from
+    `first_shard` on where devices are given out, of which each uses `gpus`; `nodes` are the machines of its ranks."""
 
     def __init__(
         self,
@@ -23,18 +23,19 @@ class EnginePool:
         on_line: OnLine,
         *,
         prefix: str = "",
-        first_device: int = 0,
+        first_shard: int = 0,
+        gpus: int = 1,
         nodes: NodesConfig | None = None,
     ) -> None:
         self.environment = dict(environment)
         self._on_line, self._nodes = on_line, nodes
-        self._prefix, self._first_device = prefix, first_device
+        self._prefix, self._first_shard, self._gpus = prefix, first_shard, gpus
         self._engines: dict[str, Engine] = {}
         self._lock = threading.Lock()
 
     def shard(self, number: int) -> Engine:
-        """The engine of a shard, on the device of its number."""
-        environment = device_environment(self._first_device + number)
+        """The engine of a shard, on the devices of its number."""
+        environment = device_environment(self._first_shard + number, self._gpus)
         return self._engine(f"{self._prefix}shard-{number}", 1, environment, None)
 
     def ranks(self, number: int) -> Engine:

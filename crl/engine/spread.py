@@ -26,6 +26,8 @@ class PartOrder:
     """Added to the environment of the engine."""
     time_limit: float
     """Seconds until the engine of the part is ended."""
+    gpus: int = 1
+    """How many an engine uses, where there are any."""
 
     @property
     def stage(self) -> str:

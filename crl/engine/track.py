@@ -40,7 +40,8 @@ class Track:
             environment,
             on_line=lambda engine, text: emit(LogLine(text, engine, *self._now)),
             prefix="second-" if number else "",
-            first_device=number * runtime.shards,
+            first_shard=number * runtime.shards,
+            gpus=runtime.engine_gpus,
             nodes=runtime.nodes,
         )
         self.part_runner: PartRunner | None = None
@@ -80,7 +81,9 @@ class Track:
     def _spread(self, job: Job, parts: list[int], combined: PartProgress, started: float) -> None:
         def order(part: int) -> PartOrder:
             of_part = dataclasses.replace(job, kind=JobKind.part, part=part)
-            return PartOrder(of_part, combined.count, self.engines.environment, self._left(started))
+            return PartOrder(
+                of_part, combined.count, self.engines.environment, self._left(started), self._runtime.engine_gpus
+            )
 
         if self.part_runner is not None:
             self.part_runner(Spread(tuple(parts), order, combined.report))

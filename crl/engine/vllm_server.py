@@ -72,6 +72,13 @@ def check_server(role: str, server: ServerConfig) -> None:
             where=where,
             next_step="run `make vllm`, or name another one",
         )
+    if 0 < (there := gpu_count()) < server.gpus:
+        raise BadInput(
+            f"runtime.servers.{role}.gpus is {server.gpus}, and the GPUs here are {there}",
+            expected=f"at most {there}: a server runs on one machine",
+            where=f"runtime.servers.{role}.gpus",
+            next_step="lower it, or start the server elsewhere and name its address",
+        )
 
 
 class VllmServer:

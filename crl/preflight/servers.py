@@ -5,7 +5,7 @@ A run may go on with other servers than it began with (`runtime.servers`), so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from crl.config import Experiment
@@ -16,6 +16,7 @@ from crl.recipes.stage import Recipe, Stage
 
 _LOOKED_AHEAD = 1000
 """Rounds in one of which a stage must be due to count."""
+_MOST_OF_A_GPU = 0.95
 
 
 def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]:
@@ -23,6 +24,7 @@ def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]
     method, servers = experiment.method, experiment.runtime.servers
     found: list[tuple[str, Callable[[], None]]] = []
     holders: dict[str, str] = {}
+    started: dict[str, float] = {}
     for owner in method.owners():
         engine, server = method.role(owner).engine, servers.get(owner, ServerConfig())
         if not isinstance(engine, ServedEngine):
@@ -33,6 +35,9 @@ def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]
             other = holders.setdefault(server.address.rstrip("/").lower(), owner)
             checks.insert(0, partial(_check_alone, owner, other, server.address))
             checks.insert(1, partial(_check_tracks, experiment, owner, server.address))
+        if server.address is None and not engine.REMOTE:
+            started[owner] = server.memory_share
+            checks.append(partial(_check_memory, dict(started)))
         found.append((f"runtime.servers.{owner}", partial(_all, checks)))
     return found
 
@@ -50,6 +55,23 @@ def _check_alone(owner: str, other: str, address: str) -> None:
             expected="a server for each: it holds one set of weights, and each hand-over would replace the other's",
             where=f"runtime.servers.{owner}.address",
             next_step=f"start another server, leave the address out, or share weights: method.roles.{owner}.weights",
+        )
+
+
+def _check_memory(shares: Mapping[str, float]) -> None:
+    """Raise BadInput where the servers that one engine starts, on the same GPUs, would take all of their memory."""
+    if len(shares) == 1 or sum(shares.values()) <= _MOST_OF_A_GPU:
+        return
+    from crl.policies.determinism import gpu_count  # torch takes seconds to import
+
+    if gpu_count():
+        *_, owner = shares
+        told = " and ".join(f"{share} for {name}" for name, share in shares.items())
+        raise BadInput(
+            f"the servers of an engine would take {told} of each GPU's memory",
+            expected=f"at most {_MOST_OF_A_GPU} together: they run side by side on the same GPUs",
+            where=f"runtime.servers.{owner}.memory_share",
+            next_step="lower the shares, or start a server elsewhere and name its address",
         )
 
 

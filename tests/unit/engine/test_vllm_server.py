@@ -123,6 +123,11 @@ def test_what_is_missing_is_said_before_anything_is_started(
     assert "make vllm" in str(raised.value) and raised.value.where == "runtime.servers.actor.python"
     with pytest.raises(BadInput, match="has no package vllm"):
         check_server("actor", ServerConfig(python=Path(sys.executable)))
+    for there, wanted in ((0, 4), (4, 4)):
+        monkeypatch.setattr("crl.engine.vllm_server.gpu_count", lambda there=there: there)
+        check_server("actor", ServerConfig(python=python, gpus=wanted))
+    with pytest.raises(BadInput, match="gpus is 8, and the GPUs here are 4"):
+        check_server("actor", ServerConfig(python=python, gpus=8))
     monkeypatch.setenv(INTERPRETER, str(tmp_path / "named"))
     assert interpreter(ServerConfig()) == tmp_path / "named"
     assert interpreter(ServerConfig(python=python)) == python

@@ -50,6 +50,27 @@ def test_two_roles_with_weights_of_their_own_need_two_servers() -> None:
     assert refused({**shared, "method.recipe.warm_start.extractor_episodes": 0}, {"actor": ADDRESS}) == []
 
 
+@pytest.mark.parametrize(("gpus", "shares", "told"), [(1, (0.5, 0.5), 1), (1, (0.5, 0.45), 0), (0, (0.9, 0.9), 0)])
+def test_servers_of_one_engine_share_the_memory_of_its_gpus(
+    gpus: int, shares: tuple[float, float], told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
+    servers = {role: {"memory_share": share} for role, share in zip(("actor", "extractor"), shares, strict=True)}
+    made = load_experiment(tiny_run.ROOT / "conf/tiny.yaml", BOTH)
+    made = made.model_copy(update={"runtime": Runtime.model_validate({"servers": servers})})
+    found = []
+    for where, check in checks(made):
+        if where.startswith("runtime.servers."):
+            try:
+                check()
+            except BadInput as error:
+                found.append(error)
+    assert len(found) == told
+    for error in found:
+        assert "0.5 for actor and 0.5 for extractor" in error.found
+        assert error.where == "runtime.servers.extractor.memory_share"
+
+
 def test_an_endpoint_may_have_many_models() -> None:
     endpoint = {"model": "endpoint:some/model", "engine": "openai"}
     changes = {
