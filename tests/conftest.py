@@ -16,7 +16,7 @@ from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.recipe_runs import tiny_name, train_tiny
-from tests.tiny_run import NAME, ROUNDS, crl, train
+from tests.tiny_run import NAME, ROUNDS, crl_here, train
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Without these the browser itself asks the network: for components, for its time, for its variations.
@@ -33,6 +33,7 @@ LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", 
 
 
 gc.disable()  # until the first test runs: what is imported stays
+os.fsync = lambda descriptor: None  # type: ignore[assignment]  # tests kill processes; for no power cut is a disk waited for
 _kept_modules = 0
 
 
@@ -79,6 +80,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
+@pytest.fixture
+def plain_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are not drawn, which takes a tenth of a second each, for a test of what else a page says."""
+    svg = '<svg viewBox="0 0 380 220" role="img" aria-label="not drawn"></svg>'
+    monkeypatch.setattr("crl.report.charts._drawn", lambda *_, **__: svg)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Where Chromium lies; where there is none the tests are skipped."""
@@ -113,10 +121,10 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[s
             if not runs.exists():
                 making = runs.with_name(f"{runs.name}-in-the-making")
                 shutil.rmtree(making, ignore_errors=True)
-                crl(making, *training)
+                crl_here(making, *training)
                 # The catalog names absolute places: it is written anew where the run will lie.
                 making.rename(runs)
-                crl(runs, "catalog", name)
+                crl_here(runs, "catalog", name)
         return runs / name
 
     return run

@@ -11,7 +11,7 @@ import pytest
 from crl.recipes.complementary.round import build
 from crl.recipes.reading import recorded_bank
 from crl.run.directory import RunDirectory
-from tests.tiny_run import NAME, ROOT, ROUNDS, crl, crl_here
+from tests.tiny_run import NAME, ROOT, ROUNDS, crl_here
 
 TYPED = re.findall(r"^crl (\w+.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 TRAINING = ("train", "resume")
@@ -34,9 +34,7 @@ def test_a_command_of_the_readme_runs(finished: Path, typed: str, request: pytes
     evaluates = typed.startswith("evaluate")
     run = RunDirectory.open(request.getfixturevalue("copied") if evaluates else finished)  # it keeps what it played
     entry = recorded_bank(run, build(run.method), ROUNDS).entry(0).entry_id
-    # What plays loads models, which set up their whole process.
-    run_it = crl if evaluates else crl_here
-    done = run_it(run.path.parent, *words_of(typed, entry))
+    done = crl_here(run.path.parent, *words_of(typed, entry))
     assert done.returncode == 0 and done.stdout.strip()
 
 

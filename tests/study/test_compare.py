@@ -223,6 +223,7 @@ def test_a_run_is_written_to_the_trackers_of_its_study(tmp_path: Path, monkeypat
     monkeypatch.setenv("CRL_FAKE", "{}")
     experiment = make_experiment(trackers=["tensorboard"])
     run = RunDirectory.create_or_open(experiment, tmp_path)
+    monkeypatch.setattr(child, "write_report", lambda path: None)
     child.run(run.path, 1, experiment.runtime)
     assert len(list((run.path / "tensorboard").iterdir())) == 2
 

@@ -14,6 +14,7 @@ from crl.bank.changes import LONGEST_CHAIN, Change, applied, files_of, open_snap
 from crl.bank.snapshot import Snapshot
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankSnapshot, Row, schema_of, table_of
+from tests.marks import sampled
 
 Store = dict[tuple[type[Row], int], pa.Table]
 
@@ -68,7 +69,7 @@ def digest_by_hand(bank: dict[str, BankEntry]) -> str:
     return f"{total % 2**256:064x}"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sampled(range(8), 4))
 def test_every_round_comes_back_as_it_was(seed: int) -> None:
     chance, recorder, bank = random.Random(seed), Recorder(), {}
     order = 0

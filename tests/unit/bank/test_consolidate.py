@@ -299,7 +299,7 @@ def rounds(draw):
     return previous, draw(st.lists(asked, max_size=14)), scores, options
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(rounds(), st.data())
 def test_columns_give_what_the_plain_way_gives(given_round, data):
     previous, operations, scores, options = given_round
@@ -331,7 +331,7 @@ def test_columns_give_what_the_plain_way_gives(given_round, data):
     assert result.changes == [Change(before.get(name), after.get(name)) for name in named]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(rounds())
 def test_every_change_has_its_event(given_round):
     previous, operations, scores, options = given_round
@@ -345,7 +345,7 @@ def test_every_change_has_its_event(given_round):
     assert {(change.after or change.before).entry_id for change in result.changes} <= touched
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(rounds())
 def test_a_snapshot_is_sound(given_round):
     previous, operations, scores, options = given_round
@@ -362,7 +362,7 @@ def test_a_snapshot_is_sound(given_round):
     assert all(text_digest(text) == digest for digest, text in result.new_texts.items())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(rounds(), st.randoms(use_true_random=False))
 def test_input_order_of_entries_and_scores_and_interleaving_of_families_do_not_matter(given_round, random):
     previous, operations, scores, options = given_round

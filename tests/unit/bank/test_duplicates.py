@@ -57,7 +57,7 @@ CASES = [
     (900, 20, 300, 0.9, {"_CELL": 5, "_MOST_CELLS": 64}),
     (900, 3, 10, 0.99, {"_CELL": 20, "_ROWS": 100, "_COLUMNS": 100}),
     (2500, 80, 60, 0.9, {}),
-    (700, 96, 5, -0.2, {"_CELL": 20}),
+    (300, 96, 5, -0.2, {"_CELL": 20}),
 ]
 
 
@@ -76,8 +76,9 @@ def test_exactly_the_pairs_of_all_with_all(case, monkeypatch):
 def test_the_cells_leave_most_comparisons_out():
     """Else the test above would say nothing about them."""
     vectors = clustered(6000, 96, 30, seed=5, spread=0.2)
-    compared = sum(len(rows) for rows, _ in duplicates._candidates(vectors, -1.0))
-    assert compared == 6000 * 5999 / 2
+    some = vectors[:2000]
+    assert sum(len(rows) for rows, _ in duplicates._candidates(some, -1.0)) == 2000 * 1999 / 2
+    compared = 6000 * 5999 / 2
     home, visits = duplicates._cells(vectors, radius=np.sqrt(0.2), margin=1e-4)
     sizes = np.bincount(home)
     inside = sum(size * (size - 1) / 2 for size in sizes)
@@ -87,7 +88,7 @@ def test_the_cells_leave_most_comparisons_out():
 def test_the_threshold_is_that_of_the_float64_cosine():
     """Each pair's own cosine as the threshold: in, and a hair above it: out."""
     vectors = clustered(60, 384, 4, seed=1, spread=0.3)
-    for pair, cosine in list(all_with_all(vectors, 0.8).items())[:40]:
+    for pair, cosine in list(all_with_all(vectors, 0.8).items())[:40:4]:
         assert pair in as_dict(near_duplicates(vectors, cosine))
         assert pair not in as_dict(near_duplicates(vectors, np.nextafter(cosine, 2)))
 

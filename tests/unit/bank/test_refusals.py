@@ -57,7 +57,7 @@ def test_what_was_built_on_a_refused_entry_falls_with_it():
     assert [event.reason for event in result.events] == [WHY, "unknown_entry"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(rounds())
 def test_refusing_everything_leaves_the_bank_as_it_was(given_round):
     previous, operations, scores, _ = given_round
@@ -66,7 +66,7 @@ def test_refusing_everything_leaves_the_bank_as_it_was(given_round):
     assert [event.kind for event in result.events] == ["rejected"] * len(operations)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(rounds(), st.data())
 def test_refusing_some_applies_no_operation_that_was_not_applied_without(given_round, data):
     previous, operations, scores, options = given_round
@@ -84,7 +84,7 @@ def test_refusing_some_applies_no_operation_that_was_not_applied_without(given_r
     assert all(reasons[item.operation_id] == WHY for item in refused)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(rounds())
 def test_refusing_nothing_changes_nothing(given_round):
     previous, operations, scores, options = given_round

@@ -185,7 +185,7 @@ def logical(row):
     return None if row is None else dataclasses.replace(row, **dict.fromkeys(STORAGE, ""))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(runs())
 def test_events_and_operations_give_every_bank_again(run):
     for bank in run.replayed():
@@ -200,7 +200,7 @@ def test_events_and_operations_give_every_bank_again(run):
         }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(runs())
 def test_the_lineage_of_every_entry_reaches_the_episodes_it_was_made_from(run):
     """Reckoned from operations along the events, without a row of the bank but the imported ones."""

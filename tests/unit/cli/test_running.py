@@ -24,7 +24,9 @@ def stage_digests(run: Path) -> dict[str, str]:
     }
 
 
-def test_train_continue_damage_redo_and_resume(crl: Crl, fake: Path, runs: Path) -> None:
+def test_train_continue_damage_redo_and_resume(
+    crl: Crl, fake: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = crl("train", fake, "--rounds", "1", "--no-prefect")
     assert first.code == 0, first.err
     assert "round 1: draw, spread, learn, total" in first.out and "crl verify" in first.out
@@ -35,6 +37,7 @@ def test_train_continue_damage_redo_and_resume(crl: Crl, fake: Path, runs: Path)
     before = stage_digests(run)
     assert len(before) == 5
 
+    monkeypatch.setattr("crl.report.page.render", lambda *run, **options: "a page")  # made once, above
     second = crl("train", fake, "--rounds", "1", "--no-prefect")
     assert "round 2: draw" in second.out and "round 1: draw" not in second.out
     assert before.items() < stage_digests(run).items(), "what was complete stayed as it was"

@@ -24,8 +24,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + level)}: &{chr(98 + level)} [{','.join([f'*{chr(97 + level)}'] * 10)}]\n" for level in range(9)
 )
 FILES: dict[str, tuple[bytes, str]] = {
-    "deep": (b"a: " + b"[" * 3000 + b"]" * 3000, "levels of nesting"),
-    "deep mappings": (b"a: " + b"{a: " * 3000 + b"}" * 3000, "levels of nesting"),
+    "deep": (b"a: " + b"[" * 1200 + b"]" * 1200, "levels of nesting"),
+    "deep mappings": (b"a: " + b"{a: " * 1200 + b"}" * 1200, "levels of nesting"),
     "alias bomb": (BOMB.encode(), "aliases count each time"),
     "a list in itself": (b"name: x\nmethod: {families: [&b {repeat: 2, e: *b}]}\n", "inside its own definition"),
     "an integer of 10,000 digits": (b"name: x\nmethod: {seed: " + b"9" * 10_000 + b"}\n", "cannot be read as int"),
@@ -53,7 +53,7 @@ SETTINGS = {
     "method.families.-1.name=x": "is no index", "method.families.+0.name=x": "is no index",
     "method.families.1_0.name=x": "is no index", f"method.families.{'9' * 10_000}.name=x": "is no index",
     f"method.seed={'9' * 10_000}": "is not YAML", f"method.seed=0x{'f' * 20_000}": "more than 64 bits",
-    f"method.seed={'[' * 3000}{']' * 3000}": "levels of nesting", "method.seed=2001-99-99": "timestamp",
+    f"method.seed={'[' * 1200}{']' * 1200}": "levels of nesting", "method.seed=2001-99-99": "timestamp",
     "method.seed=!!int a": "cannot be read", "method.seed=&a [*a]": "inside its own definition",
     "method.families=[&a {repeat: 2, e: *a}]": "inside its own definition",
     "method.families.0.train_seeds.start=99999999999999999999": "more than 64 bits",

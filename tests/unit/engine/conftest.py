@@ -5,15 +5,22 @@ from __future__ import annotations
 import pytest
 
 from crl.engine.events import Event
+from crl.run.directory import RunDirectory
 from tests.unit.engine.harness import digests, make_driver
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Digests of rounds 0 to 2 run without any mishap."""
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Rounds 0 to 2 run without any mishap. To be read only."""
     with make_driver(tmp_path_factory.mktemp("undisturbed")) as driver:
         driver.run_rounds(2)
-        return digests(driver.run)
+    return driver.run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(quiet: RunDirectory) -> dict[str, str]:
+    """Digests of these rounds."""
+    return digests(quiet)
 
 
 @pytest.fixture

@@ -81,13 +81,11 @@ def test_another_seed_gives_other_digests(tmp_path, undisturbed):
         assert not set(digests(driver.run).values()) & set(undisturbed.values())
 
 
-def test_manifest_lists_what_a_stage_and_its_parts_read(tmp_path):
-    with make_driver(tmp_path) as driver:
-        driver.run_rounds(1)
-        assert set(driver.run.manifest(1, "draw").digested.inputs) == {"0000/prepare"}
-        assert set(driver.run.manifest(1, "spread").digested.inputs) == {"0001/draw"}
-        assert set(driver.run.manifest(1, "total").digested.inputs) == {"0001/draw", "0001/spread"}
-        assert driver.run.manifest(1, "total").provenance["attempt"] == 1
+def test_manifest_lists_what_a_stage_and_its_parts_read(quiet):
+    assert set(quiet.manifest(1, "draw").digested.inputs) == {"0000/prepare"}
+    assert set(quiet.manifest(1, "spread").digested.inputs) == {"0001/draw"}
+    assert set(quiet.manifest(1, "total").digested.inputs) == {"0001/draw", "0001/spread"}
+    assert quiet.manifest(1, "total").provenance["attempt"] == 1
 
 
 @pytest.mark.parametrize("stage", ["draw", "spread/2", pytest.param("learn", marks=pytest.mark.slow)])
@@ -183,6 +181,7 @@ def test_a_commit_that_its_maker_did_not_live_to_tell_is_told_by_the_next(tmp_pa
         assert committed(path)[1, "draw"] == Committed(digest, 1)
 
 
+@pytest.mark.slow  # an engine starts only to import Great Expectations; each half of it is a fast test
 def test_rows_that_break_a_rule_stop_the_stage_before_it_is_committed(tmp_path, monkeypatch):
     monkeypatch.setenv("CRL_FAKE_CHECKS", "1")
     with make_driver(tmp_path, {"draw": ["duplicates", ""]}) as driver:
@@ -250,21 +249,6 @@ def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed,
     assert (last.done, last.total, last.figures["made"]) == (40, 40, 40)
 
 
-def test_progress_and_output_reach_whoever_watches(tmp_path, seen):
-    unwatch = watch(seen.append)
-    with make_driver(tmp_path, {"draw": ["say", ""]}) as driver:
-        driver.run_rounds(1)
-    unwatch()
-    drawn = [event for event in of(Progress, seen) if event.stage == "draw"]
-    assert (drawn[-1].done, drawn[-1].total) == (5, 5) and drawn[-1].figures == {"drawn": 5, "rate": 2.5}
-    texts = [event.text for event in of(LogLine, seen)]
-    assert [text for text in texts if text in ("a line", "next line", "an error line")] == [
-        "a line",
-        "next line",
-        "an error line",
-    ]
-
-
 @pytest.mark.slow
 def test_what_a_stage_will_take_is_known_from_the_round_before(tmp_path, seen):
     with make_driver(tmp_path, shards=3) as driver:
@@ -283,14 +267,26 @@ def test_what_an_engine_wrote_in_a_stage_is_told_before_the_stage_is_done(tmp_pa
         if isinstance(event, LogLine):
             time.sleep(0.3)
 
+    watched: list[Event] = []
+    unwatch = watch(watched.append)
     with make_driver(tmp_path, {"draw": ["say", ""]}) as driver:
         driver.subscribe(slow)
         driver.subscribe(seen.append)
         driver.run_rounds(1)
+    unwatch()
     told = [event for event in seen if isinstance(event, LogLine | StageDone)]
     done = next(index for index, event in enumerate(told) if isinstance(event, StageDone) and event.stage == "draw")
     said = [event for event in told[:done] if isinstance(event, LogLine) and event.stage == "draw"]
     assert [event.text for event in said] == ["a line", "next line", "an error line"]
+
+    drawn = [event for event in of(Progress, watched) if event.stage == "draw"]
+    assert (drawn[-1].done, drawn[-1].total) == (5, 5) and drawn[-1].figures == {"drawn": 5, "rate": 2.5}
+    texts = [event.text for event in of(LogLine, watched)]
+    assert [text for text in texts if text in ("a line", "next line", "an error line")] == [
+        "a line",
+        "next line",
+        "an error line",
+    ], "whoever watches is told as well"
 
 
 def test_a_broken_subscriber_does_not_stop_a_run(tmp_path):

@@ -28,16 +28,16 @@ ROOM = "MiniHack-Room-Ultimate-5x5-v0"
 CASES = [
     # Small maps, so that a level comes again and again.
     (FrozenLakeConfig(size_min=3, size_max=3, frozen_probability=0.9), 3000),
-    (FrozenLakeConfig(size_min=4, size_max=4), 3000),
-    (FrozenLakeConfig(size_min=2, size_max=9, frozen_probability=0.6, masked=True), 3000),
-    (MaskedLakeConfig(realm=3, world=7), 3000),
-    (RealmsConfig(side=3, symbols=4, objects=2), 3000),
-    (RealmsConfig(realm=3, world=7, practice=True), 3000),
-    (ShrinesConfig(shrine=2, world=7, things=24, shown=6), 3000),
-    (ShrinesConfig(practice=True, things=24, shown=5), 3000),
+    (FrozenLakeConfig(size_min=4, size_max=4), 1000),
+    (FrozenLakeConfig(size_min=2, size_max=9, frozen_probability=0.6, masked=True), 1000),
+    (MaskedLakeConfig(realm=3, world=7), 1000),
+    (RealmsConfig(side=3, symbols=4, objects=2), 1000),
+    (RealmsConfig(realm=3, world=7, practice=True), 1000),
+    (ShrinesConfig(shrine=2, world=7, things=24, shown=6), 1000),
+    (ShrinesConfig(practice=True, things=24, shown=5), 1000),
     (SokobanConfig(size_min=5, size_max=5, boxes=1), 800),
     (SokobanConfig(), 400),
-    (MiniHackConfig(id=ROOM), 60),
+    (MiniHackConfig(id=ROOM), 30),
 ]
 MORE = [  # the same code over other levels
     pytest.param(MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0"), 40, marks=pytest.mark.slow),
@@ -111,9 +111,9 @@ def test_equal_seeds_are_equal_levels_in_another_process(made):
     program = (
         "from crl.envs.minihack import MiniHackConfig\n"
         "from tests.unit.envs.test_held_out import FROM, ROOM, contents\n"
-        "print(contents(MiniHackConfig(id=ROOM).make(), [3, 4, FROM + 1, FROM + 9]))"
+        "print(contents(MiniHackConfig(id=ROOM).make(), [3, 4, FROM + 1, FROM + 2]))"
     )
-    here = contents(made(MiniHackConfig(id=ROOM)), [3, 4, FROM + 1, FROM + 9])
+    here = contents(made(MiniHackConfig(id=ROOM)), [3, 4, FROM + 1, FROM + 2])
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(here)
 
@@ -152,7 +152,7 @@ def re_near(room: str) -> bool:
 def test_the_oracle_finds_the_stairs_of_a_level_where_its_content_says(made):
     """Of what was seen in a game that was walked to its end, every floor cell and the way fit the layout."""
     environment = made(MiniHackConfig(id="MiniHack-Room-Dark-5x5-v0", max_turns=40))
-    seeds = [*range(20), *range(FROM, FROM + 20)]
+    seeds = [*range(10), *range(FROM, FROM + 10)]
     environment.reset_many(seeds)
     walked = 0
     for slot in range(len(seeds)):
@@ -166,7 +166,7 @@ def test_the_oracle_finds_the_stairs_of_a_level_where_its_content_says(made):
         found = start[0] + end.row - row, start[1] + end.column - column
         assert room[found[0]][found[1]] == ">"
         walked += 1
-    assert walked == 40
+    assert walked == len(seeds)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "method.recipe.fit.epochs": 2,
     "method.recipe.explore.first": 10,
     "method.recipe.explore.further": 5,
+    "method.families.0.evaluation_seeds.count": 2,
 }  # fmt: skip
 ACTIONS = ("up", "down", "left", "right")
 OFFSETS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}

@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     },
     "method.roles.actor.sampling.constrain": "none",
     "method.recipe.reflect.truncated": "malformed",
+    "method.families.0.evaluation_seeds.count": 2,
 }  # fmt: skip
 OWN = "Answer with one action."
 """System text of the actor's prompt."""

@@ -337,6 +337,7 @@ def test_a_shorter_run_has_the_digests_of_the_longer_one(run: Played, tmp_path: 
     assert again == {key: digest for key, digest in run.digests().items() if key in again} and len(again) > 10
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_the_page_has_a_tile_for_what_the_model_calls_won(run: Played) -> None:
     episodes = [row for row in run.rows(Episode, "collect", ROUNDS) if row.stream == "synthetic"]
     won = f"<b>{sum(row.success for row in episodes)}/{len(episodes)}</b>"

@@ -129,6 +129,7 @@ def test_what_is_embedded_is_what_the_record_holds(finished: Path) -> None:
     assert len(operations) == asked and all(each["became"] for each in operations)
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_a_page_that_would_grow_too_large_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = one_round(tmp_path / "run", groups=8, members=4, turns=10, text="x" * 1000)
     monkeypatch.setattr(module, "LARGEST", 100_000)
@@ -189,6 +190,7 @@ def test_numbers_that_json_does_not_know_are_none(tmp_path: Path) -> None:
     assert guide["outcome"] == 1.0
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_a_page_without_episodes_says_so(tmp_path: Path) -> None:
     run = one_round(tmp_path / "run", groups=1, members=2)
     text = render(run, episodes=0)

@@ -79,6 +79,7 @@ def test_the_interval_of_an_average_holds_the_truth_as_often_as_it_says() -> Non
     assert hits > 1860
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     run = recorded(tmp_path, "one", {0: WON, 2: {**WON, ("lake", WITH): [1, 1, 1]}})
     newest = summarize(run)[-1]
@@ -102,5 +103,6 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_a_run_without_an_evaluation_has_no_such_section(tmp_path: Path) -> None:
     assert Page(render(recorded(tmp_path, "none", {}))).table("Held out") == []

@@ -191,6 +191,7 @@ def test_checks_are_those_that_the_manifests_keep(finished: Path, html: str) -> 
     assert collect.rows == sum(query(finished, f"SELECT count(*) FROM {table} {where}")[1][0][0] for table in tables)
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_what_a_model_wrote_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = build_run(tmp_path / "run")
     changes = (
@@ -242,6 +243,7 @@ def test_a_failure_stands_at_the_head_of_the_page(tmp_path: Path) -> None:
     assert "What to do: look at row 3" in page.text
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_a_run_that_waits_for_a_person_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from crl.config import Runtime
     from crl.engine.driver import Driver
@@ -311,6 +313,7 @@ def test_a_page_of_a_damaged_bank_names_the_file_and_what_mends_it(copied: Path)
     assert SEGMENTS in raised.value.found and f"crl mend {copied}" in (raised.value.next_step or "")
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_a_line_of_the_journal_that_says_nothing_is_passed_over(room: Path) -> None:  # noqa: F811
     (room / "journal.jsonl").write_text('{"note": 1}\n', encoding="utf-8")
     assert "last stage committed" not in render(room)
@@ -326,6 +329,7 @@ def test_a_record_that_is_read_only_says_what_to_do(copied: Path) -> None:
         copied.chmod(0o755)
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_the_command_writes_the_page(crl: Callable[..., Outcome], room: Path, tmp_path: Path) -> None:  # noqa: F811
     outcome = crl("report", "room")
     assert outcome.code == 0 and str(room / REPORT) in outcome.out and (room / REPORT).is_file()

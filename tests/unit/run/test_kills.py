@@ -91,7 +91,8 @@ def test_pruning_can_be_killed_anywhere(tmp_path: Path) -> None:
     assert done
 
 
-def test_setting_aside_can_be_killed_anywhere(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+@pytest.mark.parametrize("step", [29, pytest.param(13, marks=pytest.mark.slow)])
+def test_setting_aside_can_be_killed_anywhere(tmp_path: Path, undisturbed: dict[str, str], step: int) -> None:
     kill_at = 1
     made = finished_run(tmp_path / "made", ROUNDS)
     for attempt in range(100):
@@ -108,5 +109,5 @@ def test_setting_aside_can_be_killed_anywhere(tmp_path: Path, undisturbed: dict[
         assert leftovers(run) == []
         if done:
             break
-        kill_at += 13
+        kill_at += step
     assert done

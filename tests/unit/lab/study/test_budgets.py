@@ -75,6 +75,7 @@ def test_the_table_says_how_much_that_is() -> None:
     assert "success between two evaluations is interpolated" in study_markdown(result)
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_where_real_steps_differ_curves_are_drawn_over_their_means_too() -> None:
     """The costly arm takes no real step before round 2 on one seed, and none after it on the other."""
     figures = {

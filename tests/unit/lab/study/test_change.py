@@ -17,7 +17,8 @@ from crl.lab.study.page import chart_groups
 from crl.lab.study.results import summarize_study
 from crl.lab.study.statistics import Reached
 from crl.lab.study.table import study_markdown, tables
-from crl.records import BankEntry, Evaluation
+from crl.records import Evaluation
+from crl.run.directory import RunDirectory
 from tests.unit.recipes.played import SETTINGS, Played, experiment
 
 LAKE = SETTINGS["method.families.0.environment"]
@@ -85,8 +86,8 @@ def bank_of(played: Played, number: int) -> list[tuple[str, str]]:
     return crl.open(played.run.path).bank(number).select("family, text").fetchall()
 
 
-def test_a_run_without_a_change_has_none(played: Played, tmp_path: Path) -> None:
-    assert BankEntry.table and read_change(Played(tmp_path, experiment(), 1).run, [0, 1]) is None
+def test_a_run_without_a_change_has_none(tmp_path: Path) -> None:
+    assert read_change(RunDirectory.create_or_open(experiment(), tmp_path), [0, 1]) is None
 
 
 BEFORE, AFTER, END = [0.5, 0.6, 0.4], [0.1, 0.2, 0.3], [0.5, 0.5, 0.4]
@@ -125,6 +126,7 @@ def test_recovery_over_seeds() -> None:
     assert found.notes_stale[35].mean == pytest.approx(0.5) and found.notes_true[45].mean == 0.75
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_tables_charts_and_raw_results(tmp_path: Path) -> None:
     study = Study.model_validate({
         "name": "s", "base": Path("b.yaml"), "rounds": 50, "seeds": [0, 1, 2], "arms": {"ours": {"title": "Ours"}},
@@ -141,6 +143,7 @@ def test_tables_charts_and_raw_results(tmp_path: Path) -> None:
     assert len(groups["families that change"]) == 2
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change, "make_environment", lambda family: Rule(family.environment.max_turns))
     found = read_change(played.run, [0, 1, 2, 3])
@@ -171,7 +174,7 @@ def test_changes_in_several_rounds_have_no_one_before_and_after(tmp_path: Path, 
         for name, listed in zip("ab", rounds, strict=True)
     ]  # fmt: skip
     made = experiment(method__families=families, method__evaluation__every=1)
-    assert read_change(Played(tmp_path, made, 1).run, [0, 1]) is None
+    assert read_change(RunDirectory.create_or_open(made, tmp_path), [0, 1]) is None
 
 
 def test_who_had_nothing_before_recovers_nothing() -> None:

@@ -120,6 +120,7 @@ def test_a_study_without_a_finished_run_is_a_table_of_dashes() -> None:
     assert "| one | 0 of 1 | – | – |" in study_markdown(result) and chart_groups(result) == []
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_switches_have_charts_of_their_own_beside_what_they_are_compared_with() -> None:
     arms: dict[str, dict[str, object]] = {
         "ours": {},
@@ -133,6 +134,7 @@ def test_switches_have_charts_of_their_own_beside_what_they_are_compared_with() 
     assert names[1] == [["ours", "static"], ["ours", "static"]]
 
 
+@pytest.mark.usefixtures("plain_charts")
 def test_what_is_varied_has_tables_and_charts_by_its_values() -> None:
     # As if `static` were `ours` with another capacity.
     arms: dict[str, dict[str, object]] = {"ours": {}, "base": {}, "ours_room_8": {"switch": "room"}}
