@@ -94,7 +94,7 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
         typical = typical_work(experiment)
     except CrlError:
         typical = {}  # what is missing has a line of its own
-    longest = max(work.seconds(rates) for work in needed.work.values())
+    longest = max(work.longest(rates) for work in needed.work.values())
     limit = experiment.runtime.stage_time_limit_seconds
     said = f"{_duration(seconds_of(needed.work.values(), rates))} per round with full contexts ({_work(needed.work)})"
     if typical:
@@ -110,7 +110,7 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
 
 
 def _work(work: Mapping[str, Work]) -> str:
-    flops = sum(each.sampling_flops + each.update_flops for each in work.values())
+    flops = sum(each.flops for each in work.values())
     return f"{sum(each.tokens for each in work.values()):,} tokens, {flops:.1e} FLOP"
 
 

@@ -43,6 +43,8 @@ class RoundOutputs:
     """Learned by updates; one that is learned twice counts twice."""
     rows: int | None = None
     """Sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
+    held_out: int = 0
+    """Sampled by one evaluation, beside those above."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,10 @@ class RecipeConfig(Model):
     def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
         """How much each role does in a round, at most: here, an output per episode that is sampled and learned."""
         return dict.fromkeys(self.roles(), RoundOutputs(method.episodes, method.episodes))
+
+    def evaluated_arms(self) -> int:
+        """How often an evaluation plays every held-out task: here once, by the actor alone."""
+        return 1
 
     def prompts(self) -> frozenset[str]:
         """Names of the prompts that it needs, out of `method.prompts`."""
@@ -281,6 +287,11 @@ class Method(Model):
     def episodes(self) -> int:
         """Episodes of a round: K of every group."""
         return sum(family.groups * self.group_size(family) for family in self.families)
+
+    @property
+    def held_out_episodes(self) -> int:
+        """Episodes of an evaluation: every arm plays each held-out task once."""
+        return self.recipe.evaluated_arms() * sum(family.evaluation_seeds.count for family in self.families)
 
     def sampling(self, role: str, family: str) -> SamplingConfig:
         """How a role samples when it plays a task family."""

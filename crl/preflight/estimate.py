@@ -95,7 +95,7 @@ def estimate(experiment: Experiment) -> Estimate:
         if owner in method.trained():
             made = update_memory(shape, role, new)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(shape, role, longest(role, new), outputs[name], rows=rows)
+        work[name] = work_of(shape, role, longest(role, new), outputs[name], rows=rows, every=method.evaluation.every)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     engine = PROCESS + reading + _engine(method, known, sampling, updates)
@@ -134,15 +134,24 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     for name, lengths in recipe_of(method).typical(method).items():
         role, shape = computed(method.role(name)), shape_of(method.role(name).model)
         if shape is not None:
-            made[name] = work_of(shape, role, lengths, outputs[name], rows=_rows(method, name, outputs[name]))
+            rows, every = _rows(method, name, outputs[name]), method.evaluation.every
+            made[name] = work_of(shape, role, lengths, outputs[name], rows=rows, every=every)
     return made
 
 
 def outputs_of(method: Method) -> dict[str, RoundOutputs]:
-    """What each role of the recipe does in a round, at most; nothing is learned of one whose weights stay."""
-    trained = method.trained()
+    """What each role of the recipe does in a round, at most; nothing is learned of one whose weights stay.
+
+    Roles that play are evaluated.
+    """
+    trained, uses = method.trained(), method.recipe.roles()
+    played = method.held_out_episodes if method.evaluation.every else 0
     return {
-        name: each if method.owner(name) in trained else replace(each, trained=0)
+        name: replace(
+            each,
+            trained=each.trained if method.owner(name) in trained else 0,
+            held_out=played if uses[name].multi_turn else 0,
+        )
         for name, each in method.recipe.outputs(method).items()
     }
 

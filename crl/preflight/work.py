@@ -23,8 +23,8 @@ SHARE = 0.25
 class Work:
     """What a role has to do in a round."""
 
-    tokens: int
-    """Tokens read and sampled."""
+    read_and_sampled: int
+    """Tokens read and sampled, but for evaluations."""
     sampling_flops: int
     weight_bytes: int
     """Read by the passes that add one token to each row: all weights, every time."""
@@ -32,17 +32,43 @@ class Work:
     half_sampling: bool
     half_update: bool
     ranks: int
+    evaluation: float = 0.0
+    """What one evaluation plays, as a multiple of what is sampled in a round."""
+    evaluations: float = 0.0
+    """How many a round has, on average."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and sampled in a round, those of evaluations on average."""
+        return round(self.read_and_sampled * (1 + self.evaluation * self.evaluations))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a round, those of evaluations on average."""
+        return round(self.sampling_flops * (1 + self.evaluation * self.evaluations)) + self.update_flops
 
     def seconds(self, rates: Rates) -> float:
-        """Reading tokens and the update are bound by arithmetic, the passes of one token by reading the weights."""
-        sampling = self.sampling_flops / (rates.of(self.half_sampling) * SHARE) + self.weight_bytes / rates.copy
+        """Of a round, those of evaluations on average."""
+        return self._sampling(rates) * (1 + self.evaluation * self.evaluations) + self._update(rates)
+
+    def longest(self, rates: Rates) -> float:
+        """Seconds of its longest stage: to collect, to evaluate, or to update."""
+        return max(self._sampling(rates) * max(1.0, self.evaluation), self._update(rates))
+
+    def _sampling(self, rates: Rates) -> float:
+        """Reading tokens is bound by arithmetic, the passes of one token by reading the weights."""
+        return self.sampling_flops / (rates.of(self.half_sampling) * SHARE) + self.weight_bytes / rates.copy
+
+    def _update(self, rates: Rates) -> float:
         side_by_side = min(self.ranks, rates.devices)
-        update = self.update_flops / (rates.of(self.half_update) * SHARE * side_by_side)
-        return sampling + update
+        return self.update_flops / (rates.of(self.half_update) * SHARE * side_by_side)
 
 
-def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, outputs: RoundOutputs, *, rows: int) -> Work:
-    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side.
+def work_of(
+    shape: ModelShape, role: RoleConfig, lengths: Lengths, outputs: RoundOutputs, *, rows: int, every: int = 0
+) -> Work:
+    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side, and is evaluated
+    `every` so many rounds (0: never).
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
     an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
@@ -54,13 +80,15 @@ def work_of(shape: ModelShape, role: RoleConfig, lengths: Lengths, outputs: Roun
     times = (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
     return Work(
-        tokens=round(outputs.sampled * lengths.tokens),
+        read_and_sampled=round(outputs.sampled * lengths.tokens),
         sampling_flops=round(outputs.sampled * (lengths.tokens * body + head)),
         weight_bytes=round(-(-outputs.sampled // rows) * lengths.sampled * shape.matrix_parameters * size),
         update_flops=round(times * role.optimizer.passes * outputs.trained * (lengths.computed * body + head)),
         half_sampling=role.dtype == "bfloat16",
         half_update=role.deepspeed.autocast == "bfloat16",
         ranks=role.deepspeed.ranks,
+        evaluation=outputs.held_out / outputs.sampled if outputs.sampled else 0.0,
+        evaluations=1 / every if every else 0.0,
     )
 
 

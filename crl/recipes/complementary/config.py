@@ -130,6 +130,10 @@ class BankRecipeConfig(RecipeConfig):
             found[ACTOR] = replace(found[ACTOR], sampled=played)
         return found
 
+    def evaluated_arms(self) -> int:
+        """Without the bank, and with it where there is one."""
+        return 2 if self.has_bank else 1
+
     def prompts(self) -> frozenset[str]:
         """One for playing, and with a bank those of the extractor; `critic` where the actor judges."""
         if not self.has_bank:

@@ -180,8 +180,21 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     again = role.model_copy(update={"optimizer": OptimizerConfig(passes=4)})
     assert work_of(SHAPE, again, longest(again, 20), RoundOutputs(6, 6), rows=4).update_flops == 4 * 3 * forward
     rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e6)
-    by_hand = forward / (4e9 * SHARE) + work.weight_bytes / 1e6 + 3 * forward / (1e9 * SHARE)
-    assert work.seconds(rates) == pytest.approx(by_hand)
+    sampling, update = forward / (4e9 * SHARE) + work.weight_bytes / 1e6, 3 * forward / (1e9 * SHARE)
+    assert work.seconds(rates) == pytest.approx(sampling + update)
+    assert work.longest(rates) == pytest.approx(max(sampling, update))
+
+
+def test_evaluations_count_with_their_share_of_a_round() -> None:
+    role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
+    alone = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6, held_out=30), rows=4)
+    often = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6, held_out=30), rows=4, every=2)
+    rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e9)
+    sampling = (often.sampling_flops / SHARE + often.weight_bytes) / 1e9
+    assert often.seconds(rates) - alone.seconds(rates) == pytest.approx(sampling * 30 / 6 / 2)
+    assert (alone.tokens, often.tokens) == (600, 600 + 1500)
+    assert often.flops - alone.flops == pytest.approx(often.sampling_flops * 30 / 6 / 2, abs=1)
+    assert often.longest(rates) == pytest.approx(sampling * 30 / 6), "a stage is one evaluation, not a share of it"
 
 
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +208,9 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needed.written_bytes == 12 * adapters == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], ROLE_7B)
     assert needed.disk_bytes(5) == 3 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
     work = needed.work["actor"]
-    assert work.tokens == 64 * 4096
-    assert work.sampling_flops == pytest.approx(2 * (parameters - 152_064 * 3584) * work.tokens, rel=0.15)
+    held_out = 2 * sum(family.evaluation_seeds.count for family in load_experiment(SCALE).method.families)
+    assert work.read_and_sampled == 64 * 4096 and work.tokens == (64 + held_out) * 4096, "evaluated in every round"
+    assert work.sampling_flops == pytest.approx(2 * (parameters - 152_064 * 3584) * 64 * 4096, rel=0.15)
     # Both roles play with copies of their own, beside the trainer that the last round left.
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30

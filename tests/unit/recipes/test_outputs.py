@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from crl.preflight.estimate import outputs_of
-from crl.records import Generation, Sample
+from crl.records import Evaluation, Generation, Sample
 from tests.unit.recipes import dreamgym_played, erl_played, replay_played
-from tests.unit.recipes.played import Played
+from tests.unit.recipes.played import Played, experiment
 
 
 def sampled(run: Played, number: int = 1) -> Counter[str]:
@@ -43,3 +43,15 @@ def test_replay_plays_its_probes_before_and_after(tmp_path: Path) -> None:
     assert sampled(run) == {"actor": outputs_of(run.method)["actor"].sampled}
     uniform = replay_played.experiment(method__recipe__weighting="uniform").method
     assert outputs_of(uniform)["actor"].sampled == uniform.episodes
+
+
+def test_every_arm_plays_every_held_out_task_once(tmp_path: Path) -> None:
+    for run in (
+        Played(tmp_path / "bank", experiment(), 1),
+        erl_played.played(tmp_path / "erl", 1),
+        replay_played.played(tmp_path / "replay", 1),
+    ):
+        last = run.rows(Evaluation, "evaluate", 1)
+        assert last and len(last) == outputs_of(run.method)["actor"].held_out
+    never = experiment(method__evaluation__every=0).method
+    assert {each.held_out for each in outputs_of(never).values()} == {0}
