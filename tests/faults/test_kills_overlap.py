@@ -42,14 +42,14 @@ def test_side_by_side_is_as_in_turn(in_turn: Path, tmp_path: Path) -> None:
 def test_killed_thirty_times_over_both_tracks(in_turn: Path, tmp_path: Path) -> None:
     with killed_run(tmp_path / "runs", in_turn, ROUNDS, SEED + 2, **OVERLAP) as run:
         of_rounds = [key for key in run.stages if not key.startswith("0000/")]
-        targets = sorted(run.random.choices(of_rounds, k=KILLS), key=of_rounds.index)
+        targets = sorted(run.random.choices(of_rounds, k=KILLS + 6), key=of_rounds.index)
         for number, key in enumerate(targets):
             if not run.alive:
                 run.start(prefect=number in (9, 21), shards=run.random.choice([1, 1, 2]))
             if not run.kill_in(key, whom=run.random.choice(["flow", "engine", "both"])):
                 break
         run.finish()
-        assert len(run.kills) >= KILLS - 4, "a stage may be over before its moment comes"
+        assert len(run.kills) >= KILLS, "some more are tried: a stage may be over before its moment comes"
         assert digests(run.path) == run.expected
         assert leftovers(run.path) == []
         directory = RunDirectory.open(run.path)
