@@ -83,7 +83,7 @@ def alone(made: Shapes, whole: float) -> Compared:
     seconds = operations = read = 0.0
     for (first, second, dtype), count in made.items():
         one, other = torch.ones(first, dtype=dtype), torch.ones(*second[:-2], *second[:-3:-1], dtype=dtype).mT
-        # The work finds its activations in a cache, but no weights and no keys: those of other layers were there since.
+        # The work finds its activations in a cache, but no weights or keys: those of the other layers went through it.
         others = [other, *(other.clone() for _ in range(min(_COLD // other.nbytes, _MOST)))]
         repeats = max(_REPEATS, len(others))
         one @ other

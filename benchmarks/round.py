@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def ways(names: Iterable[str], against: str | None, source: Path | None) -> list
     """What is compared, the baseline first."""
     return [
         Way(BASELINE, ("--no-prefect", "--set", "method.recipe.kind=baseline")),
-        *(WAYS[name] for name in names),
+        *(replace(WAYS[name], turns=[]) for name in dict.fromkeys(names)),
         *([Way(f"at {against}", source=source)] if source is not None else []),
     ]
 
@@ -145,7 +145,13 @@ def main() -> None:
         "--rounds", type=int, default=7, help="rounds of a turn; its first and its last are not counted"
     )
     parser.add_argument("--pairs", type=int, default=5, help="turns of each way")
-    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS), help="beside the baseline")
+    parser.add_argument(
+        "--ways",
+        nargs="*",
+        choices=list(WAYS),
+        default=list(WAYS),
+        help="beside the baseline; name the experiment before them",
+    )
     parser.add_argument("--against", metavar="COMMIT", help="also the experiment at another commit")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `crl train`")
     asked = parser.parse_args()

@@ -33,7 +33,7 @@ LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", 
 
 
 gc.disable()  # until the first test runs: what is imported stays
-os.fsync = lambda descriptor: None  # type: ignore[assignment]  # tests kill processes; for no power cut is a disk waited for
+os.fsync = os.fstat  # type: ignore[assignment]  # tests kill processes and cut no power: no disk is waited for
 _kept_modules = 0
 
 
@@ -138,7 +138,10 @@ def finished(made_once: Callable[[str, list[str]], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def run_of(made_once: Callable[[str, list[str]], Path]) -> Callable[[str], Path]:
-    """Runs of other recipes (`tests.recipe_runs.OTHERS`), two rounds each. To be read only."""
+    """Runs of other recipes (`tests.recipe_runs.OTHERS`), two rounds each. To be read only.
+
+    One is made when it is first asked for, in this process: ask before you patch anything.
+    """
     return lambda recipe: made_once(tiny_name(recipe), train_tiny(recipe))
 
 

@@ -1,4 +1,4 @@
-"""Real runs for tests, small enough to be made often: conf/tiny.yaml with a shorter preparation, through the shell."""
+"""Real runs for tests, small enough to be made often: conf/tiny.yaml with a shorter preparation, by commands."""
 
 from __future__ import annotations
 

@@ -87,14 +87,14 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
 def _time(experiment: Experiment, needed: Estimate) -> Need:
     from crl.policies.rates import gigaflops, measured
     from crl.preflight.estimate import typical_work
-    from crl.preflight.work import seconds_of
+    from crl.preflight.work import longest_stage, seconds_of
 
     rates = measured(experiment.method.threads)
     try:
         typical = typical_work(experiment)
     except CrlError:
         typical = {}  # what is missing has a line of its own
-    longest = max(work.longest(rates) for work in needed.work.values())
+    longest = longest_stage(needed.work, {name: experiment.method.owner(name) for name in needed.work}, rates)
     limit = experiment.runtime.stage_time_limit_seconds
     said = f"{_duration(seconds_of(needed.work.values(), rates))} per round with full contexts ({_work(needed.work)})"
     if typical:
@@ -105,7 +105,8 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
         "time",
         f"about {said}; {rates.device}: {reached}",
         longest <= limit,
-        f"a stage is ended after runtime.stage_time_limit_seconds ({limit:g}): raise it, or lower context or groups",
+        f"a stage is ended after runtime.stage_time_limit_seconds ({limit:g}): raise it, or lower context, groups or "
+        "evaluation_seeds.count",
     )
 
 

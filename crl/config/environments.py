@@ -174,6 +174,11 @@ class FamilyConfig(Model):
         return self.model_copy(update={"environment": type(self.environment).model_validate(settings), "changes": []})
 
     @property
+    def worlds(self) -> dict[int, FamilyConfig]:
+        """The family as it is from round 0 on, and from each round on in which it changes."""
+        return {first: self.in_round(first) for first in (0, *(change.round for change in self.changes))}
+
+    @property
     def held_out_seeds(self) -> int | None:
         """How many held-out seeds there are from `evaluation_seeds.start` on; None: as many as anybody asks."""
         levels, first = self.environment.held_out_levels, self.environment.held_out_from

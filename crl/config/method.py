@@ -43,8 +43,6 @@ class RoundOutputs:
     """Learned by updates; one that is learned twice counts twice."""
     rows: int | None = None
     """Sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
-    held_out: int = 0
-    """Sampled by one evaluation, beside those above."""
 
 
 @dataclass(frozen=True)

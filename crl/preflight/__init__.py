@@ -100,8 +100,8 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]
     for family in method.families:
-        for first in (0, *(change.round for change in family.changes)):
-            then, since = family.in_round(first), f" from round {first} on" if first else ""
+        for first, then in family.worlds.items():
+            since = f" from round {first} on" if first else ""
             check = partial(check_environment, then.environment, isolate=family.isolate)
             found.append((f"environment of family {family.name}{since}", check))
             found.append((f"method.families, {family.name}{since}: evaluation_seeds", partial(check_held_out, then)))

@@ -95,7 +95,9 @@ def estimate(experiment: Experiment) -> Estimate:
         if owner in method.trained():
             made = update_memory(shape, role, new)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(shape, role, longest(role, new), outputs[name], rows=rows, every=method.evaluation.every)
+        work[name] = work_of(
+            shape, role, longest(role, new), outputs[name], rows=rows, evaluated=evaluated_of(method, name)
+        )
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     engine = PROCESS + reading + _engine(method, known, sampling, updates)
@@ -134,26 +136,25 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     for name, lengths in recipe_of(method).typical(method).items():
         role, shape = computed(method.role(name)), shape_of(method.role(name).model)
         if shape is not None:
-            rows, every = _rows(method, name, outputs[name]), method.evaluation.every
-            made[name] = work_of(shape, role, lengths, outputs[name], rows=rows, every=every)
+            rows, evaluated = _rows(method, name, outputs[name]), evaluated_of(method, name)
+            made[name] = work_of(shape, role, lengths, outputs[name], rows=rows, evaluated=evaluated)
     return made
 
 
 def outputs_of(method: Method) -> dict[str, RoundOutputs]:
-    """What each role of the recipe does in a round, at most; nothing is learned of one whose weights stay.
-
-    Roles that play are evaluated.
-    """
-    trained, uses = method.trained(), method.recipe.roles()
-    played = method.held_out_episodes if method.evaluation.every else 0
+    """What each role of the recipe does in a round, at most; nothing is learned of one whose weights stay."""
+    trained = method.trained()
     return {
-        name: replace(
-            each,
-            trained=each.trained if method.owner(name) in trained else 0,
-            held_out=played if uses[name].multi_turn else 0,
-        )
+        name: each if method.owner(name) in trained else replace(each, trained=0)
         for name, each in method.recipe.outputs(method).items()
     }
+
+
+def evaluated_of(method: Method, role: str) -> tuple[int, int]:
+    """(episodes that a role plays in one evaluation, rounds from one to the next); (0, 0): it plays in none."""
+    if not method.evaluation.every or not method.recipe.roles()[role].multi_turn:
+        return 0, 0
+    return method.held_out_episodes, method.evaluation.every
 
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:

@@ -17,6 +17,7 @@ from crl.recipes.stage import Recipe, Stage
 _LOOKED_AHEAD = 1000
 """Rounds in one of which a stage must be due to count."""
 _MOST_OF_A_GPU = 0.95
+"""Share of its memory that servers may take together, as one may alone (`memory_share`)."""
 
 
 def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]:
@@ -60,7 +61,7 @@ def _check_alone(owner: str, other: str, address: str) -> None:
 
 def _check_memory(shares: Mapping[str, float]) -> None:
     """Raise BadInput where the servers that one engine starts, on the same GPUs, would take all of their memory."""
-    if len(shares) == 1 or sum(shares.values()) <= _MOST_OF_A_GPU:
+    if len(shares) == 1 or sum(shares.values()) < _MOST_OF_A_GPU + 1e-9:
         return
     from crl.policies.determinism import gpu_count  # torch takes seconds to import
 

@@ -6,7 +6,7 @@ games (`crl/recipes/lengths.py`). Environments, the bank and the checks of the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from crl.config import RoleConfig, RoundOutputs
@@ -49,26 +49,34 @@ class Work:
 
     def seconds(self, rates: Rates) -> float:
         """Of a round, those of evaluations on average."""
-        return self._sampling(rates) * (1 + self.evaluation * self.evaluations) + self._update(rates)
+        return self.sampling(rates) * (1 + self.evaluation * self.evaluations) + self.update(rates)
 
-    def longest(self, rates: Rates) -> float:
-        """Seconds of its longest stage: to collect, to evaluate, or to update."""
-        return max(self._sampling(rates) * max(1.0, self.evaluation), self._update(rates))
+    def sampling(self, rates: Rates) -> float:
+        """Seconds to sample what a round does, without evaluations.
 
-    def _sampling(self, rates: Rates) -> float:
-        """Reading tokens is bound by arithmetic, the passes of one token by reading the weights."""
+        Reading tokens is bound by arithmetic, the passes of one token by reading the weights.
+        """
         return self.sampling_flops / (rates.of(self.half_sampling) * SHARE) + self.weight_bytes / rates.copy
 
-    def _update(self, rates: Rates) -> float:
+    def update(self, rates: Rates) -> float:
+        """Seconds to learn what a round does."""
         side_by_side = min(self.ranks, rates.devices)
         return self.update_flops / (rates.of(self.half_update) * SHARE * side_by_side)
 
 
 def work_of(
-    shape: ModelShape, role: RoleConfig, lengths: Lengths, outputs: RoundOutputs, *, rows: int, every: int = 0
+    shape: ModelShape,
+    role: RoleConfig,
+    lengths: Lengths,
+    outputs: RoundOutputs,
+    *,
+    rows: int,
+    evaluated: tuple[int, int] = (0, 0),
 ) -> Work:
-    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side, and is evaluated
-    `every` so many rounds (0: never).
+    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side.
+
+    `evaluated`: (episodes that it plays in an evaluation, rounds from one to the next). They cost what others cost;
+    where an evaluation has many short waves, their passes take longer than this says.
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
     an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
@@ -87,8 +95,8 @@ def work_of(
         half_sampling=role.dtype == "bfloat16",
         half_update=role.deepspeed.autocast == "bfloat16",
         ranks=role.deepspeed.ranks,
-        evaluation=outputs.held_out / outputs.sampled if outputs.sampled else 0.0,
-        evaluations=1 / every if every else 0.0,
+        evaluation=evaluated[0] / outputs.sampled if outputs.sampled else 0.0,
+        evaluations=1 / evaluated[1] if evaluated[1] else 0.0,
     )
 
 
@@ -100,3 +108,12 @@ def longest(role: RoleConfig, new: int) -> Lengths:
 def seconds_of(work: Iterable[Work], rates: Rates) -> float:
     """Seconds of a round: what its roles do is done one after the other."""
     return sum(each.seconds(rates) for each in work)
+
+
+def longest_stage(work: Mapping[str, Work], owners: Mapping[str, str], rates: Rates) -> float:
+    """Seconds of the longest stage, at most: a role samples or is evaluated, or weights learn from all roles that have
+    them (`owners`)."""
+    updates: dict[str, float] = {}
+    for name, each in work.items():
+        updates[owners[name]] = updates.get(owners[name], 0.0) + each.update(rates)
+    return max(*(each.sampling(rates) * max(1.0, each.evaluation) for each in work.values()), *updates.values())

@@ -153,7 +153,8 @@ def _first(family: FamilyConfig, episodes: int) -> SeedRange:
             "held out",
             next_step="name other tasks, or seeds that you know to be held out",
         )
-    most = LAST_SEED + 1 - split.start if family.held_out_seeds is None else family.held_out_seeds
+    counts = [world.held_out_seeds for world in family.worlds.values()]
+    most = min((count for count in counts if count is not None), default=LAST_SEED + 1 - split.start)
     if episodes > most:
         raise BadInput(
             f"{episodes} episodes of task {family.name}, whose environment has {most} held-out seeds from "
@@ -175,12 +176,13 @@ def _check_held_out(family: FamilyConfig, seeds: SeedRange) -> None:
             f"{told} draw levels of training in task {family.name}",
             expected=f"seeds from environment.held_out_from {first} on, which draw held-out levels",
         )
-    levels = family.environment.held_out_levels
-    if first is not None and levels is not None and seeds.start - first + seeds.count > levels:
+    counts = [_with_seeds(world, seeds).held_out_seeds for world in family.worlds.values()]
+    most = min((count for count in counts if count is not None), default=seeds.count)
+    if seeds.count > most:
         raise BadInput(
-            f"{told} of task {family.name}, whose environment has {levels} held-out seeds from {first} on: some would "
-            "be played twice, and counted as if they were others",
-            expected=f"seeds from {first} to {first + levels - 1}",
+            f"{told} of task {family.name}, whose environment has {most} held-out seeds from {seeds.start} on: some "
+            "would be played twice, and counted as if they were others",
+            expected=f"at most {most} seeds from {seeds.start} on" if most else f"seeds from {first} on",
         )
 
 

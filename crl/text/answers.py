@@ -31,7 +31,7 @@ def after_thoughts(text: str, *, begun: bool = False) -> str | None:
 def json_part(answer: str) -> str:
     """The part of an answer (without its thoughts) that should be JSON: of several ``` fences the last one.
 
-    A fence that nobody closed holds the rest of the answer: models end where their JSON does.
+    A fence that nobody closed holds the rest of the answer if that looks like JSON: models end where their JSON does.
     """
     fenced: str | None = None
     opened: list[str] | None = None
@@ -43,8 +43,9 @@ def json_part(answer: str) -> str:
                 fenced, opened = "\n".join(opened), None
         elif opened is not None:
             opened.append(line)
-    if opened is not None and any(map(str.strip, opened)):
-        fenced = "\n".join(opened)
+    rest = "\n".join(opened or ())
+    if rest.lstrip().startswith(("{", "[")):
+        fenced = rest
     return answer if fenced is None else fenced
 
 

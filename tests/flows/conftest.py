@@ -18,7 +18,10 @@ _servers = contextlib.ExitStack()
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """A real server on a temporary database, until the last test of this folder: idle it takes 3 % of a processor."""
+    """A real server on a temporary database, until this folder's tests are left: idle it takes 3 % of a processor.
+
+    Options that mix the folders' tests (`--ff`, `--nf`) are not for these.
+    """
     from prefect.testing.utilities import prefect_test_harness
 
     with _servers:

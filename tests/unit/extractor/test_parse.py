@@ -33,6 +33,7 @@ GOOD = [
     ("json", 'So:\n```json\n[{"op":"add","text":"a"}]\n```\nDone.', [Op("add", "a")], "add"),
     ("json", '```\n{}\n```\nno:\n```json\n[{"op":"add","text":"b"}]\n```', [Op("add", "b")], "add"),
     ("json", 'So:\n```json\n[{"op":"add","text":"a"}]\n', [Op("add", "a")], "add"),
+    ("json", '```json\n[{"op":"add","text":"a"}]\n```\n```\nDone.', [Op("add", "a")], "add"),
     ("json", '```\n{}\n```\nno:\n```\n[{"op":"add","text":"b"}]', [Op("add", "b")], "add"),
 ]
 

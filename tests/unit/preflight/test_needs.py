@@ -19,7 +19,7 @@ from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
-from crl.preflight.work import SHARE, longest, work_of
+from crl.preflight.work import SHARE, longest, longest_stage, work_of
 from tests import tiny_run
 from tests.marks import sampled
 
@@ -182,19 +182,31 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e6)
     sampling, update = forward / (4e9 * SHARE) + work.weight_bytes / 1e6, 3 * forward / (1e9 * SHARE)
     assert work.seconds(rates) == pytest.approx(sampling + update)
-    assert work.longest(rates) == pytest.approx(max(sampling, update))
+    assert (work.sampling(rates), work.update(rates)) == pytest.approx((sampling, update))
 
 
 def test_evaluations_count_with_their_share_of_a_round() -> None:
     role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
-    alone = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6, held_out=30), rows=4)
-    often = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6, held_out=30), rows=4, every=2)
+    alone = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4)
+    often = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4, evaluated=(30, 2))
     rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e9)
     sampling = (often.sampling_flops / SHARE + often.weight_bytes) / 1e9
     assert often.seconds(rates) - alone.seconds(rates) == pytest.approx(sampling * 30 / 6 / 2)
     assert (alone.tokens, often.tokens) == (600, 600 + 1500)
     assert often.flops - alone.flops == pytest.approx(often.sampling_flops * 30 / 6 / 2, abs=1)
-    assert often.longest(rates) == pytest.approx(sampling * 30 / 6), "a stage is one evaluation, not a share of it"
+
+
+def test_the_longest_stage_is_an_evaluation_or_an_update_for_all_roles_that_share_weights() -> None:
+    role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
+    rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e12)
+    plays, writes = (work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4) for _ in range(2))
+    update, work = plays.update(rates), {"actor": plays, "extractor": writes}
+    assert update > plays.sampling(rates)
+    assert longest_stage(work, {"actor": "actor", "extractor": "extractor"}, rates) == pytest.approx(update)
+    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, rates) == pytest.approx(2 * update)
+    work["actor"] = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4, evaluated=(60, 5))
+    wanted = pytest.approx(10 * plays.sampling(rates))
+    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, rates) == wanted, "a whole one, not a share"
 
 
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

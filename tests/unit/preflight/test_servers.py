@@ -50,7 +50,7 @@ def test_two_roles_with_weights_of_their_own_need_two_servers() -> None:
     assert refused({**shared, "method.recipe.warm_start.extractor_episodes": 0}, {"actor": ADDRESS}) == []
 
 
-@pytest.mark.parametrize(("gpus", "shares", "told"), [(1, (0.5, 0.5), 1), (1, (0.5, 0.45), 0), (0, (0.9, 0.9), 0)])
+@pytest.mark.parametrize(("gpus", "shares", "told"), [(1, (0.5, 0.5), 1), (1, (0.55, 0.4), 0), (0, (0.9, 0.9), 0)])
 def test_servers_of_one_engine_share_the_memory_of_its_gpus(
     gpus: int, shares: tuple[float, float], told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

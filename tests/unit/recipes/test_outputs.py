@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from crl.preflight.estimate import outputs_of
+from crl.preflight.estimate import evaluated_of, outputs_of
 from crl.records import Evaluation, Generation, Sample
 from tests.unit.recipes import dreamgym_played, erl_played, replay_played
 from tests.unit.recipes.played import Played, experiment
@@ -48,10 +48,13 @@ def test_replay_plays_its_probes_before_and_after(tmp_path: Path) -> None:
 def test_every_arm_plays_every_held_out_task_once(tmp_path: Path) -> None:
     for run in (
         Played(tmp_path / "bank", experiment(), 1),
+        Played(tmp_path / "none", experiment(method__recipe__kind="baseline"), 1),
         erl_played.played(tmp_path / "erl", 1),
         replay_played.played(tmp_path / "replay", 1),
+        dreamgym_played.played(tmp_path / "dreamgym", 1),
     ):
         last = run.rows(Evaluation, "evaluate", 1)
-        assert last and len(last) == outputs_of(run.method)["actor"].held_out
-    never = experiment(method__evaluation__every=0).method
-    assert {each.held_out for each in outputs_of(never).values()} == {0}
+        assert last and evaluated_of(run.method, "actor") == (len(last), 1)
+        others = set(run.method.recipe.roles()) - {"actor"}
+        assert {evaluated_of(run.method, role) for role in others} <= {(0, 0)}
+    assert evaluated_of(experiment(method__evaluation__every=0).method, "actor") == (0, 0)
