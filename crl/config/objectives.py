@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from crl.config.base import Model
+from crl.config.mechanisms import Correction
 
 
 class ClippedObjective(Model):
@@ -28,3 +29,4 @@ class ClippedObjective(Model):
     singleton: Literal["reward", "zero"] = Field(
         "reward", description="Advantage of the only member of a group: its reward (mean 0, deviation 1), or 0."
     )
+    correction: Correction = None

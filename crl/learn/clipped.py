@@ -10,7 +10,7 @@ import torch
 
 from crl.config.objectives import ClippedObjective
 from crl.learn.batches import MicroBatch
-from crl.learn.mismatch import log_ratio
+from crl.learn.mismatch import corrected, log_ratio
 from crl.learn.objectives import Statistics, Term
 
 
@@ -36,15 +36,18 @@ def clipped_objective(
 ) -> tuple[torch.Tensor, Statistics]:
     """- sum_k w_k agg_t [min(rho A, clip(rho, 1 - low, 1 + high) A) - kl k3], agg the sum or mean over trained tokens.
 
-    `reference_BT` may be None where `kl` is 0. A token counts as clipped where a bound takes its gradient away.
+    `reference_BT` may be None where `kl` is 0. A token counts as clipped where a bound takes its gradient away. With a
+    `correction` the ratio is against another policy, the first term has a weight, and a token counts where that was
+    bounded (`mismatch`); the penalty has no weight.
     Raises ValueError where there is a penalty and nothing to compare with.
     """
     if config.kl and reference_BT is None:
         raise ValueError("the objective has a penalty, and nobody gave the base model's log-probabilities")
-    ratio_BT = log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.correction)
+    ratio_BT = log_ratio(logprobs_BT, by.old_BT, mask_BT).exp()
     advantages_B1 = advantages_B[:, None]
     clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
-    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
+    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * by.factor_BT
     penalty_sum = 0.0
     if reference_BT is not None:
         penalty_BT = divergence(logprobs_BT, reference_BT, mask_BT)
@@ -56,6 +59,8 @@ def clipped_objective(
     with torch.no_grad():
         low_BT = (ratio_BT < 1 - config.clip_low) & (advantages_B1 < 0)
         high_BT = (ratio_BT > 1 + config.clip_high) & (advantages_B1 > 0)
+        if by.low_BT is not None and by.high_BT is not None:
+            low_BT, high_BT, ratio_BT = by.low_BT, by.high_BT, log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
         counted = Statistics(
             tokens=float(mask_BT.sum()),
             ratio_sum=float((ratio_BT * mask_BT).sum()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from crl.config import ClippedObjective, Method
+from crl.config import ClippedObjective, CorrectionConfig, Method
 from crl.errors import BadInput
 
 
@@ -58,3 +58,17 @@ def whole_reference(method: Method, objective: ClippedObjective, owners: Iterabl
                 "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
                 "0, 1 or 2, or objective.kl: 0",
             )
+
+
+def unbounded(method: Method, role: str, correction: CorrectionConfig | None, where: str) -> Iterator[BadInput]:
+    """An objective (its correction at the key `where`) whose clip would never act for a role: with a correction, ratios
+    are against what each step starts from."""
+    passes = method.role(role).optimizer.passes
+    if passes > 1 and correction is not None:
+        yield BadInput(
+            f"the {role}'s samples are trained on {passes} times, and with a correction no clip bounds how far "
+            "they move",
+            expected="optimizer.passes 1, or no correction",
+            where=where,
+            next_step=f"leave one of them out; passes is in method.roles.{method.owner(role)}.optimizer",
+        )

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.config import ActorObjective, CorrectionConfig, ExtractorObjective
+from crl.config import ActorObjective, ClippedObjective, CorrectionConfig, ExtractorObjective
+from crl.learn.clipped import clipped_objective
 from crl.learn.health import MOST_MISMATCH_KL, clip_figures, mismatch_alarms
 from crl.learn.objectives import cispo_objective, grpo_objective
 from tests.paper.reference import Batch, Floats, random_batch, relative_error
@@ -66,6 +67,37 @@ def test_every_token_of_eq_3_has_the_weight_of_its_own(seed: int, kind: Any) -> 
     _check(batch, kind, ratios, statistics)
 
 
+@pytest.mark.parametrize("kind", ["truncate", "mask"])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_bounds_and_a_penalty_have_the_weight_of_every_token_too(seed: int, kind: Any) -> None:
+    batch = random_batch(seed)
+    correction = CorrectionConfig(kind=kind, low=LOW, high=HIGH)
+    config = ClippedObjective(clip_low=0.01, clip_high=0.01, kl=0.0, correction=correction)
+    loss, gradient, statistics = ours(batch, clipped, config)
+    derivative, ratios = corrected(batch, kind, shares=[float(each) for each in batch.weights_B])
+    assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE, "and no clip acts"
+    assert loss == pytest.approx(float(derivative.sum()), rel=TOLERANCE)
+    _check(batch, kind, ratios, statistics)
+    # The penalty is beside it: with the base model's log-probabilities r, its derivative is kl (1 - r).
+    penalized, steeper, _ = ours(batch, penalty_alone, config.model_copy(update={"kl": 0.5}))
+    _, reference, _ = ours(batch, penalty_alone, config.model_copy(update={"kl": 0.5, "correction": None}))
+    assert penalized > 0 and relative_error(steeper, reference) < TOLERANCE, (
+        "without advantages only the penalty is left"
+    )
+
+
+def clipped(logprobs: Any, behavior: Any, mask: Any, advantages: Any, weights: Any, config: ClippedObjective) -> Any:
+    """The objective without a base model, called as the others are."""
+    return clipped_objective(logprobs, behavior, None, mask, advantages, weights, config)
+
+
+def penalty_alone(
+    logprobs: Any, behavior: Any, mask: Any, advantages: Any, weights: Any, config: ClippedObjective
+) -> Any:
+    """The same with the sampler as the base model, and nothing to gain."""
+    return clipped_objective(logprobs, behavior, behavior, mask, 0 * advantages, weights, config)
+
+
 def _check(batch: Batch, kind: str, ratios: Floats, statistics: Any) -> None:
     """Ratios stay those against the sampler, and what was bounded is counted: the batch has both cases."""
     own = ratios[batch.mask_BT > 0]
@@ -115,7 +147,7 @@ def test_a_divergence_above_the_bound_is_an_alarm() -> None:
 
 def test_without_a_correction_a_method_is_the_one_it_was() -> None:
     """Its digest is over all that is dumped: a key that is not set must not be there."""
-    for objective in (ActorObjective, ExtractorObjective):
+    for objective in (ActorObjective, ExtractorObjective, ClippedObjective):
         assert "correction" not in objective().model_dump(mode="json")
         kept = objective(correction=CorrectionConfig(kind="mask"))
         assert objective.model_validate(kept.model_dump(mode="json")) == kept

@@ -38,7 +38,7 @@ from crl.config import (
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.recipes.complementary.impossible import never_guided, recorded_problems, trial_problems
-from crl.recipes.impossible import answers_are_actions, hidden_answers
+from crl.recipes.impossible import answers_are_actions, hidden_answers, unbounded
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -376,15 +376,7 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
 
 
 def _unbounded(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """Objectives whose clip would never act: with a correction, ratios are against what each step starts from."""
+    """Objectives whose clip would never act."""
     corrections = {ACTOR: config.actor_objective.correction, EXTRACTOR: config.extractor_objective.correction}
     for role in sorted(config.TRAINED & config.roles().keys()):
-        passes = method.role(role).optimizer.passes
-        if passes > 1 and corrections[role] is not None:
-            yield BadInput(
-                f"the {role}'s samples are trained on {passes} times, and with a correction no clip bounds how far "
-                "they move",
-                expected="optimizer.passes 1, or no correction",
-                where=f"method.recipe.{role}_objective.correction",
-                next_step=f"leave one of them out; passes is in method.roles.{method.owner(role)}.optimizer",
-            )
+        yield from unbounded(method, role, corrections[role], f"method.recipe.{role}_objective.correction")

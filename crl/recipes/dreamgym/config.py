@@ -12,7 +12,7 @@ from pydantic import Field
 from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs, SeedRange
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
-from crl.recipes.impossible import refused, unread_settings, whole_reference
+from crl.recipes.impossible import refused, unbounded, unread_settings, whole_reference
 
 ACTOR, EXPERIENCE, TEACHER = "actor", "experience", "teacher"
 PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
@@ -248,6 +248,7 @@ class DreamGymConfig(RecipeConfig):
                     f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
                 )
         yield from whole_reference(method, self.objective, {method.owner(ACTOR)} & set(method.trained()))
+        yield from unbounded(method, ACTOR, self.objective.correction, "method.recipe.objective.correction")
 
     def _nothing_to_fit(self, families: int, fewest: int) -> Iterator[BadInput]:
         """Explorations of which a task family gets so few episodes that all of them are held out, or none at all."""

@@ -19,7 +19,7 @@ from crl.config import (
     RoundOutputs,
 )
 from crl.errors import BadInput
-from crl.recipes.impossible import refused, unread_settings, whole_reference
+from crl.recipes.impossible import refused, unbounded, unread_settings, whole_reference
 
 ACTOR, REFLECTOR = "actor", "reflector"
 REFLECT = "reflect"
@@ -166,6 +166,8 @@ class ErlConfig(RecipeConfig):
         if self.reflect is not None and method.role(REFLECTOR).sampling.constrain == "actions":
             yield refused("method.roles.reflector.sampling.constrain", "a reflection is text, not an action", "none")
         yield from whole_reference(method, self.objective, method.trained())
+        for role in self.roles():
+            yield from unbounded(method, role, self.objective.correction, "method.recipe.objective.correction")
 
 
 config_of = ErlConfig.of

@@ -20,7 +20,7 @@ from crl.config import (
 )
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
-from crl.recipes.impossible import refused, unread_settings, whole_reference
+from crl.recipes.impossible import refused, unbounded, unread_settings, whole_reference
 
 ACTOR = "actor"
 NEUTRAL = 0.5
@@ -152,6 +152,7 @@ class ImportanceReplayConfig(RecipeConfig):
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from unread_settings(method, reward="samples are compared by what the task pays")
         yield from whole_reference(method, self.objective, [method.owner(ACTOR)])
+        yield from unbounded(method, ACTOR, self.objective.correction, "method.recipe.objective.correction")
         for index, family in enumerate(method.families):
             if self.probe.pool >= family.train_seeds.count:
                 yield refused(

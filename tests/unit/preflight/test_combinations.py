@@ -86,6 +86,15 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
 
 
 @pytest.mark.parametrize("name", ["erl_tiny", "dreamgym_tiny", "importance_replay_tiny"])
+def test_a_correction_beside_several_passes_is_refused_in_every_recipe(name: str) -> None:
+    path, correction = ROOT / f"conf/{name}.yaml", {"method.recipe.objective.correction": {}}
+    assert load_experiment(path, correction).method.recipe.objective.correction is not None
+    with pytest.raises(BadInput, match="no clip bounds") as caught:
+        load_experiment(path, {**correction, "method.roles.actor.optimizer.passes": 2})
+    assert caught.value.where == "method.recipe.objective.correction"
+
+
+@pytest.mark.parametrize("name", ["erl_tiny", "dreamgym_tiny", "importance_replay_tiny"])
 def test_answers_in_which_no_action_would_be_found_are_refused_in_every_recipe(name: str) -> None:
     """Their actors say a legal action and nothing else."""
     with pytest.raises(BadInput, match="no answer would have thoughts and tags") as caught:
