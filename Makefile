@@ -24,8 +24,9 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints-vllm.txt $(PIP_FLAGS)
 # -qq: errors only. A package index given to pip (configuration, environment) is honored: this is plain pip.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt $(PIP_FLAGS)
-# One thread per test process: several run side by side, and equal numbers need an equal thread count.
-TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
+# One thread per test process: several run side by side, and equal numbers need an equal thread count. Bytecode is kept,
+# whatever the environment says: hundreds of processes start.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
 # Each is at most nine minutes and can be run apart: make gpu-rollout.
 GPU_PIECES := tests rollout update vllm index round
