@@ -28,6 +28,8 @@ CHROMIUM_ARGUMENTS = [
 
 TOGETHER = ("flows", "study")
 """Folders whose tests share a server, or a study that one command at a time may have."""
+DESK = ("tests/browser/test_buttons.py", "tests/browser/test_operation_in_browser.py")
+"""Files that share one `make ui`, which takes a minute to start."""
 LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", "paper", "docs")
 """Folders with long files. `faults` comes after two that need no finished run, or all would wait for the first one."""
 
@@ -67,10 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ByFile(LoadScopeScheduling):
-    """One worker takes a whole file, so its fixtures are made once, or a whole folder of `TOGETHER`."""
+    """One worker takes a whole file, so its fixtures are made once, or a whole folder of `TOGETHER`, or `DESK`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return folder(nodeid) if folder(nodeid) in TOGETHER else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        if file in DESK:
+            return "desk"
+        return folder(nodeid) if folder(nodeid) in TOGETHER else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -134,6 +139,12 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[s
 def finished(made_once: Callable[[str, list[str]], Path]) -> Path:
     """`ROUNDS` rounds of the tiny experiment. To be read only."""
     return made_once(NAME, train(ROUNDS))
+
+
+@pytest.fixture(scope="session")
+def unpruned(made_once: Callable[[str, list[str]], Path]) -> Path:
+    """The same rounds with every checkpoint kept: cut back to any stage, nothing before it is made again."""
+    return made_once("unpruned", train(ROUNDS, name="unpruned", runtime__keep_checkpoints=9))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ ROUNDS = 2
 
 def train_tiny(recipe: str, prefect: str = "--no-prefect", rounds: int = ROUNDS) -> list[str]:
     """Arguments of `crl` that train one for so many further rounds."""
-    fewer = ("--set", "method.families.0.evaluation_seeds.count=2")
+    fewer = ("--set", "method.families.0.evaluation_seeds.count=2", "--set", "runtime.retry_delay_seconds=0.1")
     return ["train", f"conf/{recipe}_tiny.yaml", "--rounds", str(rounds), prefect, *fewer]
 
 

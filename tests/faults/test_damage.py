@@ -206,7 +206,7 @@ def _mend(run_path: Path) -> list[str]:
     assert len(problems) == 1
     words = shlex.split(problems[0].mend)
     assert words.pop(0) == "crl"
-    done = crl(run_path.parent, *words)
+    done = crl_here(run_path.parent, *words)
     return [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("set aside")]
 
 
@@ -232,6 +232,7 @@ def _mend(run_path: Path) -> list[str]:
         ("importance_replay", "rounds/0002/measure/extractor_tensors.parquet", _truncate, "0002/measure"),
     ],
 )
+@pytest.mark.usefixtures("plain_charts")
 def test_the_mending_command_and_resume_bring_back_the_run(
     undisturbed: Callable[[str], Path], tmp_path: Path, recipe: str, name: str, damage: Damage, first: str
 ) -> None:
@@ -247,9 +248,9 @@ def test_the_mending_command_and_resume_bring_back_the_run(
         _corrupt(index)
     moved = _mend(copied)
     assert moved[0] == first and set(moved) <= set(digests(whole))
-    crl(copied.parent, "resume", copied.name)
+    crl_here(copied.parent, "resume", copied.name)
     assert digests(copied) == digests(whole)
-    crl(copied.parent, "catalog", copied.name)
+    crl_here(copied.parent, "catalog", copied.name)
     assert verify(copied) == []
     kept = {path.parent.relative_to(copied / "damaged/1/rounds").as_posix()
             for path in copied.glob("damaged/1/rounds/*/*/*.parquet")}  # fmt: skip
@@ -272,7 +273,7 @@ def test_what_follows_from_rows_is_put_back_in_every_stage_at_once(
     assert len(before) >= 2 * ROUNDS
     said = crl_here(copied.parent, "verify", copied.name, code=4).stdout
     assert f"crl mend {copied}" in said and "crl redo" not in said
-    crl(copied.parent, "mend", copied.name)
+    crl_here(copied.parent, "mend", copied.name)
     assert {table: table.read_bytes() for table in before} == before
     assert digests(copied) == digests(whole)
     assert "intact" in crl_here(copied.parent, "verify", copied.name).stdout

@@ -15,7 +15,7 @@ from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from tests.faults.killing import killed_run
 from tests.faults.test_kills import KILLS, SEED
-from tests.tiny_run import NAME, crl, digests, leftovers, train
+from tests.tiny_run import NAME, crl_here, digests, leftovers, train
 
 ROUNDS = 3
 OVERLAP: Mapping[str, Any] = {"method__overlap": True, "runtime__keep_checkpoints": 1}
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.slow
 def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The undisturbed run, its tracks in turn on one engine."""
     runs = tmp_path_factory.mktemp("in_turn")
-    crl(runs, *train(ROUNDS, **OVERLAP, runtime__overlap_engines=1))
+    crl_here(runs, *train(ROUNDS, **OVERLAP, runtime__overlap_engines=1))
     return runs / NAME
 
 
 def test_side_by_side_is_as_in_turn(in_turn: Path, tmp_path: Path) -> None:
-    crl(tmp_path, *train(ROUNDS, **OVERLAP))
+    crl_here(tmp_path, *train(ROUNDS, **OVERLAP))
     run = RunDirectory.open(tmp_path / NAME)
     assert digests(run.path) == digests(in_turn)
     assert problems_of(run, recipe_of(run.method)) == []

@@ -14,7 +14,7 @@ from crl.records import TRIAL, Trial
 from crl.run.directory import RunDirectory
 from tests.faults.killing import killed_run
 from tests.faults.test_kills import SEED
-from tests.tiny_run import NAME, crl, digests, leftovers, train
+from tests.tiny_run import NAME, crl_here, digests, leftovers, train
 
 ROUNDS = 2
 TRIALS: Mapping[str, Any] = {
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_killed_before_in_and_after_its_trials(tmp_path: Path) -> None:
-    crl(tmp_path / "reference", *train(ROUNDS, **TRIALS))
+    crl_here(tmp_path / "reference", *train(ROUNDS, **TRIALS))
     reference = tmp_path / "reference" / NAME
     run = RunDirectory.open(reference)
     assert any(run.read(number, TRIAL, Trial).num_rows for number in (1, 2)), "some note was tried"

@@ -91,9 +91,9 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operation]:
 
 @pytest.mark.parametrize("way", list(Way))
 @pytest.mark.parametrize("fault", list(Fault))
-def test_in_every_stage(fault: Fault, way: Way, finished: Path, request: pytest.FixtureRequest) -> None:
+def test_in_every_stage(fault: Fault, way: Way, unpruned: Path, request: pytest.FixtureRequest) -> None:
     outcomes = Outcomes()
-    places = list(digests(finished))
+    places = list(digests(unpruned))
     if selection := os.environ.get("CRL_MATRIX", ""):
         wanted = [place for place in places if Cell(fault, place, way).selected(selection)]
     else:
@@ -105,7 +105,7 @@ def test_in_every_stage(fault: Fault, way: Way, finished: Path, request: pytest.
         pytest.skip(f"{len(wanted)} cells selected, all passed earlier with these sources: {outcomes.path.name}")
     operated: Operation = request.getfixturevalue("operated")
     started = time.monotonic()
-    failed = _Row(operated, finished, fault, way, places, due, outcomes).run()
+    failed = _Row(operated, unpruned, fault, way, places, due, outcomes).run()
     seconds = time.monotonic() - started
     print(f"{fault} {way}: {len(due)} cells in {seconds:.0f} s, {len(wanted) - len(due)} passed earlier")
     assert not failed, "\n".join(failed)
@@ -184,8 +184,8 @@ class _Row:
             self._pass(cell)
 
     def _each(self, segments: list[Segment], do: Callable[[Segment], None]) -> list[Segment]:
-        """Do something with each, two at a time; returns those that lived through it."""
-        with ThreadPoolExecutor(2) as pool:
+        """Do something with each, side by side; returns those that lived through it."""
+        with ThreadPoolExecutor(3) as pool:
             results = pool.map(functools.partial(self._try, do), segments)
         return [segment for segment, error in zip(segments, results, strict=True) if error is None]
 

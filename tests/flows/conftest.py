@@ -37,7 +37,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
-def fake(prefect_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+def fake(
+    prefect_server: None, plain_charts: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[dict[str, Any]], Path]:
     """Flows on the fake recipe under `tmp_path`; calling it orders mishaps and gives the run's path."""
     monkeypatch.setenv("CRL_RUNS", str(tmp_path))
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def path(prefect_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def path(prefect_server: None, plain_charts: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where the run of the approval recipe will lie; a name of its own, for a limit of its own."""
     monkeypatch.setenv("CRL_RUNS", str(tmp_path))
     return tmp_path / f"approved-{uuid4().hex[:8]}"

@@ -10,20 +10,21 @@ import pytest
 
 from tests import recipe_runs
 from tests.recipe_runs import OTHERS, tiny_name
-from tests.tiny_run import ROUNDS, crl, digests, train
+from tests.tiny_run import ROUNDS, digests, train
+from tests.tiny_run import crl_here as crl
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_charts")]
 
 
-def test_forked_at_each_round_it_has_the_parents_digests(tmp_path: Path) -> None:
-    crl(tmp_path, *train(ROUNDS, runtime__keep_checkpoints=9))
+def test_forked_at_each_round_it_has_the_parents_digests(unpruned: Path, tmp_path: Path) -> None:
+    parent = Path(shutil.copytree(unpruned, tmp_path / unpruned.name))
     for number in range(ROUNDS):
         name = f"child{number}"
-        crl(tmp_path, "fork", "tiny", "--round", str(number), "--name", name)
+        crl(tmp_path, "fork", parent.name, "--round", str(number), "--name", name)
         crl(tmp_path, "resume", name, "--rounds", str(ROUNDS - number))
-        assert digests(tmp_path / name) == digests(tmp_path / "tiny")
+        assert digests(tmp_path / name) == digests(parent)
         assert "intact" in crl(tmp_path, "verify", name).stdout
-    assert "intact" in crl(tmp_path, "verify", "tiny").stdout
+    assert "intact" in crl(tmp_path, "verify", parent.name).stdout
 
 
 def test_a_checkpoint_that_retention_deleted_is_named(copied: Path) -> None:
