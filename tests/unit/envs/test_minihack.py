@@ -168,7 +168,7 @@ def test_where_the_agent_began_is_explained(room):
 
 
 def test_the_last_observation_shows_what_the_last_action_did(room):
-    starts, steps = random_play(room, list(range(30)))
+    starts, steps = random_play(room, list(range(60)))
     won = limited = 0
     for start, each in zip(starts, steps, strict=True):
         *rows, end = each[-1].observation.split("\n")
