@@ -2,10 +2,10 @@
 
     python benchmarks/roofline.py [--groups 8] [--members 8] [--turns 15] [--threads 2]
 
-SmolLM2-135M plays MiniHack games in bfloat16 and is trained on recorded ones (`benchmarks/update.py`). Passes of
-generation that read prompts and observations (`reading`) are told from those that mostly add one token to each row
-(`one token`). Every matrix product is then made again by itself at its shape and type, in the same process. Times are
-seconds of CPU over all cores, so that other load on the machine does not enter.
+SmolLM2-135M plays MiniHack games in bfloat16 (float32 where the CPU has no kernels for it) and is trained on recorded
+ones (`benchmarks/update.py`). Passes of generation that read prompts and observations (`reading`) are told from those
+that mostly add one token to each row (`one token`). Every matrix product is then made again by itself at its shape and
+type, in the same process. Times are seconds of CPU over all cores, so that other load on the machine does not enter.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def generation(options: argparse.Namespace) -> dict[str, Compared]:
     from games import method_of, played, slots_of
 
     from crl.policies import load_policy, resolve_model
+    from crl.policies.precision import computes_bfloat16
 
-    method = method_of(options.turns, wave_groups=options.groups, group_size=options.members)
+    dtype = "bfloat16" if computes_bfloat16() else "float32"
+    method = method_of(options.turns, dtype, wave_groups=options.groups, group_size=options.members)
     policy: Any = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=options.threads)
     passes = Passes(policy.model)
     slots = slots_of(method, options.groups, options.members)

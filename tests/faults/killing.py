@@ -123,10 +123,11 @@ class KilledRun:
 
     # -- killing ---------------------------------------------------------------------------------------------------
 
-    def kill_in(self, key: str, *, whom: str) -> bool:
-        """SIGKILL `whom` (flow, engine or both) at a random moment of a stage; False where the run ended before."""
+    def kill_in(self, key: str, *, whom: str, manner: str | None = None) -> bool:
+        """SIGKILL `whom` (flow, engine or both) at a random moment of a stage, or, `committed`, right after it; False
+        where the run ended before."""
         assert self._process is not None
-        manner = self.random.choices(["starting", "working", "committed"], [2, 5, 1])[0]
+        manner = manner or self.random.choices(["starting", "working", "committed"], [2, 5, 1])[0]
         if not self._wait_for(key, manner):
             assert self._process.returncode == 0, self._said()
             return False

@@ -20,14 +20,29 @@ KILLS_OF_OTHERS = 6
 VICTIMS = ("flow", "engine", "both")
 
 
+AFTER = {
+    "erl": ("collect", "reflect", "credit"),
+    "dreamgym": ("explore", "update_experience", "collect"),
+    "importance_replay": ("credit", "update_actor", "probe_after"),
+}
+"""Stages right after which a run of a recipe is killed, in round 1, beside random moments."""
+
+
 def _kill_and_finish(
-    run: KilledRun, targets: Sequence[str], prefect: set[int], shards: Sequence[int], victims: Sequence[str] = ()
+    run: KilledRun,
+    targets: Sequence[str],
+    prefect: set[int],
+    shards: Sequence[int],
+    victims: Sequence[str] = (),
+    manners: Sequence[str | None] = (),
 ) -> None:
-    """Kill in each of the targets in turn, `victims` or whom chance picks; then let it finish, and compare."""
+    """Kill in each of the targets in turn, `victims` or whom chance picks, at moments of these `manners`, or at random
+    ones; then let it finish, and compare."""
     for number, key in enumerate(targets):
         if not run.alive:
             run.start(prefect=number in prefect, shards=run.random.choice(shards))
-        if not run.kill_in(key, whom=victims[number] if victims else run.random.choice(VICTIMS)):
+        whom = victims[number] if victims else run.random.choice(VICTIMS)
+        if not run.kill_in(key, whom=whom, manner=manners[number] if manners else None):
             break
     run.finish()
     assert digests(run.path) == run.expected
@@ -37,14 +52,6 @@ def _kill_and_finish(
 
 
 @pytest.mark.slow  # one kill and resume with the same digests is in tests/outside
-def test_killed_in_preparation_rollout_and_update(finished: Path, tmp_path: Path) -> None:
-    targets = ["0000/warm_start_extractor", "0001/collect", "0001/update_actor"]
-    with killed_run(tmp_path / "runs", finished, rounds=1, seed=SEED) as run:
-        _kill_and_finish(run, targets, prefect=set(), shards=[1])
-        assert len(run.kills) >= len(targets) - 1
-
-
-@pytest.mark.slow
 def test_killed_thirty_times_in_all_stages(finished: Path, tmp_path: Path) -> None:
     with killed_run(tmp_path / "runs", finished, rounds=ROUNDS, seed=SEED + 1) as run:
         targets = [run.stages[number * len(run.stages) // KILLS] for number in range(KILLS)]
@@ -57,7 +64,7 @@ def test_killed_thirty_times_in_all_stages(finished: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", OTHERS)
-def test_other_recipes_killed_at_random_moments_of_two_rounds(
+def test_other_recipes_killed_at_random_moments_of_two_rounds_and_after_chosen_stages(
     run_of: Callable[[str], Path], tmp_path: Path, recipe: str
 ) -> None:
     with killed_run(tmp_path / "runs", run_of(recipe), rounds=ROUNDS, seed=SEED + 6, recipe=recipe) as run:
@@ -65,8 +72,12 @@ def test_other_recipes_killed_at_random_moments_of_two_rounds(
         bounds = [number * len(run.stages) // KILLS_OF_OTHERS for number in range(KILLS_OF_OTHERS + 1)]
         targets = [run.random.choice(run.stages[first:last]) for first, last in itertools.pairwise(bounds)]
         victims = run.random.sample(VICTIMS, KILLS_OF_OTHERS, counts=[KILLS_OF_OTHERS // len(VICTIMS)] * len(VICTIMS))
-        _kill_and_finish(run, targets, prefect={3}, shards=[1, 1, 2], victims=victims)
-        assert len(run.kills) >= KILLS_OF_OTHERS - 1, "a stage may be over before its moment comes"
+        due: list[tuple[str, str, str | None]] = [(key, whom, None) for key, whom in zip(targets, victims, strict=True)]
+        due += [(f"0001/{stage}", "flow", "committed") for stage in AFTER[recipe]]
+        due.sort(key=lambda each: run.stages.index(each[0]))
+        keys, whoms, manners = zip(*due, strict=True)
+        _kill_and_finish(run, keys, prefect={3}, shards=[1, 1, 2], victims=whoms, manners=manners)
+        assert len(run.kills) >= len(due) - 1, "a stage may be over before its moment comes"
         assert any(kill.endswith(("engine", "both")) for kill in run.kills), "an engine was there to be killed"
 
 

@@ -1,58 +1,16 @@
-"""Other recipes with real engines: killed in the middle of a round, they resume to the digests of a run left alone.
-
-`test_kills.py` kills every recipe at random moments; here the stages are chosen, those that only one recipe has.
-"""
+"""Other recipes with real engines: what a run of two rounds trained, and how it is shown."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from crl.report.views import query
-from tests.processes import wait_until
-from tests.recipe_runs import tiny_name, train_tiny
-from tests.tiny_run import ROOT, command, crl, digests, environment, leftovers
+from tests.tiny_run import crl_here as crl
 
-AFTER = {
-    "erl": ("collect", "reflect", "credit"),
-    "dreamgym": ("explore", "update_experience", "collect"),
-    "importance_replay": ("credit", "update_actor", "probe_after"),
-}
-"""Stages after which a run of a recipe is killed, in round 1."""
 pytestmark = pytest.mark.slow
-
-
-def killed_after(stage: Path, runs: Path, arguments: Sequence[str]) -> None:
-    """Run `crl …` until a stage is complete, then kill it."""
-    begun = subprocess.Popen(
-        command(*arguments), cwd=ROOT, env=environment(runs),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    wait_until(lambda: stage.is_dir() or begun.poll() is not None, f"{stage.name} is complete")
-    assert begun.poll() is None, f"it ended before {stage.name} was complete"
-    os.kill(begun.pid, signal.SIGKILL)
-    begun.wait()
-
-
-@pytest.mark.parametrize("recipe", AFTER)
-def test_killed_after_several_stages_it_resumes_to_the_same_digests(
-    run_of: Callable[[str], Path], tmp_path: Path, recipe: str
-) -> None:
-    name = tiny_name(recipe)
-    run = tmp_path / name
-    begin = train_tiny(recipe)
-    for after in AFTER[recipe]:
-        killed_after(run / f"rounds/0001/{after}", tmp_path, begin)
-        assert not (run / "rounds/0002/evaluate").exists(), "there is something left to do"
-        begin = ["resume", name]
-    crl(tmp_path, *begin)
-    assert digests(run) == digests(run_of(recipe)) and leftovers(run) == []
-    assert "intact" in crl(tmp_path, "verify", name).stdout
 
 
 def test_erl_trains_every_stream_and_shows_it(run_of: Callable[[str], Path]) -> None:
