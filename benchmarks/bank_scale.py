@@ -235,7 +235,7 @@ def entry_table(rows: Rows, first: int, segment: str, embedding_file: str) -> pa
 
 def open_run(root: Path) -> BankRun:
     """The run, made where there is none; no family ever is full."""
-    return BankRun(root, capacity=10**9)
+    return BankRun(root, capacity=10_000_000)
 
 
 def timed(row: Row, name: str, work: Callable[[], Any]) -> Any:

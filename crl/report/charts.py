@@ -109,7 +109,8 @@ def line_chart(
     """Lines over rounds, or over what `axis` says. `top` is the largest value of the other axis, `rounds` the ends of
     this one; `share` labels it in percent. With `named` each place is labeled by the `at` of its points."""
     drawn = [line for line in lines if line.points]
-    places = dict(sorted((point.x, point.at) for line in drawn for point in line.points))
+    points = [point for line in drawn for point in line.points]
+    places = dict(sorted((point.x, point.at) for point in points))
     names = [
         f"{line.name} {f'{100 * line.points[-1].y:.0f} %' if share else f'{line.points[-1].y:.3g}'}" for line in drawn
     ]
@@ -128,7 +129,7 @@ def line_chart(
         title,
         _drawn(
             title, names, draw, along=axis, share=share, top=top,
-            heights=[point.y if point.high is None else point.high for line in drawn for point in line.points],
+            heights=[each for point in points for each in (point.y, point.low, point.high) if each is not None],
             xs=[*places, *(rounds or ())],
             told={f"line {place}": [f"{point.at}: {line.name} {point.told}" for point in line.points]
                   for place, line in enumerate(drawn)},
@@ -226,7 +227,8 @@ def _drawn(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """A chart from 0 to `top`, or to a round number above the `heights`; `told` is what each mark says."""
+    """A chart from 0 to `top`, or to a round number above the `heights`; from one below them where some are negative.
+    `told` is what each mark says."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -247,7 +249,7 @@ def _drawn(
         axes.set_frame_on(False)
         axes.tick_params(length=0, pad=7, labelcolor=_hex("faint"))
         if any(heights):
-            highest = max(heights)
+            lowest, highest = min(0.0, *heights), max(0.0, *heights)
             whole = not share and all(float(each).is_integer() for each in heights)
             locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=2)
             axes.yaxis.set_major_locator(locator)
@@ -257,7 +259,8 @@ def _drawn(
             half = 0.5 if min(xs) == max(xs) else 0.0
             axes.set_xlim(min(xs) - half, max(xs) + half)
             # The last tick covers the highest value; a rounding error may put it just below.
-            axes.set_ylim(0, top or locator.tick_values(0, highest)[-1])
+            ticks = locator.tick_values(lowest, highest)
+            axes.set_ylim(ticks[0] if lowest else 0, top or ticks[-1])
             axes.grid(axis="y", color=_hex("grid"), linewidth=1)
             axes.set_axisbelow(True)
             axes.set_xlabel(along, loc="right", labelpad=1, color=_hex("faint"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 
@@ -18,3 +19,16 @@ def test_a_chart_is_drawn_for_values_next_to_a_tick(height: float) -> None:
     lines = line_chart("loss", [Line("actor", 0, [Point(1, height / 2, "1", "low"), Point(2, height, "2", "high")])])
     for chart in (bars, lines):
         assert len(re.findall("<path|<polyline|<rect", chart.svg)) > 2, chart.svg
+
+
+@pytest.mark.parametrize("low", [None, -0.9])
+@pytest.mark.parametrize("values", [(0.17, -0.42), (-0.2, -0.1), (-30.0, 0.0)])
+def test_values_below_zero_are_in_the_picture(values: tuple[float, float], low: float | None) -> None:
+    points = [Point(number, each, "what it is", str(each), low, low and 0.5) for number, each in enumerate(values, 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg = line_chart("reward after less before", [Line("mean", 0, points)]).svg
+    marks = [tuple(map(float, each)) for each in re.findall(r'<use [^>]*x="([-\d.]+)" y="([-\d.]+)"[^>]*><title>', svg)]
+    assert len(marks) == 2 and all(0 <= x <= 380 and 30 < y < 190 for x, y in marks), "between the legend and the axis"
+    ticks = [float(each) for each in re.findall(r'text-anchor="end"[^>]*>([-\d.]+)<', svg)]
+    assert min(ticks) <= min(values) and max(ticks) >= max(values), ticks
