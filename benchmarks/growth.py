@@ -53,17 +53,15 @@ _OPERATIONS, _BATCHES = 300, 20
 
 def rollouts(of: str, threads: int) -> Callable[[int], Iterator[Row]]:
     """Plays with one model: `turns` and `members`."""
-    from games import method_of, played, slots_of
+    from games import method_of, own_dtype, played, slots_of
 
     from crl.policies import load_policy, resolve_model
-    from crl.policies.precision import computes_bfloat16
 
-    dtype = "bfloat16" if computes_bfloat16() else "float32"
-    policy = load_policy(method_of(3, dtype).role("actor"), resolve_model(MODEL).path, None, threads=threads)
+    policy = load_policy(method_of(3, own_dtype()).role("actor"), resolve_model(MODEL).path, None, threads=threads)
 
     def measure(size: int) -> Iterator[Row]:
         turns, members = (size, 4) if of == "turns" else (10, size)
-        method = method_of(turns, dtype, wave_groups=2, group_size=members)
+        method = method_of(turns, own_dtype(), wave_groups=2, group_size=members)
         slots = slots_of(method, 2, members)
         began = cpu_seconds()
         figures = played(policy, method, slots)

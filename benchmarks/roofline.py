@@ -51,13 +51,11 @@ class Passes:
 
 def generation(options: argparse.Namespace) -> dict[str, Compared]:
     """Play the same games twice: counted, then timed."""
-    from games import method_of, played, slots_of
+    from games import method_of, own_dtype, played, slots_of
 
     from crl.policies import load_policy, resolve_model
-    from crl.policies.precision import computes_bfloat16
 
-    dtype = "bfloat16" if computes_bfloat16() else "float32"
-    method = method_of(options.turns, dtype, wave_groups=options.groups, group_size=options.members)
+    method = method_of(options.turns, own_dtype(), wave_groups=options.groups, group_size=options.members)
     policy: Any = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=options.threads)
     passes = Passes(policy.model)
     slots = slots_of(method, options.groups, options.members)

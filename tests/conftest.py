@@ -88,8 +88,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 @pytest.fixture
 def plain_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts are not drawn, which takes a tenth of a second each, for a test of what else a page says."""
-    svg = '<svg viewBox="0 0 380 220" role="img" aria-label="not drawn"></svg>'
-    monkeypatch.setattr("crl.report.charts._drawn", lambda *_, **__: svg)
+    from tests.undrawn import DRAWN, undrawn
+
+    monkeypatch.setattr(DRAWN, undrawn)
 
 
 @pytest.fixture(scope="session")

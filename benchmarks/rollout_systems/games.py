@@ -20,6 +20,13 @@ MODEL = "smollm2-135m-instruct"
 CONF = Path(__file__).parents[2] / "conf"
 
 
+def own_dtype():
+    """bfloat16, or float32 where this machine has no kernels for it."""
+    from crl.policies.precision import computes_bfloat16  # commits to compare with may not have it
+
+    return "bfloat16" if computes_bfloat16() else "float32"
+
+
 def method_of(turns, dtype="bfloat16", **rollout):
     """The frozen part of an experiment: one family, free text, six new tokens per turn at temperature 1."""
     return load_experiment(

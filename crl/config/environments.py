@@ -184,6 +184,11 @@ class FamilyConfig(Model):
         levels, first = self.environment.held_out_levels, self.environment.held_out_from
         return None if levels is None or first is None else max(levels - (self.evaluation_seeds.start - first), 0)
 
+    @property
+    def fewest_held_out_seeds(self) -> int | None:
+        """The least of these over the worlds of a family that changes."""
+        return min((n for world in self.worlds.values() if (n := world.held_out_seeds) is not None), default=None)
+
     @model_validator(mode="after")
     def _one_turn_limit(self) -> FamilyConfig:
         own = getattr(self.environment, "max_turns", None)

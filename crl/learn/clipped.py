@@ -6,12 +6,14 @@ that it trains (`reference.py`): `reference_BT` are its log-probabilities of the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from crl.config.objectives import ClippedObjective
 from crl.learn.batches import MicroBatch
 from crl.learn.mismatch import corrected, log_ratio
-from crl.learn.objectives import Statistics, Term
+from crl.learn.objectives import Statistics, Term, statistics_of
 
 
 def divergence(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
@@ -56,21 +58,10 @@ def clipped_objective(
     objective_B = (objective_BT * mask_BT).sum(1)
     if config.aggregation == "token_mean":
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
-    with torch.no_grad():
-        low_BT = (ratio_BT < 1 - config.clip_low) & (advantages_B1 < 0)
-        high_BT = (ratio_BT > 1 + config.clip_high) & (advantages_B1 > 0)
-        if by.low_BT is not None and by.high_BT is not None:
-            low_BT, high_BT, ratio_BT = by.low_BT, by.high_BT, log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
-        counted = Statistics(
-            tokens=float(mask_BT.sum()),
-            ratio_sum=float((ratio_BT * mask_BT).sum()),
-            ratio_max=float((ratio_BT * mask_BT).max()) if mask_BT.numel() else 0.0,
-            clipped_low=float((low_BT * mask_BT).sum()),
-            clipped_high=float((high_BT * mask_BT).sum()),
-            mismatch_sum=float(((logprobs_BT - behavior_BT).abs() * mask_BT).sum()),
-            reference_sum=penalty_sum,
-        )
-    return -(weights_B * objective_B).sum(), counted
+    low_BT = (ratio_BT < 1 - config.clip_low) & (advantages_B1 < 0)
+    high_BT = (ratio_BT > 1 + config.clip_high) & (advantages_B1 > 0)
+    counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
+    return -(weights_B * objective_B).sum(), replace(counted, reference_sum=penalty_sum)
 
 
 def clipped_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ClippedObjective, normalizer: float) -> Term:

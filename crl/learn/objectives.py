@@ -21,7 +21,7 @@ import torch
 
 from crl.config import ActorObjective, ExtractorObjective
 from crl.learn.batches import MicroBatch
-from crl.learn.mismatch import LARGEST_LOG_RATIO, corrected, log_ratio
+from crl.learn.mismatch import LARGEST_LOG_RATIO, Corrected, corrected, log_ratio
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,24 @@ class Statistics:
         return Statistics(**totals)
 
 
-def _statistics(
+def statistics_of(
     logprobs_BT: torch.Tensor,
     behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     ratio_BT: torch.Tensor,
     low_BT: torch.Tensor,
     high_BT: torch.Tensor,
+    by: Corrected | None = None,
 ) -> Statistics:
+    """What is counted of a micro-batch, all [B, T]: its ratios, and the tokens that a bound acts on.
+
+    Where the objective goes `by` a correction, ratios stay those against the sampler, and tokens count whose weight was
+    bounded.
+    """
     with torch.no_grad():
+        if by is not None and by.low_BT is not None and by.high_BT is not None:
+            low_BT, high_BT = by.low_BT, by.high_BT
+            ratio_BT = log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
         return Statistics(
             tokens=float(mask_BT.sum()),
             ratio_sum=float((ratio_BT * mask_BT).sum()),
@@ -98,9 +107,8 @@ def grpo_objective(
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
     low_BT = (ratio_BT < 1 - config.clip) & (advantages_B1 < 0)
     high_BT = (ratio_BT > 1 + config.clip) & (advantages_B1 > 0)
-    if by.low_BT is not None and by.high_BT is not None:
-        low_BT, high_BT, ratio_BT = by.low_BT, by.high_BT, log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
-    return -(weights_B * objective_B).sum(), _statistics(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT)
+    counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
+    return -(weights_B * objective_B).sum(), counted
 
 
 def cispo_objective(
@@ -127,9 +135,7 @@ def cispo_objective(
     loss = -(clipped_BT * scale_B1 * logprobs_BT * by.factor_BT).sum() / normalizer
     ratio_BT = log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
     low_BT, high_BT = ratio_BT < 1 - config.clip_low, ratio_BT > 1 + config.clip_high
-    if by.low_BT is not None and by.high_BT is not None:
-        low_BT, high_BT = by.low_BT, by.high_BT
-    return loss, _statistics(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT)
+    return loss, statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
 
 
 def nll_objective(
@@ -143,7 +149,7 @@ def nll_objective(
     loss = -(weights_B[:, None] * logprobs_BT * mask_BT).sum() / normalizer
     never_BT = torch.zeros_like(mask_BT)
     ones_BT = torch.ones_like(mask_BT)
-    return loss, _statistics(logprobs_BT, logprobs_BT, mask_BT, ones_BT, never_BT, never_BT)
+    return loss, statistics_of(logprobs_BT, logprobs_BT, mask_BT, ones_BT, never_BT, never_BT)
 
 
 Term = tuple[torch.Tensor, Statistics]

@@ -38,18 +38,23 @@ class Work:
     """How many a round has, on average."""
 
     @property
+    def _times_sampled(self) -> float:
+        """All that a round samples, evaluations on average, as a multiple of what it samples without them."""
+        return 1 + self.evaluation * self.evaluations
+
+    @property
     def tokens(self) -> int:
         """Tokens read and sampled in a round, those of evaluations on average."""
-        return round(self.read_and_sampled * (1 + self.evaluation * self.evaluations))
+        return round(self.read_and_sampled * self._times_sampled)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of a round, those of evaluations on average."""
-        return round(self.sampling_flops * (1 + self.evaluation * self.evaluations)) + self.update_flops
+        return round(self.sampling_flops * self._times_sampled) + self.update_flops
 
     def seconds(self, rates: Rates) -> float:
         """Of a round, those of evaluations on average."""
-        return self.sampling(rates) * (1 + self.evaluation * self.evaluations) + self.update(rates)
+        return self.sampling(rates) * self._times_sampled + self.update(rates)
 
     def sampling(self, rates: Rates) -> float:
         """Seconds to sample what a round does, without evaluations.

@@ -153,8 +153,8 @@ def _first(family: FamilyConfig, episodes: int) -> SeedRange:
             "held out",
             next_step="name other tasks, or seeds that you know to be held out",
         )
-    counts = [world.held_out_seeds for world in family.worlds.values()]
-    most = min((count for count in counts if count is not None), default=LAST_SEED + 1 - split.start)
+    held_out = family.fewest_held_out_seeds
+    most = LAST_SEED + 1 - split.start if held_out is None else held_out
     if episodes > most:
         raise BadInput(
             f"{episodes} episodes of task {family.name}, whose environment has {most} held-out seeds from "
@@ -176,9 +176,8 @@ def _check_held_out(family: FamilyConfig, seeds: SeedRange) -> None:
             f"{told} draw levels of training in task {family.name}",
             expected=f"seeds from environment.held_out_from {first} on, which draw held-out levels",
         )
-    counts = [_with_seeds(world, seeds).held_out_seeds for world in family.worlds.values()]
-    most = min((count for count in counts if count is not None), default=seeds.count)
-    if seeds.count > most:
+    most = _with_seeds(family, seeds).fewest_held_out_seeds
+    if most is not None and seeds.count > most:
         raise BadInput(
             f"{told} of task {family.name}, whose environment has {most} held-out seeds from {seeds.start} on: some "
             "would be played twice, and counted as if they were others",

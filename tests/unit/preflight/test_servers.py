@@ -25,21 +25,27 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crl.engine.vllm_server.check_server", lambda role, server: None)
 
 
-def refused(changes: dict[str, Any], addresses: dict[str, str], **runtime: Any) -> list[str]:
-    """Servers that are refused."""
+def refusals(changes: dict[str, Any], servers: dict[str, dict[str, Any]], **runtime: Any) -> dict[str, BadInput]:
+    """Why servers are refused, by role."""
     made = load_experiment(tiny_run.ROOT / "conf/tiny.yaml", changes)
-    servers = {role: {"address": address} for role, address in addresses.items()}
     # As a run that goes on, which keeps its method and may be given another runtime.
     made = made.model_copy(update={"runtime": Runtime.model_validate({"servers": servers, **runtime})})
-    found = []
+    found = {}
     for where, check in checks(made):
         if where.startswith("runtime.servers."):
             try:
                 check()
             except BadInput as error:
-                assert error.where == f"{where}.address" and error.expected and error.next_step
-                found.append(where.removeprefix("runtime.servers."))
+                found[where.removeprefix("runtime.servers.")] = error
     return found
+
+
+def refused(changes: dict[str, Any], addresses: dict[str, str], **runtime: Any) -> list[str]:
+    """Servers that are refused for their address."""
+    found = refusals(changes, {role: {"address": address} for role, address in addresses.items()}, **runtime)
+    for role, error in found.items():
+        assert error.where == f"runtime.servers.{role}.address" and error.expected and error.next_step
+    return list(found)
 
 
 def test_two_roles_with_weights_of_their_own_need_two_servers() -> None:
@@ -56,17 +62,9 @@ def test_servers_of_one_engine_share_the_memory_of_its_gpus(
 ) -> None:
     monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
     servers = {role: {"memory_share": share} for role, share in zip(("actor", "extractor"), shares, strict=True)}
-    made = load_experiment(tiny_run.ROOT / "conf/tiny.yaml", BOTH)
-    made = made.model_copy(update={"runtime": Runtime.model_validate({"servers": servers})})
-    found = []
-    for where, check in checks(made):
-        if where.startswith("runtime.servers."):
-            try:
-                check()
-            except BadInput as error:
-                found.append(error)
+    found = refusals(BOTH, servers)
     assert len(found) == told
-    for error in found:
+    for error in found.values():
         assert "0.5 for actor and 0.5 for extractor" in error.found
         assert error.where == "runtime.servers.extractor.memory_share"
 
