@@ -27,8 +27,7 @@ from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.engine.driver import Driver
 from crl.engine.events import Event, StageDone
-from crl.policies.rates import measured
-from crl.preflight.estimate import Estimate, estimate, gigabytes, typical_work
+from crl.preflight.estimate import Estimate, estimate, gigabytes, paces_of, typical_work
 from crl.preflight.work import seconds_of
 from crl.run.directory import RunDirectory
 
@@ -150,7 +149,7 @@ def measure(folder: Path, model: Path, threads: int) -> list[Compared]:
     """Estimate, run a round, compare."""
     experiment = experiment_on(model, folder / "runs", threads)
     needed = estimate(experiment)
-    seconds = seconds_of(typical_work(experiment).values(), measured(threads))
+    seconds = seconds_of(typical_work(experiment), paces_of(experiment))
     return compare(needed, one_round(experiment, folder / "runs"), seconds)
 
 

@@ -85,25 +85,29 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
 
 
 def _time(experiment: Experiment, needed: Estimate) -> Need:
-    from crl.policies.rates import gigaflops, measured
-    from crl.preflight.estimate import typical_work
+    from crl.policies.rates import device_name, gigaflops
+    from crl.preflight.estimate import paces_of, typical_work
     from crl.preflight.work import longest_stage, seconds_of
 
-    rates = measured(experiment.method.threads)
+    paces = paces_of(experiment)
     try:
         typical = typical_work(experiment)
     except CrlError:
         typical = {}  # what is missing has a line of its own
-    longest = longest_stage(needed.work, {name: experiment.method.owner(name) for name in needed.work}, rates)
+    longest = longest_stage(needed.work, {name: experiment.method.owner(name) for name in needed.work}, paces)
     limit = experiment.runtime.stage_time_limit_seconds
-    said = f"{_duration(seconds_of(needed.work.values(), rates))} per round with full contexts ({_work(needed.work)})"
+    said = f"{_duration(seconds_of(needed.work, paces))} per round with full contexts ({_work(needed.work)})"
     if typical:
-        seconds = _duration(seconds_of(typical.values(), rates))
+        seconds = _duration(seconds_of(typical, paces))
         said = f"{seconds} per round, measured by games of random actions ({_work(typical)}); at most {said}"
-    reached = f"{gigaflops(rates.float32)} GFLOP/s in float32, {gigaflops(rates.bfloat16)} in bfloat16"
+    reached = "; ".join(
+        f"{name} reads at {gigaflops(pace.reading)} GFLOP/s, learns at {gigaflops(pace.learning)}"
+        for name, pace in paces.items()
+        if pace.device
+    )
     return Need(
         "time",
-        f"about {said}; {rates.device}: {reached}",
+        f"about {said}; {device_name(experiment.method.threads)}: {reached}",
         longest <= limit,
         f"a stage is ended after runtime.stage_time_limit_seconds ({limit:g}): raise it, or lower context, groups or "
         "evaluation_seeds.count",

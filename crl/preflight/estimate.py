@@ -8,12 +8,14 @@ that is read. The formulas are in `shapes`, `memory` and `work`; here they are p
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method, RoundOutputs
+from crl.learn.pace import Pace, pace_of
 from crl.policies.embedder_sources import EMBEDDERS
 from crl.policies.precision import computed
 from crl.preflight.memory import (
@@ -26,7 +28,7 @@ from crl.preflight.memory import (
     update_memory,
 )
 from crl.preflight.shapes import ModelShape, config_file, shape_of
-from crl.preflight.work import Work, longest, work_of
+from crl.preflight.work import Work, longest, widths_of, work_of
 from crl.run.disk import require_free
 
 _TOKEN_ROW = 18
@@ -139,6 +141,21 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
             rows, evaluated = _rows(method, name, outputs[name]), evaluated_of(method, name)
             made[name] = work_of(shape, role, lengths, outputs[name], rows=rows, evaluated=evaluated)
     return made
+
+
+def paces_of(experiment: Experiment) -> dict[str, Pace]:
+    """What this machine reaches with the model of each role of the recipe, measured in some seconds per role.
+
+    A role whose model is unknown, or another machine's (`endpoint:`), takes no time here.
+    """
+    method = experiment.method
+    paces = {name: Pace("", math.inf, math.inf, math.inf) for name in method.recipe.roles()}
+    for name, outputs in outputs_of(method).items():
+        role, shape = computed(method.role(name)), shape_of(method.role(name).model)
+        if shape is not None and shape.layers:
+            rows = max(1, min(outputs.sampled, _rows(method, name, outputs)))
+            paces[name] = pace_of(role, widths_of(shape), layers=shape.layers, rows=rows, threads=method.threads)
+    return paces
 
 
 def outputs_of(method: Method) -> dict[str, RoundOutputs]:

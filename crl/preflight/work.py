@@ -1,4 +1,4 @@
-"""How much there is to compute in a round, and how long that takes at rates that were measured: formulas only.
+"""How much there is to compute in a round, and how long that takes at a pace that was measured: formulas only.
 
 Lengths are those of full contexts (`longest`), which only the longest episodes reach, or what the recipe found in a few
 games (`crl/recipes/lengths.py`). Environments, the bank and the checks of the data are left out.
@@ -6,17 +6,14 @@ games (`crl/recipes/lengths.py`). Environments, the bank and the checks of the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crl.config import RoleConfig, RoundOutputs
-from crl.policies.rates import Rates
+from crl.learn.pace import Pace, Widths, learning_passes
 from crl.preflight.memory import FLOAT16, FLOAT32
 from crl.preflight.shapes import ModelShape
 from crl.recipes.lengths import Lengths
-
-SHARE = 0.25
-"""Of the rate of plain matrix products, what updates reach (measured on two cores with SmolLM2-135M)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +23,12 @@ class Work:
     read_and_sampled: int
     """Tokens read and sampled, but for evaluations."""
     sampling_flops: int
+    """Of all these tokens."""
+    reading_flops: int
+    """Of those that the model does not write itself, and of attention by all of them."""
     weight_bytes: int
     """Read by the passes that add one token to each row: all weights, every time."""
     update_flops: int
-    half_sampling: bool
-    half_update: bool
     ranks: int
     evaluation: float = 0.0
     """What one evaluation plays, as a multiple of what is sampled in a round."""
@@ -52,21 +50,20 @@ class Work:
         """Floating-point operations of a round, those of evaluations on average."""
         return round(self.sampling_flops * self._times_sampled) + self.update_flops
 
-    def seconds(self, rates: Rates) -> float:
+    def seconds(self, pace: Pace) -> float:
         """Of a round, those of evaluations on average."""
-        return self.sampling(rates) * self._times_sampled + self.update(rates)
+        return self.sampling(pace) * self._times_sampled + self.update(pace)
 
-    def sampling(self, rates: Rates) -> float:
+    def sampling(self, pace: Pace) -> float:
         """Seconds to sample what a round does, without evaluations.
 
         Reading tokens is bound by arithmetic, the passes of one token by reading the weights.
         """
-        return self.sampling_flops / (rates.of(self.half_sampling) * SHARE) + self.weight_bytes / rates.copy
+        return self.reading_flops / pace.reading + self.weight_bytes / pace.sampling
 
-    def update(self, rates: Rates) -> float:
+    def update(self, pace: Pace) -> float:
         """Seconds to learn what a round does."""
-        side_by_side = min(self.ranks, rates.devices)
-        return self.update_flops / (rates.of(self.half_update) * SHARE * side_by_side)
+        return self.update_flops / (pace.learning * min(self.ranks, pace.devices))
 
 
 def work_of(
@@ -84,21 +81,20 @@ def work_of(
     where an evaluation has many short waves, their passes take longer than this says.
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
-    an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A backward pass costs
-    twice that; with adapters half of it, since frozen weights get no gradient, and checkpointing repeats the forward
-    pass. The vocabulary head runs where a token is sampled or trained.
+    an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1); a backward pass:
+    `learning_passes`. The vocabulary head runs where a token is sampled or trained.
     """
+    written = 2 * shape.layers * shape.layer_parameters * lengths.sampled
     body = 2 * shape.layers * (shape.layer_parameters + shape.attention * lengths.tokens)
     head = lengths.sampled * 2 * shape.vocabulary * shape.hidden
-    times = (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
+    passes = learning_passes(role) * role.optimizer.passes
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
     return Work(
         read_and_sampled=round(outputs.sampled * lengths.tokens),
         sampling_flops=round(outputs.sampled * (lengths.tokens * body + head)),
+        reading_flops=round(outputs.sampled * (lengths.tokens * body - written)),
         weight_bytes=round(-(-outputs.sampled // rows) * lengths.sampled * shape.matrix_parameters * size),
-        update_flops=round(times * role.optimizer.passes * outputs.trained * (lengths.computed * body + head)),
-        half_sampling=role.dtype == "bfloat16",
-        half_update=role.deepspeed.autocast == "bfloat16",
+        update_flops=round(passes * outputs.trained * (lengths.computed * body + head)),
         ranks=role.deepspeed.ranks,
         evaluation=evaluated[0] / outputs.sampled if outputs.sampled else 0.0,
         evaluations=1 / evaluated[1] if evaluated[1] else 0.0,
@@ -110,15 +106,21 @@ def longest(role: RoleConfig, new: int) -> Lengths:
     return Lengths(role.context, new, role.context)
 
 
-def seconds_of(work: Iterable[Work], rates: Rates) -> float:
-    """Seconds of a round: what its roles do is done one after the other."""
-    return sum(each.seconds(rates) for each in work)
+def widths_of(shape: ModelShape) -> Widths:
+    """The widths of a layer."""
+    return Widths(shape.hidden, shape.attention, shape.key_value, shape.intermediate)
 
 
-def longest_stage(work: Mapping[str, Work], owners: Mapping[str, str], rates: Rates) -> float:
+def seconds_of(work: Mapping[str, Work], paces: Mapping[str, Pace]) -> float:
+    """Seconds of a round: what its roles do is done one after the other. Both by role."""
+    return sum(each.seconds(paces[name]) for name, each in work.items())
+
+
+def longest_stage(work: Mapping[str, Work], owners: Mapping[str, str], paces: Mapping[str, Pace]) -> float:
     """Seconds of the longest stage, at most: a role samples or is evaluated, or weights learn from all roles that have
     them (`owners`)."""
     updates: dict[str, float] = {}
+    sampling = [each.sampling(paces[name]) * max(1.0, each.evaluation) for name, each in work.items()]
     for name, each in work.items():
-        updates[owners[name]] = updates.get(owners[name], 0.0) + each.update(rates)
-    return max(*(each.sampling(rates) * max(1.0, each.evaluation) for each in work.values()), *updates.values())
+        updates[owners[name]] = updates.get(owners[name], 0.0) + each.update(paces[name])
+    return max(*sampling, *updates.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,17 @@ import torch
 
 from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, RoundOutputs, SamplingConfig
 from crl.config.load import load_experiment
+from crl.learn.pace import Pace
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
 from crl.policies.cache import RowCache
 from crl.policies.language_model import load_policy
 from crl.policies.limits import PASS_TOKENS
-from crl.policies.rates import Rates
 from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
-from crl.preflight.work import SHARE, longest, longest_stage, work_of
+from crl.preflight.work import longest, longest_stage, work_of
 from tests import tiny_run
 from tests.marks import sampled
 
@@ -179,34 +180,41 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     assert work_of(SHAPE, adapted, longest(adapted, 20), RoundOutputs(6, 6), rows=4).update_flops == 2 * forward
     again = role.model_copy(update={"optimizer": OptimizerConfig(passes=4)})
     assert work_of(SHAPE, again, longest(again, 20), RoundOutputs(6, 6), rows=4).update_flops == 4 * 3 * forward
-    rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e6)
-    sampling, update = forward / (4e9 * SHARE) + work.weight_bytes / 1e6, 3 * forward / (1e9 * SHARE)
-    assert work.seconds(rates) == pytest.approx(sampling + update)
-    assert (work.sampling(rates), work.update(rates)) == pytest.approx((sampling, update))
+    read = body - 6 * 20 * 2 * 3 * LAYER
+    assert work.reading_flops == read, "what the model writes, and its head, is in the passes of one token"
+    pace = Pace("made", reading=4e9, sampling=1e6, learning=1e9)
+    sampling, update = read / 4e9 + work.weight_bytes / 1e6, 3 * forward / 1e9
+    assert work.seconds(pace) == pytest.approx(sampling + update)
+    assert (work.sampling(pace), work.update(pace)) == pytest.approx((sampling, update))
+    four = role.model_copy(update={"deepspeed": DeepSpeedConfig(ranks=4)})
+    ranks = work_of(SHAPE, four, longest(four, 20), RoundOutputs(6, 6), rows=4)
+    assert ranks.update(pace) == pytest.approx(update), "ranks on one CPU share its cores"
+    assert ranks.update(replace(pace, devices=2)) == pytest.approx(update / 2)
 
 
 def test_evaluations_count_with_their_share_of_a_round() -> None:
     role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
     alone = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4)
     often = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4, evaluated=(30, 2))
-    rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e9)
-    sampling = (often.sampling_flops / SHARE + often.weight_bytes) / 1e9
-    assert often.seconds(rates) - alone.seconds(rates) == pytest.approx(sampling * 30 / 6 / 2)
+    pace = Pace("made", reading=1e9, sampling=1e9, learning=1e9)
+    sampling = (often.reading_flops + often.weight_bytes) / 1e9
+    assert often.seconds(pace) - alone.seconds(pace) == pytest.approx(sampling * 30 / 6 / 2)
     assert (alone.tokens, often.tokens) == (600, 600 + 1500)
     assert often.flops - alone.flops == pytest.approx(often.sampling_flops * 30 / 6 / 2, abs=1)
 
 
 def test_the_longest_stage_is_an_evaluation_or_an_update_for_all_roles_that_share_weights() -> None:
     role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
-    rates = Rates("made", float32=1e9, bfloat16=4e9, copy=1e12)
+    pace = Pace("made", reading=1e9, sampling=1e12, learning=1e9)
+    paces = {"actor": pace, "extractor": pace}
     plays, writes = (work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4) for _ in range(2))
-    update, work = plays.update(rates), {"actor": plays, "extractor": writes}
-    assert update > plays.sampling(rates)
-    assert longest_stage(work, {"actor": "actor", "extractor": "extractor"}, rates) == pytest.approx(update)
-    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, rates) == pytest.approx(2 * update)
+    update, work = plays.update(pace), {"actor": plays, "extractor": writes}
+    assert update > plays.sampling(pace)
+    assert longest_stage(work, {"actor": "actor", "extractor": "extractor"}, paces) == pytest.approx(update)
+    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, paces) == pytest.approx(2 * update)
     work["actor"] = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4, evaluated=(60, 5))
-    wanted = pytest.approx(10 * plays.sampling(rates))
-    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, rates) == wanted, "a whole one, not a share"
+    wanted = pytest.approx(10 * plays.sampling(pace))
+    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, paces) == wanted, "a whole one, not a share"
 
 
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

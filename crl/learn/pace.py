@@ -1,0 +1,177 @@
+"""What a model of a shape reaches on this machine: a few of its layers, timed as they read, sample and learn.
+
+The layers are transformers' own (Llama), with adapters, autocast and checkpointing as the role has them, so that the
+share of plain matrix products that a shape reaches, and what adapters cost, are measured instead of assumed.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from crl.config import LoraConfig, RoleConfig
+from crl.policies.rates import best_seconds, device, device_name
+
+_HELD_BYTES = 2**27
+"""Weights that a pass of one token per row has to read from memory, because no cache holds them."""
+_MOST_PARAMETERS = 2**28
+"""Of a layer: a wider one is halved in width, to the same rate and a quarter of the memory."""
+_LONGEST = 0.2
+"""Seconds that one pass may take."""
+_FEWEST, _MOST = 16, 512
+"""Tokens of one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """What one layer's cost follows from."""
+
+    hidden: int
+    attention: int
+    key_value: int
+    intermediate: int
+
+    @property
+    def parameters(self) -> int:
+        """Of the matrices of one layer."""
+        return self.hidden * (2 * self.attention + 2 * self.key_value + 3 * self.intermediate)
+
+    def halved(self) -> Widths:
+        """The same proportions at half of every width."""
+        return Widths(self.hidden // 2, self.attention // 2, self.key_value // 2, self.intermediate // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What one process reaches with a role's model."""
+
+    device: str
+    """Name of the GPU, or `CPU, n threads`."""
+    reading: float
+    """FLOP/s of passes over many tokens."""
+    sampling: float
+    """Bytes/s of weights in passes of one token per row, their arithmetic included."""
+    learning: float
+    """FLOP/s of forward and backward passes."""
+    devices: int = 1
+    """GPUs that ranks share out; 1 on a CPU, whose cores they would share."""
+
+
+def learning_passes(role: RoleConfig) -> int:
+    """FLOPs of a forward and a backward pass, as a multiple of a forward pass.
+
+    A backward pass costs twice a forward pass; with adapters once, since frozen weights get no gradient. Checkpointing
+    repeats the forward pass.
+    """
+    return (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
+
+
+def pace_of(role: RoleConfig, widths: Widths, *, layers: int, rows: int, threads: int) -> Pace:
+    """The pace of a model with so many such layers, `rows` of which are sampled side by side by so many threads.
+
+    `role` is the role as this machine computes it (`precision.computed`). Takes some seconds.
+    """
+    while widths.parameters > _MOST_PARAMETERS:
+        widths = widths.halved()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        reading, sampling = _inference(role, widths, layers, rows)
+        return Pace(
+            device=device_name(threads),
+            reading=reading,
+            sampling=sampling,
+            learning=_learning(role, widths),
+            devices=max(1, torch.cuda.device_count()) if torch.cuda.is_available() else 1,
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _inference(role: RoleConfig, widths: Widths, layers: int, rows: int) -> tuple[float, float]:
+    dtype = torch.bfloat16 if role.dtype == "bfloat16" else torch.float32
+    held = widths.parameters * dtype.itemsize
+    count = max(1, min(layers, math.ceil(_HELD_BYTES / held)))
+    model = _stack(widths, count, dtype).eval().requires_grad_(False)
+
+    def passes(rows: int, tokens: int) -> float:
+        return _seconds(model, rows, tokens, widths.hidden, dtype, lambda _: None)
+
+    tokens = _tokens(lambda tokens: passes(1, tokens))
+    reading = 2 * count * widths.parameters * tokens / passes(1, tokens)
+    return reading, count * held / passes(rows, 1)
+
+
+def _learning(role: RoleConfig, widths: Widths) -> float:
+    model = _stack(widths, 1, torch.float32)
+    if role.lora is not None:
+        model = _adapted(model, role.lora)
+    if role.deepspeed.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+
+    def backward(outputs: torch.Tensor) -> None:
+        outputs.sum().backward()  # type: ignore[no-untyped-call]
+        model.zero_grad(set_to_none=True)
+
+    def passes(tokens: int) -> float:
+        with torch.autocast(device().type, dtype=torch.bfloat16, enabled=role.deepspeed.autocast == "bfloat16"):
+            return _seconds(model, 1, tokens, widths.hidden, torch.float32, backward)
+
+    tokens = _tokens(passes)
+    return learning_passes(role) * 2 * widths.parameters * tokens / passes(tokens)
+
+
+def _stack(widths: Widths, layers: int, dtype: torch.dtype) -> Any:
+    """So many layers without a vocabulary, every weight the same number: only time is looked at."""
+    from transformers import LlamaConfig, LlamaModel
+
+    head = math.gcd(widths.attention, widths.key_value, 128)
+    config = LlamaConfig(
+        vocab_size=1,
+        hidden_size=widths.hidden,
+        intermediate_size=widths.intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=widths.attention // head,
+        num_key_value_heads=widths.key_value // head,
+        head_dim=head,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=dtype,
+    )
+    with torch.device("meta"):
+        model = LlamaModel(config).to(dtype)
+    model.to_empty(device=device())
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(0.01)
+    return model
+
+
+def _adapted(model: Any, lora: LoraConfig) -> Any:
+    import peft
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")  # peft's calls
+    config = peft.LoraConfig(r=lora.rank, lora_dropout=0.0, target_modules=lora.target_modules, bias="none")
+    return peft.get_peft_model(model, config)
+
+
+def _tokens(seconds: Callable[[int], float]) -> int:
+    """Tokens of a pass that takes about as long as one may."""
+    return int(min(_MOST, max(_FEWEST, _FEWEST * _LONGEST / seconds(_FEWEST))))
+
+
+def _seconds(
+    model: Any, rows: int, tokens: int, hidden: int, dtype: torch.dtype, after: Callable[[torch.Tensor], None]
+) -> float:
+    inputs = torch.full((rows, tokens, hidden), 0.01, dtype=dtype, device=device(), requires_grad=model.training)
+
+    def once() -> None:
+        after(model(inputs_embeds=inputs, use_cache=not model.training).last_hidden_state)
+
+    return best_seconds(once)
