@@ -1,7 +1,7 @@
 """Complementary RL: a policy actor and an experience extractor that co-evolve, as an auditable pipeline.
 
 `crl.open("runs/quickstart")` opens a run for reading (docs/notebook.md). Importing this package is cheap on purpose: no
-model library, no Prefect, no DuckDB (DESIGN, "The house").
+model library, no Prefect, no DuckDB (`tests/unit/test_imports.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from uuid import UUID
 import httpx
 import psutil
 
-from crl.engine.guardian import guard, marked
+from crl.run.guardian import guard, marked
 
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 _PATIENCE_SECONDS = 8.0

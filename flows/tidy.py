@@ -1,7 +1,7 @@
 """Flow `tidy`: what a dead run left running becomes CRASHED, so that nothing in the UI runs for ever.
 
 A killed process cannot say that the round and the stage it was in died with it. Their parent is marked by the worker
-or, without a heartbeat, by an automation; this flow follows the family tree downwards from there. It decides from
+or, without a heartbeat, by an automation; this flow follows the family tree down from there. It decides from
 states and heartbeats alone and touches no process and no run directory.
 """
 

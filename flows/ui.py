@@ -21,10 +21,10 @@ from types import FrameType
 import flows  # noqa: F401  (first: it turns telemetry off)
 from crl.cli.escaping import say
 from crl.config.load import runs_root
-from crl.engine.guardian import guard
 from crl.engine.process import ProcessGroup
 from crl.errors import BadInput, CrlError, PortBusy, SetupFailed
 from crl.run.files import disk_error
+from crl.run.guardian import guard
 from flows.ending import end_flow_runs
 from flows.pages import HOST, Pages
 from flows.setup import POOL, ROOT, TIDY

@@ -20,7 +20,7 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 from crl.errors import DataCheckFailed
 from crl.report import markdown
 from crl.report.history import History
-from crl.report.page import REPORT, page_url, write_report
+from crl.report.page import REPORT, docs_url, page_url, write_report
 from crl.run.head import head_after
 
 PAGES = "CRL_PAGES"
@@ -64,7 +64,9 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
             ROUNDS: lambda: markdown.rounds_markdown(name, history.summaries(), head_after(path, round_number)),
             CURVE: lambda: markdown.curve_markdown(name, history.summaries()),
             BANK_DIFF: bank_diff,
-            DATA_CHECKS: lambda: markdown.checks_markdown(round_number, history.checks(round_number)),
+            DATA_CHECKS: lambda: markdown.checks_markdown(
+                round_number, history.checks(round_number), _served(docs_url, path)
+            ),
             REPORT_LINK: lambda: _report(name, path),
         },
     )
@@ -88,7 +90,7 @@ def publish_breach(run_path: str | Path, round_number: int, stage: str, error: D
 
 
 def _history(path: Path) -> History:
-    """One a run and process: a flow process asks again after each of its rounds."""
+    """One per run and process: a flow process asks again after each of its rounds."""
     return _histories.setdefault(path.resolve(), History(path))
 
 
@@ -100,12 +102,17 @@ def _write_page(history: History) -> None:
 
 
 def _report(name: str, path: Path) -> str:
+    return markdown.report_markdown(name, path.absolute() / REPORT, _served(page_url, path))
+
+
+def _served(address: Callable[[str, Path], str | None], path: Path) -> str | None:
+    """An address on the server of the pages; None where there is none."""
     base = os.environ.get(PAGES)
-    return markdown.report_markdown(name, path.absolute() / REPORT, page_url(base, path) if base else None)
+    return address(base, path.resolve()) if base else None
 
 
 def _publish(name: str, description: str, contents: Mapping[str, Callable[[], str | None]]) -> None:
-    """One request an artifact; a kind whose content is None is left out. A server that fails one is not asked again."""
+    """One request per artifact; a kind whose content is None is left out. A server that fails is not asked again."""
     made: dict[str, str] = {}
     for kind, content in contents.items():
         try:

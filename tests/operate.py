@@ -20,8 +20,7 @@ import httpx
 import psutil
 
 from crl.config import Experiment
-from crl.engine import guardian
-from crl.run import experiment_file
+from crl.run import experiment_file, guardian
 from crl.run.directory import RunDirectory
 from flows.automations import SILENT
 from flows.ui import server_command

@@ -20,7 +20,7 @@ bank as it is at that operation.
 - *Eviction* comes last, a family at a time: see `evict.py`.
 
 What a person refused (`refused`) is an event `rejected` too. It can let nothing in that was not shown to them: an
-operation that is rejected when nothing is refused (the twin of a refused text, say) stays rejected.
+operation that is rejected when nothing is refused (a second copy of a refused text, say) stays rejected.
 
 `order` grows with every add and merge; among families it is one sequence. What happens in one family does not depend on
 how its operations are interleaved with another's, nor on the order of `previous` or `scores`.
@@ -40,7 +40,7 @@ from crl.bank.changes import Change, applied, change_rows
 from crl.bank.evict import evict as make_room
 from crl.bank.overlay import Overlay, named_in, new_row, updated_row
 from crl.bank.refusals import REPEATS, Refusal, Rejection
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -108,7 +108,7 @@ def consolidate(
     before anybody was asked. `resemblances` are read by `duplicates: near`. Raises ValueError for a previous entry
     without a segment.
     """
-    alike = Alike(resemblances)
+    alike = SimilarPairs(resemblances)
     reasons = dict(failed or {})
     if refused:
         reasons = {**closed(previous, operations, rules, alike, reasons, round=round), **refused}
@@ -123,7 +123,7 @@ def closed(
     previous: Snapshot,
     operations: Sequence[Operation],
     rules: Rules,
-    alike: Alike,
+    alike: SimilarPairs,
     refused: Mapping[str, str],
     *,
     round: int,
@@ -131,7 +131,7 @@ def closed(
     """Reasons by id of every operation that changes nothing where `refused` do not.
 
     Whoever refuses more of the operations together with these lets nothing in that would not have come in before: the
-    twin of a refused text stays a duplicate.
+    second copy of a refused text stays a duplicate.
     """
     shown = Consolidation(previous, rules, alike, round=round)
     shown.apply(operations, refused)
@@ -155,7 +155,7 @@ def _digest(text: str) -> str | None:
 class Consolidation:
     """A snapshot while operations are applied to it, all at once or some now and some later."""
 
-    def __init__(self, previous: Snapshot, rules: Rules, alike: Alike, *, round: int) -> None:
+    def __init__(self, previous: Snapshot, rules: Rules, alike: SimilarPairs, *, round: int) -> None:
         """Raises ValueError for a previous entry without a segment."""
         _check_placed(previous)
         self._bank, self._rules, self._alike, self._round = Overlay(named_in(previous, (), ())), rules, alike, round
@@ -320,7 +320,7 @@ class Consolidation:
         shared = None if self._rules.resemblance_anywhere else (operation.family,)
         partition = self._rules.partitions.get(operation.family, shared)
         families: Sequence[str | None] = (None,) if partition is None else partition
-        # The same text resembles itself most: that of another family is no `duplicate`, but no less a twin.
+        # The same text resembles itself most: that of another family is no `duplicate`, but no less the same text.
         alike = {digest: 1.0, **self._alike.of(digest)}
         nearest = [
             (-similarity, bank.order_of(holder, other), holder)

@@ -18,7 +18,7 @@ _BLOCK = 65_536
 """Vectors that a few others are compared with at a time."""
 
 
-class Alike:
+class SimilarPairs:
     """Pairs of texts that resemble each other, either way round."""
 
     def __init__(self, rows: Iterable[Resemblance] = ()) -> None:

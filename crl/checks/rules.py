@@ -332,7 +332,7 @@ SUITES: dict[type[Row], Suite] = {
             "generation_stage": ("distill", "merge", "collect"),
         },
         rows={
-            "the sum of rewards is at most three a use": (  # s_c 1, and guided minus free 2
+            "the sum of rewards is at most three per use": (  # s_c 1, and guided minus free 2
                 "isfinite(score_sum) AND (kind NOT IN ('used', 'scored') OR abs(score_sum) <= 3 * uses + 1e-9)"
             ),
             "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",

@@ -45,7 +45,7 @@ class Suite:
     ordered: tuple[tuple[str, str], ...] = ()
     """Pairs of columns of which the first is never below the second."""
     rows: dict[str, str] = field(default_factory=dict)
-    """SQL predicate by the sentence it stands for; a row breaks it where it is false or null."""
+    """SQL predicate by the sentence that describes it; a row breaks it where it is false or null."""
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]
     """How much ran, how long the run has taken, and where it is."""
     total = sum(sum(each.seconds.values()) for each in summaries)
     return [
-        f"{ran} stages ran now; all stages of the run have taken {seconds_text(total)}",
+        f"{ran} stages ran; in total, the stages of this run have taken {seconds_text(total)}",
         f"everything is in {where}/: rounds/0001/collect/*.parquet and so on, bank/, catalog.duckdb, report.html",
     ]
 

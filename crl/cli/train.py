@@ -124,7 +124,7 @@ def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> It
 
 def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     from crl.engine.driver import watch
-    from crl.engine.guardian import guard
+    from crl.run.guardian import guard
 
     # Killed, this process could not stop the temporary server that Prefect starts.
     guard()

@@ -38,7 +38,7 @@ class VllmEngine(ServedEngine):
             key = "top_p" if sampling.top_p < 1 else "top_k"
             yield BadInput(
                 f"{where}.{key} is {getattr(sampling, key)}, and the engine is vllm",
-                expected="top_p 1 and top_k 0: vLLM tells log-probabilities after the cut, and training needs those "
+                expected="top_p 1 and top_k 0: vLLM reports log-probabilities after the cut, and training needs those "
                 "before it",
                 where=f"{where}.{key}",
                 next_step="leave them out, or use the engine transformers",

@@ -126,7 +126,7 @@ class FamilyConfig(Model):
         le=LONGEST_SECONDS,
         description="An episode whose step takes longer ends with an error; null: steps may take any time.",
     )
-    # Left out of the digest where it is off: experiments begun before there was such a key keep theirs.
+    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     isolate: bool = Field(
         False,
         exclude_if=lambda value: not value,

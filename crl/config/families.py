@@ -1,7 +1,6 @@
 """What one task family of a mixture may have of its own: sampling, a reward convention, a place in the bank.
 
-Each is optional, and left out of a dump where it is not set: experiments begun before there was such a key keep their
-digest.
+Each is optional, and left out of a dump where it is not set: experiments that compute the same have the same digest.
 """
 
 from __future__ import annotations

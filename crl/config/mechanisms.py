@@ -88,7 +88,7 @@ class RetrievalConfig(Model):
     recent_rounds: int = Field(
         1, ge=0, le=MOST_ROUNDS, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
     )
-    # Left out of the digest where it is what it was before there was such a key.
+    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     ties: Literal["oldest", "newest"] = Field(
         "oldest",
         exclude_if=lambda value: value == "oldest",

@@ -170,7 +170,7 @@ class Method(Model):
     prompts: dict[Name, PromptConfig] = Field(
         min_length=1, description="Prompts by name; in a file, the name of one under conf/prompts/."
     )
-    # Left out of the digest where it is off: experiments begun before there was such a key keep theirs.
+    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     overlap: bool = Field(
         False,
         exclude_if=lambda value: not value,

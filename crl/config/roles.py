@@ -48,7 +48,7 @@ class OptimizerConfig(Model):
     warmup_steps: int = Field(
         0, ge=0, le=1_000_000, description="Updates over which it rises from 0: the n-th has n / warmup_steps of it."
     )
-    # Left out of the digest where it is 1: experiments begun before there was such a key keep theirs.
+    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     passes: int = Field(
         1,
         ge=1,

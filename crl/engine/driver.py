@@ -31,10 +31,10 @@ from crl.engine.events import (
     Subscriber,
 )
 from crl.engine.jobs import Job, JobKind, StageOutcome
+from crl.engine.overlapping import OverlappingRounds
 from crl.engine.services import prepare_environment
 from crl.engine.spread import PartRunner
 from crl.engine.supervisor import Cancelled
-from crl.engine.tandem import Tandem
 from crl.engine.targets import remember_target, targets
 from crl.engine.track import Track
 from crl.errors import CrlError, StageFailed
@@ -74,7 +74,7 @@ class Driver:
         added = {**prepare_environment(run.method.threads), **(environment or {})}
         count = runtime.overlap_engines if run.method.overlap else 1
         self._tracks = [Track(run.method, runtime, added, self._emit, number=number) for number in range(count)]
-        self._tandem: Tandem | None = None
+        self._overlapping: OverlappingRounds | None = None
         """While rounds overlap: who may run what."""
         self._subscribers: list[Subscriber] = []
         self._attempts: dict[tuple[int, str], int] = {}
@@ -167,8 +167,8 @@ class Driver:
     def run_stage(self, round_number: int, stage_name: str) -> StageOutcome:
         """Run one attempt of a stage, or skip it where it is complete. Errors are those of `crl.errors`."""
         stage = self.recipe.stage(self.run.method, round_number, stage_name)
-        if self._tandem is not None:
-            (self._tandem.enter_second_track if stage.second_track else self._tandem.check)(round_number)
+        if self._overlapping is not None:
+            (self._overlapping.enter_second_track if stage.second_track else self._overlapping.check)(round_number)
         place = (round_number, stage_name)
         if self.run.is_complete(*place):
             if self._attempts.pop(place, 0):  # its engine died, or was ended, right behind the commit
@@ -213,8 +213,8 @@ class Driver:
         """Raise StaleAttempt where another attempt owns the run by now, StageFailed where another round has failed."""
         if self._lease is not None:
             self._lease.check()
-        if self._tandem is not None:
-            self._tandem.check(round_number)
+        if self._overlapping is not None:
+            self._overlapping.check(round_number)
 
     @contextmanager
     def round(self, round_number: int) -> Iterator[tuple[str, ...]]:
@@ -254,11 +254,11 @@ class Driver:
             for number in numbers:
                 run_round(number)
             return
-        self._tandem = Tandem(self._cancel)
+        self._overlapping = OverlappingRounds(self._cancel)
         try:
-            self._tandem.run(numbers, run_round)
+            self._overlapping.run(numbers, run_round)
         finally:
-            self._tandem = None
+            self._overlapping = None
 
     # -- parts in other hands --------------------------------------------------------------------------------------
 

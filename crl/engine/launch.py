@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from crl.config import NodesConfig
-from crl.engine.guardian import PARENT
 from crl.engine.nodes import VARIABLE, orders
+from crl.run.guardian import PARENT
 
 _WORKER = "crl.engine.worker"
 

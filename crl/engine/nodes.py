@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.config.nodes import NodesConfig
-from crl.engine.guardian import end_with_parent
+from crl.run.guardian import end_with_parent
 
 VARIABLE = "CRL_ENGINE_NODES"
 """The orders as JSON, for :func:`main`."""

@@ -1,8 +1,9 @@
-"""The one supervisor of child processes: starts one with its output kept, watches it, ends it with what it started.
+"""The supervisor of child processes: starts one with its output kept, watches it, ends it with what it started.
 
 Engines, the parts of `make ui`, the runs of a study and the commands of flows are such processes. Each is the leader of
 a session of its own: Ctrl-C in a terminal reaches only this process, which ends its children in order. What a kill of
-this process would leave behind is ended by the guardian.
+this process would leave behind is ended by the guardian. Environments have their own (`crl/envs/isolated.py`,
+`crl/envs/swe/supervised.py`), for limits on single calls and commands.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from crl.engine.guardian import MARK, guard
 from crl.engine.output import OnLine, ProcessOutput
+from crl.run.guardian import MARK, guard
 
 _LAST_LINES_SECONDS = 10.0
 """For output that is under way when the process has ended; a child of it that lives on may hold it open for longer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import runpy
 
-from crl.engine.guardian import PARENT, end_with_parent
+from crl.run.guardian import PARENT, end_with_parent
 
 
 def main() -> None:

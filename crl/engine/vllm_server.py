@@ -1,7 +1,7 @@
 """The process of a vLLM server: started in an environment of its own, on a Unix socket, and ended with its engine.
 
 The socket is in a folder that this user alone may enter: the endpoints that change weights ask for no key. What kills
-the engine ends the server too (:mod:`crl.engine.guardian`). Of its output the errors and the last lines are kept for
+the engine ends the server too (:mod:`crl.run.guardian`). Of its output the errors and the last lines are kept for
 messages; nothing is logged.
 """
 

@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
 from crl.engine.failures import failure_of
-from crl.engine.guardian import end_with_parent
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.listener import connect
 from crl.engine.output import mark_end
@@ -27,6 +26,7 @@ from crl.engine.services import EngineServices
 from crl.errors import EngineDied
 from crl.recipes import recipe_in
 from crl.run.directory import RunDirectory
+from crl.run.guardian import end_with_parent
 
 _PROGRESS_INTERVAL_SECONDS = 0.2
 

@@ -43,13 +43,11 @@ def _stepped(family: FamilyConfig) -> Environment:
 
     if not family.isolate:
         return SideBySide(family.environment.make, workers=family.workers, step_time_limit_seconds=limit)
-    from crl.envs.isolated import Isolated, Nursery
+    from crl.envs.isolated import ForkServer, Isolated
 
-    nursery = Nursery(family.environment)
+    server = ForkServer(family.environment)
     # The time limit is the processes' own: they are killed, where threads would be left behind.
-    return SideBySide(
-        lambda: Isolated(nursery, time_limit_seconds=limit), workers=family.workers, closing=nursery.close
-    )
+    return SideBySide(lambda: Isolated(server, time_limit_seconds=limit), workers=family.workers, closing=server.close)
 
 
 def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> None:
@@ -85,7 +83,7 @@ def _made(config: EnvironmentConfig, *, isolate: bool) -> Iterator[Environment]:
         with closing(config.make()) as environment:
             yield environment
         return
-    from crl.envs.isolated import Isolated, Nursery
+    from crl.envs.isolated import ForkServer, Isolated
 
-    with closing(Nursery(config)) as nursery, closing(Isolated(nursery)) as isolated:
+    with closing(ForkServer(config)) as server, closing(Isolated(server)) as isolated:
         yield isolated

@@ -1,8 +1,8 @@
 """An environment in a process of its own: one that dies, or that hangs in C code, costs its episode and nothing else.
 
-A :class:`Nursery` is the process of one config, which has loaded what the environment needs and forks a process for
+A :class:`ForkServer` is the process of one config, which has loaded what the environment needs and forks a process for
 each :class:`Isolated` instance. An instance that dies is started again at the next reset; one that is past its time
-limit is killed. All of them end with the process that started them, even where that is killed.
+limit is killed. All of them end with the process that started them, even where that is killed (`crl/run/guardian.py`).
 
 An instance is a wave of any number of slots, as any environment; `SideBySide` gives each slot one of its own.
 """
@@ -26,6 +26,7 @@ from crl.config import EnvironmentConfig
 from crl.envs.isolated_child import LARGEST_ANSWER, PROGRAM
 from crl.errors import BadInput, from_payload
 from crl.protocols import Start, Step
+from crl.run.guardian import guard
 
 START_SECONDS = 600.0
 """Longest time until an instance is made: the first one imports its packages and reads its data."""
@@ -41,7 +42,7 @@ class EnvironmentLost(Exception):
         super().__init__(said)
 
 
-class Nursery:
+class ForkServer:
     """The process that the instances of one config are forked from."""
 
     def __init__(self, config: EnvironmentConfig, *, hash_seed: int | None = None) -> None:
@@ -64,10 +65,9 @@ class Nursery:
             "config": config.model_dump(mode="json"),
             "also": _ALSO,
         }
-        self._environ = {**os.environ, **({} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)})}
+        self._environ = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._life = -1
 
     def fork(self) -> Connection:
         """A connection to a new instance, which first sends its process id and what it also knows."""
@@ -95,31 +95,27 @@ class Nursery:
             return
         self._end()
         self._control, theirs = socket.socketpair()
-        life, self._life = os.pipe()
-        passed = theirs.fileno(), life
+        guard()
         try:
             # A session of its own: Ctrl-C is for the process that asks. Output goes where errors go, as the output of
             # a command may be read by a program.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", PROGRAM, str(passed[0]), str(life), "warm"],
-                stdin=subprocess.DEVNULL, stdout=2, env=self._environ, pass_fds=passed, start_new_session=True,
+                [sys.executable, "-P", PROGRAM, str(theirs.fileno()), "warm"], stdin=subprocess.DEVNULL, stdout=2,
+                env={**os.environ, **self._environ}, pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         finally:
             theirs.close()
-            os.close(life)
         self._control.sendall(json.dumps(self._told).encode() + b"\n")
 
     def _end(self) -> None:
-        process, control, life = self._process, self._control, self._life
-        self._process, self._control, self._life = None, None, -1
+        process, control = self._process, self._control
+        self._process, self._control = None, None
         if process is not None:
             with contextlib.suppress(OSError):  # its group has the instances
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if control is not None:
             control.close()
-        if life >= 0:
-            os.close(life)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -132,9 +128,9 @@ class Isolated:
     What it raises is raised here: the project's own errors as they are, all else as :class:`EnvironmentLost`.
     """
 
-    def __init__(self, nursery: Nursery, *, time_limit_seconds: float | None = None) -> None:
+    def __init__(self, server: ForkServer, *, time_limit_seconds: float | None = None) -> None:
         """`time_limit_seconds`: longest reset or step; the process is killed after it. Raises what making it raises."""
-        self._nursery, self._limit = nursery, time_limit_seconds
+        self._server, self._limit = server, time_limit_seconds
         self._connection: Connection | None = None
         self.pid = 0
         for name in self._begin():
@@ -174,7 +170,7 @@ class Isolated:
         return lambda *arguments: self.call(name, *arguments)
 
     def _begin(self) -> list[str]:
-        self._connection, self.pid = self._nursery.fork(), 0
+        self._connection, self.pid = self._server.fork(), 0
         self.pid = self._answer(START_SECONDS, "it was asked for")
         return list(self._answer(START_SECONDS, "it was made"))
 
@@ -211,5 +207,5 @@ class Isolated:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         else:
-            self._nursery.close()  # it is the nursery that hangs
+            self._server.close()  # it is the server that hangs
         self.close()

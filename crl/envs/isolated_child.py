@@ -1,8 +1,7 @@
 """The processes that environments live in, one each: `isolated.py` starts this file by its path.
 
 The first process imports the environment and makes one, so that whatever is slow to load is there, then forks a process
-for each instance that it is asked for. Both end when the process that started them does, in whatever way and whatever
-they are doing: a pipe that only their parent holds open sends them a signal when it closes, whose default is to end.
+for each instance that it is asked for. The guardian of the process that started them ends them with it.
 
 Until it knows the path to import from, this file uses the standard library only.
 """
@@ -10,7 +9,6 @@ Until it knows the path to import from, this file uses the standard library only
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pickle
@@ -25,12 +23,11 @@ LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer; a longer one is an error of its call."""
 PROGRAM = __file__
 _COLD = "cold"
-"""Third argument of a process that makes no environment before it forks."""
+"""Second argument of a process that makes no environment before it forks."""
 
 
-def main(control: socket.socket, life: int, *, cold: bool) -> None:
+def main(control: socket.socket, *, cold: bool) -> None:
     """Read what to make from `control`, then fork an instance for every connection that arrives there."""
-    _end_with_parent(life)
     told = _read_line(control)
     sys.path[:] = told["path"]
     config = None
@@ -43,9 +40,8 @@ def main(control: socket.socket, life: int, *, cold: bool) -> None:
     if not cold and _threads() > 1:
         # A fork has none of the threads, and perhaps their locks: begin again without them.
         control.set_inheritable(True)
-        os.set_inheritable(life, True)
         line = json.dumps({**told, "again": True})
-        arguments = [sys.executable, "-P", __file__, str(control.fileno()), str(life), _COLD, line]
+        arguments = [sys.executable, "-P", __file__, str(control.fileno()), _COLD, line]
         os.execv(sys.executable, arguments)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the instances: their parent sees them close
     while True:
@@ -69,12 +65,6 @@ def config_from(target: str, data: dict[str, Any]) -> Any:
     return load_object(target).model_validate(data)
 
 
-def _end_with_parent(life: int) -> None:
-    # The group gets the signal: the instances are in it too, and each of them may be inside C code.
-    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-
-
 def _threads() -> int:
     try:
         return len(list(Path("/proc/self/task").iterdir()))
@@ -85,8 +75,8 @@ def _threads() -> int:
 
 
 def _read_line(control: socket.socket) -> dict[str, Any]:
-    if len(sys.argv) > 4:
-        return dict(json.loads(sys.argv[4]))
+    if len(sys.argv) > 3:
+        return dict(json.loads(sys.argv[3]))
     line = b""
     while not line.endswith(b"\n"):
         byte = control.recv(1)  # by bytes: what follows comes with a file descriptor, which a buffer would lose
@@ -141,4 +131,4 @@ def _answer(connection: Connection, work: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), cold=sys.argv[3] == _COLD)
+    main(socket.socket(fileno=int(sys.argv[1])), cold=sys.argv[2] == _COLD)

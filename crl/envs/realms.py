@@ -56,7 +56,7 @@ class RealmsConfig(EnvironmentConfig):
 
     kind: Literal["realms"] = "realms"
     realm: int = Field(0, ge=0, le=63, description="Number of the realm; its name r<number> appears in the goal.")
-    # As `version` below, left out of the digest where it is what it was before there was such a key.
+    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     realms: int = Field(
         PRACTICE_REALMS,
         ge=1,
@@ -67,7 +67,7 @@ class RealmsConfig(EnvironmentConfig):
     world: int = Field(
         0, ge=0, lt=2**32, description="Seed of the hidden rules: the key and goal symbol of each realm."
     )
-    # Left out of the digest where it is 0: experiments begun before there was such a key keep theirs.
+    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     version: int = Field(
         0,
         ge=0,

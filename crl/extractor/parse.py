@@ -4,8 +4,8 @@ Rules beside the form (`crl/extractor/formats.py`):
 
 - only what follows the end of its thoughts is read; an output that ends inside one says nothing;
 - an output cut off by its length limit is malformed as a whole: its last experience is half a sentence;
-- distill: at most `max_operations`; `return` stands alone; `update` needs an experience that guided the episode, and
-  stands once; no text twice;
+- distill: at most `max_operations`; `return` must be alone; `update` needs an experience that guided the episode, and
+  appears once; no text twice;
 - merge: indices are those shown, each at most once over the whole output; a merge names at least two; an entry that
   is not mentioned is kept; `max_operations` does not apply (the entries shown bound it);
 - a text is not empty, at most `max_characters` long, valid Unicode without control characters but line feed and tab;

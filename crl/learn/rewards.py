@@ -117,7 +117,7 @@ def reward_metrics(
     if config.credit != "guided_minus_free":
         return []
     alone = sum(row.basis == "outcome" for row in rewards)
-    return [Metric(round=round, stage=stage, name="uses_without_twins", value=float(alone), alarm=None)]
+    return [Metric(round=round, stage=stage, name="uses_without_unguided", value=float(alone), alarm=None)]
 
 
 def judgment_metrics(judgments: Sequence[Judgment], *, round: int, stage: str = "credit") -> list[Metric]:

@@ -62,7 +62,7 @@ def device_name(threads: int) -> str:
     import torch
 
     if torch.cuda.is_available():
-        return str(torch.cuda.getdevice_name(0))
+        return str(torch.cuda.get_device_name(0))
     return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 

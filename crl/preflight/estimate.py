@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method, RoundOutputs
-from crl.learn.pace import Pace, pace_of
 from crl.policies.embedder_sources import EMBEDDERS
+from crl.policies.pace import Pace, pace_of
 from crl.policies.precision import computed
 from crl.preflight.memory import (
     FLOAT32,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crl.config import RoleConfig, RoundOutputs
-from crl.learn.pace import Pace, Widths, learning_passes
+from crl.policies.pace import Pace, Widths, learning_passes
 from crl.preflight.memory import FLOAT16, FLOAT32
 from crl.preflight.shapes import ModelShape
 from crl.recipes.lengths import Lengths

@@ -33,11 +33,11 @@ CREATE TEMP TABLE chosen AS
 WITH played AS (
     SELECT *,
         dense_rank() OVER (PARTITION BY round, family ORDER BY "group") AS nth_group,
-        row_number() OVER (PARTITION BY round, "group", guided ORDER BY member) AS twin
+        row_number() OVER (PARTITION BY round, "group", guided ORDER BY member) AS nth
     FROM episodes WHERE stage = 'collect'
 ),
 placed AS (  -- families in turn, whole groups, a guided episode beside a free one
-    SELECT *, row_number() OVER (PARTITION BY round ORDER BY nth_group, family, twin, guided DESC, member) AS place
+    SELECT *, row_number() OVER (PARTITION BY round ORDER BY nth_group, family, nth, guided DESC, member) AS place
     FROM played
 )
 SELECT placed.*

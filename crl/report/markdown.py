@@ -162,8 +162,11 @@ def _change(change: Change, proposed: bool) -> list[str]:
     return [*lines, f"  - {code(name)}{family}"]
 
 
-def checks_markdown(round_number: int, checks: Sequence[StageChecks]) -> str:
-    """What the data checks of a round looked at: stages, tables, rows, rules, and whether they held."""
+def checks_markdown(round_number: int, checks: Sequence[StageChecks], data_docs: str | None = None) -> str:
+    """What the data checks of a round looked at: stages, tables, rows, rules, and whether they held.
+
+    `data_docs`: address of the run's Data Docs, where they are written and served.
+    """
     suites = [suite for each in checks for suite in each.suites]
     good = all(each.passed for each in checks)
     lines = [f"# Data checks of round {round_number}: {'passed' if good else 'broken'}", ""]
@@ -172,7 +175,8 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks]) -> str:
     lines += [""]
     lines += _table([row for each in checks for row in _suite_rows(each)])
     tables = list(dict.fromkeys(suite.table for suite in suites))
-    lines += [f"{code('crl checks docs RUN')} writes Great Expectations' Data Docs; the report links to them.", ""]
+    made = f"{code('crl checks docs RUN')} writes Great Expectations' Data Docs; the report links to them."
+    lines += [made if data_docs is None else f"[Great Expectations' Data Docs]({data_docs}) of the run.", ""]
     lines += ["## The rules", ""] if tables else []
     lines += [f"- **{_words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
     return "\n".join(lines) + "\n"

@@ -95,6 +95,11 @@ def page_url(base: str, run_path: Path) -> str:
     return f"{base.rstrip('/')}/{quote(run_path.name)}/{REPORT}"
 
 
+def docs_url(base: str, run_path: Path) -> str | None:
+    """Address of a run's Data Docs on such a server; None where there are none."""
+    return f"{base.rstrip('/')}/{quote(run_path.name)}/{INDEX}" if (run_path / INDEX).is_file() else None
+
+
 def render(run_path: Path, history: History | None = None, episodes: int = EPISODES, folder: Path | None = None) -> str:
     """The page as HTML text, for a file in `folder` (default: the run). Raises as reading does in `write_report`."""
     history = history or History(run_path)

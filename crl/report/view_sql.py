@@ -1,7 +1,7 @@
 """The SELECT behind every view of a run, and the macros: SQL text over a :class:`~crl.report.view_files.Source`.
 
-A view a row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the one
-of the directory it is in. A table that nobody has written yet is an empty view with the right columns.
+One view per row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the
+one of the directory it is in. A table that nobody has written yet is an empty view with the right columns.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def conforming(row_type: type[Row], table: pa.Table, where: str) -> pa.Table:
     if sorted(table.column_names) != sorted(schema.names):
         raise _breach(row_type, f"has columns {table.column_names}", f"columns {schema.names}", where)
     try:
-        # Casting refuses nulls where the type has none. One chunk a column: how the caller's table was put together
+        # Casting refuses nulls where the type has none. One chunk per column: how the caller's table was put together
         # must not show in the bytes.
         fitting = table.select(schema.names).cast(schema).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:

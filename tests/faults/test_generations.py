@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from crl.engine import guardian
+from crl.run import guardian
 from crl.run.verify import verify
 from tests.faults.killing import MARK, WORKER, marked
 from tests.processes import PATIENCE_SECONDS, command_line, environ, kill, wait_until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -153,6 +154,14 @@ def test_a_circle_and_an_import_upward_would_be_seen() -> None:
         assert trespasses({**graph, module: graph[module] | {other}}) == [f"{module} imports {other}"]
     assert set(cycle_in({**graph, "crl.records.base": {"crl.protocols"}})) >= {"crl.protocols", "crl.records.base"}
     assert importers("crl", {"flows", "tasks"}) == [FRONT_DOOR]
+
+
+def test_the_readme_shows_the_house() -> None:
+    rows = re.findall(r"^\| floor (\d): (.+?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    assert [int(number) for number, _ in rows] == list(range(7))
+    for number, cells in rows:
+        shown = {f"crl.{name}" for name in re.findall(r"`crl/(\w+)", cells)}
+        assert shown == set(FLOORS[int(number)]) - {"crl"}
 
 
 def test_the_library_imports_no_prefect() -> None:

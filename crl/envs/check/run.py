@@ -12,7 +12,7 @@ from crl.config import EnvironmentConfig, SeedRange
 from crl.config.mechanisms import LONGEST_OBSERVATION
 from crl.envs.check.conduct import Finding
 from crl.envs.check.walks import Walks
-from crl.envs.isolated import EnvironmentLost, Isolated, Nursery
+from crl.envs.isolated import EnvironmentLost, ForkServer, Isolated
 from crl.errors import BadInput, CrlError
 
 _HERE = "crl.envs.check.conduct"
@@ -40,7 +40,7 @@ def check(plan: Plan, say: Callable[[str], None] = lambda name: None) -> list[Fi
     other process can import."""
     found: list[Finding] = []
     # Two processes of different hash seeds: what depends on the order of a set differs between them.
-    with closing(Nursery(plan.config, hash_seed=1)) as one, closing(Nursery(plan.config, hash_seed=2)) as other:
+    with closing(ForkServer(plan.config, hash_seed=1)) as one, closing(ForkServer(plan.config, hash_seed=2)) as other:
         for name, work in _checks(plan, one, other):
             say(name)
             try:
@@ -52,7 +52,7 @@ def check(plan: Plan, say: Callable[[str], None] = lambda name: None) -> list[Fi
     return found
 
 
-def _checks(plan: Plan, one: Nursery, other: Nursery) -> Iterator[tuple[str, Callable[[], list[Finding]]]]:
+def _checks(plan: Plan, one: ForkServer, other: ForkServer) -> Iterator[tuple[str, Callable[[], list[Finding]]]]:
     seeds = [plan.training.start + at for at in range(min(plan.episodes, plan.training.count))]
     few, turns = seeds[:_FEW], plan.longest
     apart = partial(_apart, plan, one)
@@ -67,13 +67,13 @@ def _checks(plan: Plan, one: Nursery, other: Nursery) -> Iterator[tuple[str, Cal
     yield "held out", lambda: apart("held_out", seeds, held)
 
 
-def _apart(plan: Plan, nursery: Nursery, name: str, *arguments: Any) -> Any:
+def _apart(plan: Plan, server: ForkServer, name: str, *arguments: Any) -> Any:
     """What a function of `conduct` returns in a new process of the environment."""
-    with closing(Isolated(nursery, time_limit_seconds=plan.time_limit_seconds)) as isolated:
+    with closing(Isolated(server, time_limit_seconds=plan.time_limit_seconds)) as isolated:
         return isolated.call(f"{_HERE}:{name}", *arguments)
 
 
-def _determinism(plan: Plan, one: Nursery, other: Nursery, seeds: Sequence[int]) -> list[Finding]:
+def _determinism(plan: Plan, one: ForkServer, other: ForkServer, seeds: Sequence[int]) -> list[Finding]:
     """The same episodes twice: in another process, another order, another batch size; and what they showed."""
     first: Walks = _apart(plan, one, "walk_here", seeds, _BATCH, plan.longest, True, None)
     again: Walks = _apart(plan, other, "walk_here", seeds[::-1], _OTHER_BATCH, plan.longest, False, None)
@@ -105,9 +105,9 @@ def _seen(walks: Walks) -> Iterator[Finding]:
     yield Finding("speed", "note", f"{steps:,.0f} steps/s, {resets:,.0f} resets/s")
 
 
-def _seeding(plan: Plan, nursery: Nursery, seeds: Sequence[int]) -> list[Finding]:
+def _seeding(plan: Plan, server: ForkServer, seeds: Sequence[int]) -> list[Finding]:
     """Whether seeds matter: episodes of different seeds, with the same draws, are not all the same."""
-    walks: Walks = _apart(plan, nursery, "walk_here", seeds, _BATCH, plan.longest, True, 0)
+    walks: Walks = _apart(plan, server, "walk_here", seeds, _BATCH, plan.longest, True, 0)
     different = len({tuple(digest for digest, _ in walk.turns) for walk in walks.walks})
     starts = len({walk.turns[0][0] for walk in walks.walks})
     said = f"{len(seeds)} seeds: {starts} different starts, {different} different episodes under the same draws"

@@ -18,7 +18,7 @@ from crl.lab.warm.advice import TruthfulAdvisor, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import Voice, play_script, slot_with
+from crl.recipes.complementary.demonstrations import ScriptedRole, play_script, slot_with
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.run.seeds import seed_for
@@ -114,7 +114,7 @@ def _wave(
     advisor = TruthfulAdvisor(environment, {slot.task.episode_id: index for index, slot in enumerate(slots)})
     played = play_script(
         asking_method(method) if asks else method,
-        Voice(chat, method.role("actor").context),
+        ScriptedRole(chat, method.role("actor").context),
         environment,
         slots,
         say,

@@ -17,7 +17,7 @@ from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.extractor.prompts import ask_messages
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Advice, Chat, Inquiry
-from crl.recipes.complementary.demonstrations import Voice, say_script
+from crl.recipes.complementary.demonstrations import ScriptedRole, say_script
 from crl.records import Generation
 from crl.run.seeds import seed_for
 from crl.text.templates import messages_of
@@ -56,7 +56,7 @@ def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, 
         )  # fmt: skip
         said = experience if fits(experience, start.cells) else note(*any_two(start.cells, random))
         asked.append((inquiry.question_id, ask_messages(prompt, inquiry, experience), said))
-    voice = Voice(chat, method.role("extractor").context)
+    voice = ScriptedRole(chat, method.role("extractor").context)
     return say_script(method, voice, asked, role="extractor", kind="ask", stage=STAGE)
 
 
@@ -76,7 +76,7 @@ def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *,
             "goal": f"r{start.realm}", "observation": start.text(), "experience": experience, "success_rate": rate,
         }  # fmt: skip
         asked.append((f"verdict-{index:06d}", messages_of(prompt, values), verdict))
-    voice = Voice(chat, method.role("actor").context)
+    voice = ScriptedRole(chat, method.role("actor").context)
     return say_script(method, voice, asked, role="actor", kind="critic", stage=STAGE)
 
 

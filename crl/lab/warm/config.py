@@ -52,7 +52,7 @@ class ActorDemonstrations(Model):
     slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learned.")
     asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
     judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
-    # This and `reflections` are left out of the digest where they are off: warm starts made before keep theirs.
+    # This and `reflections` are left out of the digest where they are off: what computes the same has the same digest.
     instructed: float = Field(
         0.0,
         ge=0,
@@ -76,7 +76,7 @@ class ExtractorDemonstrations(Model):
     returns_won: float = Field(0.10, ge=0, le=1, description="Share of won episodes answered with RETURN.")
     returns_lost: float = Field(0.30, ge=0, le=1, description="Share of lost episodes answered with RETURN.")
     updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
-    merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: twins become one.")
+    merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: repeated notes become one.")
     answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
     reflections: int = Field(
         0,

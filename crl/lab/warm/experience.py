@@ -18,7 +18,7 @@ from crl.lab.warm.config import ExperienceDemonstrations
 from crl.lab.warm.extractor import carrying_out
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import Voice, play_script
+from crl.recipes.complementary.demonstrations import ScriptedRole, play_script
 from crl.recipes.dreamgym.config import EXPERIENCE
 from crl.recipes.dreamgym.corpus import demonstrated
 from crl.recipes.dreamgym.prompts import answer_of
@@ -68,7 +68,7 @@ def _played(
         wanders, moves = random.random() < config.wander, ahead(row)
         return str(random.choice(list(ACTIONS) if wanders else moves))
 
-    voice = Voice(chat, method.role("actor").context)
+    voice = ScriptedRole(chat, method.role("actor").context)
     play_script(method, voice, watched, slots, say, stage=STAGE)
     turns = environment.config.max_turns
     return [

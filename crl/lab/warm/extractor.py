@@ -25,7 +25,7 @@ from crl.lab.warm.config import ExtractorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import Voice, play_script, say_script, write_script
+from crl.recipes.complementary.demonstrations import ScriptedRole, play_script, say_script, write_script
 from crl.records import Generation
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.run.seeds import seed_for
@@ -68,7 +68,7 @@ def _wave(
     played = play_plans(chat, method, environment, slots, plans, random)
     items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
     lessons = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
-    return write_script(method, Voice(chat, method.role("extractor").context), items, lessons)
+    return write_script(method, ScriptedRole(chat, method.role("extractor").context), items, lessons)
 
 
 def carrying_out(environment: RealmsEnvironment, plans: Sequence[Rule]) -> Callable[[int], list[str]]:
@@ -100,7 +100,7 @@ def play_plans(
         first[row] = False
         return said
 
-    return play_script(method, Voice(chat, method.role("actor").context), environment, slots, say, stage=STAGE)
+    return play_script(method, ScriptedRole(chat, method.role("actor").context), environment, slots, say, stage=STAGE)
 
 
 def _note_about(
@@ -133,7 +133,7 @@ def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random
 def merge_demonstrations(
     chat: Chat, method: Method, config: ExtractorDemonstrations, symbols: int, seed: int
 ) -> list[Generation]:
-    """Chunks of notes with twins among them: twins become one entry, a single note is kept."""
+    """Chunks of notes with repeated ones among them: repeated notes become one entry, a single note is kept."""
     random = np.random.default_rng(seed_for(seed, "merge"))
     letters = symbol_names(symbols)
     asked = []
@@ -150,5 +150,5 @@ def merge_demonstrations(
             )
         messages = merge_messages(method.prompts["merge"], method.families[0].name, shown, config_of(method).distill)
         asked.append((f"merge-{index:06d}", messages, write_operations(operations, "lines")))
-    voice = Voice(chat, method.role("extractor").context)
+    voice = ScriptedRole(chat, method.role("extractor").context)
     return say_script(method, voice, asked, role="extractor", kind="merge", stage=STAGE)

@@ -15,7 +15,7 @@ from crl.lab.warm.advice import fits
 from crl.lab.warm.extractor import Rule, play_plans
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import Voice, say_script
+from crl.recipes.complementary.demonstrations import ScriptedRole, say_script
 from crl.recipes.erl.config import REFLECT, ReflectConfig
 from crl.recipes.erl.prompts import Attempt, reflect_messages
 from crl.records import Generation
@@ -44,7 +44,7 @@ def reflection_demonstrations(
                 attempt = Attempt(each.episode, tuple(each.turns), method.prompts["actor"].system)
                 messages = reflect_messages(method.prompts[REFLECT], attempt, memory, ReflectConfig())
                 asked.append((f"{REFLECT}-{each.episode.episode_id}", messages, said))
-    voice = Voice(chat, method.role("extractor").context)
+    voice = ScriptedRole(chat, method.role("extractor").context)
     return say_script(method, voice, asked, role="extractor", kind=REFLECT, stage=STAGE)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.learn.answers import AnswerReward, answer_rewards
 from crl.learn.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
@@ -176,7 +176,7 @@ def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     holders = rows_with(bank, "entry_id", [row["repeats"] for row in repeated]).to_pylist()
     holder_of = {row["entry_id"]: row for row in holders}
     operations = {row.operation_id: row for stage in ("distill", "merge") for row in ctx.rows(Operation, stage)}
-    alike = Alike(recorded_resemblances(ctx.method, ctx.rows))
+    alike = SimilarPairs(recorded_resemblances(ctx.method, ctx.rows))
     found: dict[str, dict[HeldText, None]] = {}
     for row in repeated:
         operation, holder = operations[row["operation_id"]], holder_of.get(row["repeats"])

@@ -17,7 +17,15 @@ from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script, shares, write_script
+from crl.recipes.complementary.demonstrations import (
+    WAVE,
+    ScriptedRole,
+    Watched,
+    as_answer,
+    play_script,
+    shares,
+    write_script,
+)
 from crl.recipes.context import StageContext
 from crl.recipes.tasks import task_of
 from crl.recipes.waves import of_all, play, sampling_of, starts_of
@@ -27,7 +35,7 @@ from crl.rollout.play import EpisodeSlot, PlayedEpisode
 
 
 def played_by_script(
-    ctx: StageContext, actor: Voice, episodes: int, *, by_oracle: bool, weights_digest: str
+    ctx: StageContext, actor: ScriptedRole, episodes: int, *, by_oracle: bool, weights_digest: str
 ) -> list[PlayedEpisode]:
     """Episodes of the oracle, or of random legal actions: what the actor imitates.
 
@@ -87,7 +95,7 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
 
 
 def written_by_template(
-    ctx: StageContext, extractor: Voice, episodes: int, *, weights_digest: str
+    ctx: StageContext, extractor: ScriptedRole, episodes: int, *, weights_digest: str
 ) -> tuple[list[PlayedEpisode], list[Distilled]]:
     """Episodes that the warm actor played, and templates about them: what the extractor imitates.
 

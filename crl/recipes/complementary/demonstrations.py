@@ -34,7 +34,7 @@ _SEED = seed_for(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class ScriptedRole:
     """Whom a script speaks for: the chat format of a model and its context in tokens."""
 
     chat: Chat
@@ -86,7 +86,7 @@ def slot_with(task: Task, note: str | None, name: str) -> EpisodeSlot:
 
 def play_script(
     method: Method,
-    actor: Voice,
+    actor: ScriptedRole,
     environment: Environment,
     slots: Sequence[EpisodeSlot],
     move: Callable[[int], str],
@@ -113,7 +113,7 @@ def play_script(
 
 def write_script(
     method: Method,
-    extractor: Voice,
+    extractor: ScriptedRole,
     items: Sequence[DistillItem],
     lessons: Sequence[Lesson],
     *,
@@ -140,7 +140,7 @@ def write_script(
 
 
 def say_script(
-    method: Method, voice: Voice, asked: Sequence[tuple[str, Messages, str]], *, role: str, kind: str, stage: str
+    method: Method, voice: ScriptedRole, asked: Sequence[tuple[str, Messages, str]], *, role: str, kind: str, stage: str
 ) -> list[Generation]:
     """Token records of what is said to single prompts: id, messages and what is said to them."""
     prompts = [

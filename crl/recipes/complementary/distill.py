@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from crl.bank.consolidate import Consolidation
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.extractor.distill import DistillItem, distill_wave, items_of
@@ -102,7 +102,7 @@ def merge_part(ctx: StageContext, part: int) -> None:
     resembling = _resembling(ctx, bank)
     if resembling is not None:
         resembling.know(distilled, ctx.rows(Resemblance, "distill"))
-    alike = Alike() if resembling is None else resembling.alike
+    alike = SimilarPairs() if resembling is None else resembling.alike
     consolidation = Consolidation(bank, rules_of(ctx.method), alike, round=ctx.round)
     consolidation.apply(distilled, disbelieved(ctx.method, ctx.round, ctx.rows, bank, distilled, alike))
     candidates = merge_candidates(ctx, consolidation.result())

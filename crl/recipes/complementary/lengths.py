@@ -18,7 +18,14 @@ from crl.learn.packing import cut, tree_of
 from crl.policies import load_chat, resolve_model
 from crl.protocols import Lesson
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.demonstrations import Voice, Watched, as_answer, play_script, sample_of, write_script
+from crl.recipes.complementary.demonstrations import (
+    ScriptedRole,
+    Watched,
+    as_answer,
+    play_script,
+    sample_of,
+    write_script,
+)
 from crl.recipes.lengths import Lengths
 from crl.records import FREE, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
@@ -64,13 +71,13 @@ def typical_lengths(method: Method) -> dict[str, Lengths]:
     return found | ({EXTRACTOR: _lengths(method.role(EXTRACTOR), extractor)} if extractor else {})
 
 
-def _voice(method: Method, role: str) -> Voice:
+def _voice(method: Method, role: str) -> ScriptedRole:
     config = method.role(role)
     chat, _ = load_chat(resolve_model(config.model), multi_turn=method.recipe.roles()[role].multi_turn)
-    return Voice(chat, config.context)
+    return ScriptedRole(chat, config.context)
 
 
-def _games(method: Method, actor: Voice, family: FamilyConfig) -> list[PlayedEpisode]:
+def _games(method: Method, actor: ScriptedRole, family: FamilyConfig) -> list[PlayedEpisode]:
     environment = Watched(make_environment(family))
     random = np.random.default_rng(number_of(seed_for(0)) % 2**32)
     members = min(_MEMBERS, method.group_size(family))

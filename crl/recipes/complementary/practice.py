@@ -17,7 +17,7 @@ from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
 from crl.recipes.complementary.demonstrations import (
     WAVE,
-    Voice,
+    ScriptedRole,
     Watched,
     as_answer,
     play_script,
@@ -37,7 +37,7 @@ _SKILLS = (0.3, 0.5, 0.8, 1.0)
 """Shares of good moves of the players that the extractor reads about."""
 
 
-def played_well(ctx: StageContext, actor: Voice, episodes: int, *, weights_digest: str) -> list[PlayedEpisode]:
+def played_well(ctx: StageContext, actor: ScriptedRole, episodes: int, *, weights_digest: str) -> list[PlayedEpisode]:
     """Practice games played as their rules want, under true notes or none: what the actor imitates."""
     played: list[PlayedEpisode] = []
     for _, practice, slots, _ in _waves(ctx, episodes, true_notes=1.0):
@@ -50,7 +50,7 @@ def played_well(ctx: StageContext, actor: Voice, episodes: int, *, weights_diges
 
 
 def written_well(
-    ctx: StageContext, actor: Voice, extractor: Voice, episodes: int, *, weights_digest: str
+    ctx: StageContext, actor: ScriptedRole, extractor: ScriptedRole, episodes: int, *, weights_digest: str
 ) -> tuple[list[PlayedEpisode], list[Distilled]]:
     """Practice games of players of any skill, and what a careful player writes about them: what the extractor
     imitates."""
@@ -106,7 +106,7 @@ def _waves(
 
 def _play(
     ctx: StageContext,
-    actor: Voice,
+    actor: ScriptedRole,
     practice: Watched,
     slots: Sequence[EpisodeSlot],
     move: Callable[[int], str],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.bank.consolidate import Consolidated, Rules, closed, consolidate
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.learn.trials import REASONS, trial_refusals
@@ -88,7 +88,7 @@ def refused_by_trial(method: Method, rows: RowsOf) -> dict[str, str]:
 
 
 def disbelieved(
-    method: Method, round_number: int, rows: RowsOf, bank: Snapshot, distilled: Sequence[Operation], alike: Alike
+    method: Method, round_number: int, rows: RowsOf, bank: Snapshot, distilled: Sequence[Operation], alike: SimilarPairs
 ) -> dict[str, str]:
     """Why distilled operations change nothing since notes are tried, by id; none where they are not.
 
@@ -107,5 +107,5 @@ def proposal_of(method: Method, round_number: int, rows: RowsOf, bank: Callable[
     operations = operations_of(rows)
     alike = recorded_resemblances(method, rows)
     distilled, previous = rows(Operation, "distill"), bank()
-    failed = disbelieved(method, round_number, rows, previous, distilled, Alike(alike))
+    failed = disbelieved(method, round_number, rows, previous, distilled, SimilarPairs(alike))
     return Proposal(method, round_number, previous, operations, rows(EntryScore, SCORES), alike, failed)

@@ -16,7 +16,7 @@ from crl.config.recorded import RecordedGame, start_digest
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import WAVE, Voice, Watched, as_answer, play_script
+from crl.recipes.complementary.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
 from crl.recipes.context import StageContext
 from crl.recipes.tasks import task_of
 from crl.recipes.waves import of_all
@@ -48,7 +48,7 @@ def check_recorded(method: Method, environments: dict[str, Environment]) -> None
             _require_start(BadInput, family, game, start)
 
 
-def played_again(ctx: StageContext, actor: Voice, *, weights_digest: str) -> list[PlayedEpisode]:
+def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str) -> list[PlayedEpisode]:
     """Every recorded game as an episode. Raises StageFailed where one goes otherwise than it was recorded."""
     played: list[PlayedEpisode] = []
     total = len(recorded_games(ctx.method))

@@ -1,7 +1,8 @@
 """What new texts resemble, found while they are written: stages `distill` and `merge`, if near-duplicates are refused.
 
 The embedder is at hand there; whoever applies the operations later reads the rows (`crl/bank/resemblance.py`). Texts
-are compared in the scope that retrieval searches: a note of another family is no twin unless it could be found instead.
+are compared in the scope that retrieval searches: a note of another family is no near-duplicate unless it could be
+found instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.bank.resemblance import Alike, resemblances
+from crl.bank.resemblance import SimilarPairs, resemblances
 from crl.bank.segments import load_embeddings, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
@@ -36,7 +37,7 @@ class Resembling:
     """Compares new texts with a bank and with each other; remembers what it found."""
 
     def __init__(self, ctx: StageContext, bank: Snapshot) -> None:
-        self.alike = Alike()
+        self.alike = SimilarPairs()
         self.rows: list[Resemblance] = []
         self._ctx, self._bank = ctx, bank
         self._partitions = partitions_of(ctx.method)

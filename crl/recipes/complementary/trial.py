@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crl.bank.consolidate import Consolidation
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
 from crl.learn.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of
@@ -67,7 +67,7 @@ class _Asking:
         self.config: TrialConfig = config
         operations = ctx.rows(Operation, "distill")
         near = config_of(ctx.method).bank.duplicates == "near"
-        alike = Alike(ctx.rows(Resemblance, "distill") if near else ())
+        alike = SimilarPairs(ctx.rows(Resemblance, "distill") if near else ())
         preview = Consolidation(ctx.bank(), rules_of(ctx.method), alike, round=ctx.round)
         preview.apply(operations)
         rejected = preview.rejections()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
-from crl.recipes.complementary.demonstrations import Voice, sample_of
+from crl.recipes.complementary.demonstrations import ScriptedRole, sample_of
 from crl.recipes.complementary.practice import played_well, written_well
 from crl.recipes.complementary.recorded import played_again, without_refused
 from crl.recipes.context import StageContext
@@ -69,9 +69,9 @@ def warm_start_extractor(ctx: StageContext) -> None:
     _train(ctx, "extractor", before, [sample_of(row) for row in sound], figures)
 
 
-def _voice(ctx: StageContext, role: str, weights: Weights) -> Voice:
+def _voice(ctx: StageContext, role: str, weights: Weights) -> ScriptedRole:
     policy = ctx.services.policy(role, weights)
-    return Voice(policy.chat, policy.context)
+    return ScriptedRole(policy.chat, policy.context)
 
 
 def _write_episodes(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from crl.abilities import Explains
 from crl.config import FamilyConfig, Method
 from crl.protocols import Environment
-from crl.recipes.complementary.demonstrations import Voice, as_answer, play_script, shares
+from crl.recipes.complementary.demonstrations import ScriptedRole, as_answer, play_script, shares
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
@@ -141,6 +141,6 @@ def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot]
         return as_answer(ctx.method, str(random.choice(legal)) if legal else "")
 
     return play_script(
-        ctx.method, Voice(policy.chat, policy.context), watched, slots, move, stage=ctx.stage.name,
+        ctx.method, ScriptedRole(policy.chat, policy.context), watched, slots, move, stage=ctx.stage.name,
         weights_digest=weights.weights_digest,
     )  # fmt: skip

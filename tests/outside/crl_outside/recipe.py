@@ -38,7 +38,7 @@ class Review(Row):
     table: ClassVar[str] = "reviews"
     episode_id: A[str, "episode"]
     text: A[str, "what it wrote"]
-    score: A[float, "1 for nothing, towards 0 the longer it is"]
+    score: A[float, "1 for nothing, toward 0 the longer it is"]
     generation_id: A[str, "token record"]
 
 

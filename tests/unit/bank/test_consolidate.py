@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crl.bank.changes import Change
 from crl.bank.consolidate import Consolidation, Rules, consolidate
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -316,7 +316,7 @@ def test_columns_give_what_the_plain_way_gives(given_round, data):
         previous, operations, scores, rules.bank, max_characters=50, alike=both, anywhere=anywhere, **rest
     )
     # In two pieces it comes to the same.
-    pieces = Consolidation(Snapshot.of(ROUND - 1, previous), rules, Alike(alike), round=ROUND)
+    pieces = Consolidation(Snapshot.of(ROUND - 1, previous), rules, SimilarPairs(alike), round=ROUND)
     cut = data.draw(st.integers(0, len(operations)))
     if not refused:
         told = [event for part in (operations[:cut], operations[cut:]) for event in pieces.apply(part)]

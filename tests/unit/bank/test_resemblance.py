@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from crl.bank import resemblance
 from crl.bank.consolidate import Rules, consolidate
 from crl.bank.index import similarities
-from crl.bank.resemblance import Alike, resemblances
+from crl.bank.resemblance import SimilarPairs, resemblances
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -142,5 +142,5 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_pair_is_known_from_both_ends():
-    alike = Alike([pair("a", "b", 0.96)])
+    alike = SimilarPairs([pair("a", "b", 0.96)])
     assert alike.of(text_digest("b")) == {text_digest("a"): 0.96} and alike.of(text_digest("c")) == {}

@@ -163,7 +163,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.credit, r.Credit, 0, {"outcome": 0.5}, "an outcome is +1 or -1"),
     (examples.credit, r.Credit, 0, {"guided_minus_free": 0.5}, "the difference is outcome minus free mean"),
     (examples.credit, r.EntryScore, 0, {"mean_outcome": -1.5}, "mean_outcome is between -1 and 1"),
-    (examples.credit, r.BufferItem, 0, {"score_sum": 6.5}, "the sum of rewards is at most three a use"),
+    (examples.credit, r.BufferItem, 0, {"score_sum": 6.5}, "the sum of rewards is at most three per use"),
     (examples.credit, r.BufferItem, 0, {"status": "waiting"}, "was selected from the buffer"),
     (examples.credit, r.BufferItem, 0, {"repeats": ["x1"]}, "has its entry and its output"),
     (examples.credit, r.BufferItem, 0, {"repeats": ["x", "x"], "repeated_entries": ["e", "e"]}, "is named once"),

@@ -10,7 +10,7 @@ import pytest
 
 from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
-from crl.learn.pace import Pace
+from crl.policies.pace import Pace
 from tests.unit.cli.conftest import Outcome
 
 CONF = Path(__file__).parents[3] / "conf"

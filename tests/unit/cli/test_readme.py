@@ -16,7 +16,7 @@ README = """# A page
 <!-- from a run: ending -->
 
 ```
-27 stages ran now
+27 stages ran
 ```
 
 Between, a block of another kind.
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counts_and_story_are_those_of_the_run(run: Path) -> None:
     found = blocks(run)
     stages = query(run, "SELECT count(*) FROM stages")[1][0][0]
-    assert found["ending"].startswith(f"{stages} stages ran now; all stages of the run have taken ")
+    assert found["ending"].startswith(f"{stages} stages ran; in total, the stages of this run have taken ")
     assert "everything is in runs/told/:" in found["ending"]
     lines = found["why"].splitlines()
     assert lines[0].startswith("experience x-d-r0001-0-o0") and any("used in 2 episodes" in line for line in lines)
@@ -50,7 +50,7 @@ def test_blocks_are_put_in_their_places_and_nowhere_else(run: Path) -> None:
     found = blocks(run)
     text, missing = inserted(README, found)
     assert missing == ["why"] and "27 stages" not in text and found["ending"] in text
-    assert text.replace(found["ending"], "27 stages ran now") == README
+    assert text.replace(found["ending"], "27 stages ran") == README
     assert inserted(text, found) == (text, ["why"]), "again changes nothing"
 
 

@@ -16,7 +16,7 @@ import pytest
 from crl.config import FamilyConfig
 from crl.envs import check_environment, make_environment
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.envs.isolated import EnvironmentLost, Isolated, Nursery
+from crl.envs.isolated import EnvironmentLost, ForkServer, Isolated
 from crl.envs.side_by_side import SideBySide
 from crl.errors import BadInput
 from tests.processes import PATIENCE_SECONDS
@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery(MisbehavingConfig(ways=(*WAYS, *HANGS)))
+def server() -> Iterator[ForkServer]:
+    made = ForkServer(MisbehavingConfig(ways=(*WAYS, *HANGS)))
     yield made
     made.close()
 
@@ -79,8 +79,8 @@ def test_rows_are_those_of_the_environment_itself() -> None:
         ("reset_exit", "environment_died"),
     ],
 )
-def test_what_it_does_is_the_reason_of_its_slot(nursery: Nursery, way: str, code: str) -> None:
-    instances = SideBySide(lambda: Isolated(nursery), workers=2)
+def test_what_it_does_is_the_reason_of_its_slot(server: ForkServer, way: str, code: str) -> None:
+    instances = SideBySide(lambda: Isolated(server), workers=2)
     starts = instances.reset_many([0, WAYS.index(way)])
     if way.startswith("reset_"):
         assert starts[1].error == code and starts[0].error is None
@@ -95,9 +95,9 @@ def test_what_it_does_is_the_reason_of_its_slot(nursery: Nursery, way: str, code
 
 
 @pytest.mark.parametrize("way", HANGS)
-def test_what_hangs_is_killed_at_its_limit(nursery: Nursery, way: str) -> None:
+def test_what_hangs_is_killed_at_its_limit(server: ForkServer, way: str) -> None:
     seed = len(WAYS) + HANGS.index(way)
-    isolated = Isolated(nursery)
+    isolated = Isolated(server)
     pid = isolated.pid
     if way == "hang":
         isolated.reset_many([seed])
@@ -114,12 +114,12 @@ def test_what_hangs_is_killed_at_its_limit(nursery: Nursery, way: str) -> None:
 def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:
     """The parent is killed while one instance hangs and another one waits for work."""
     script = (
-        "from crl.envs.isolated import Isolated, Nursery\n"
+        "from crl.envs.isolated import Isolated, ForkServer\n"
         "from tests.unit.envs.misbehaving import MisbehavingConfig\n"
-        "nursery = Nursery(MisbehavingConfig(ways=['hang']))\n"
-        "one, other = Isolated(nursery), Isolated(nursery)\n"
+        "server = ForkServer(MisbehavingConfig(ways=['hang']))\n"
+        "one, other = Isolated(server), Isolated(server)\n"
         "one.reset_many([0])\n"
-        "print(nursery._process.pid, one.pid, other.pid, flush=True)\n"
+        "print(server._process.pid, one.pid, other.pid, flush=True)\n"
         "one.step_many({0: 'go'})\n"
     )
     parent = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_what_no_other_process_can_import_is_refused() -> None:
         pass
 
     with pytest.raises(BadInput, match="where no other process finds it"):
-        Nursery(Local())
+        ForkServer(Local())
 
 
 def test_practice_games_cannot_be_isolated_and_the_digest_of_older_methods_stays() -> None:

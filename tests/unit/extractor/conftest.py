@@ -1,4 +1,4 @@
-"""A policy that answers with given texts, and rows to distil: what the tests of this folder share."""
+"""A policy that answers with given texts, and rows to distill: what the tests of this folder share."""
 
 import dataclasses
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.bank.consolidate import Consolidation, Rules, consolidate
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -39,7 +39,7 @@ def merge_groups(kit, answer, entries, groups, texts, chunk=3, config=RULES.bank
         policy,
         groups,
         texts,
-        applied=kit.applied(Consolidation(Snapshot.of(5, entries), rules, Alike(), round=6)),
+        applied=kit.applied(Consolidation(Snapshot.of(5, entries), rules, SimilarPairs(), round=6)),
         **kit.merging(kit.method(chunk=chunk, **options)),
         seed_of=kit.seed_of,
         weights_digest="w",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crl.bank.consolidate import Consolidation, Rules, consolidate
 from crl.bank.replay import replay
-from crl.bank.resemblance import Alike
+from crl.bank.resemblance import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.extractor.distill import DistillItem, distill_wave
@@ -179,7 +179,7 @@ def test_ten_thousand_outputs(kit, form):
         policy = kit.policy(lambda *_: writer.output(form))
         distilled = distill_wave(policy, items, round=round_number, **kit.distilling(method), **options)
         operations = [row for result in distilled for row in result.operations]
-        working = Consolidation(bank, Rules(config, 60), Alike(), round=round_number)
+        working = Consolidation(bank, Rules(config, 60), SimilarPairs(), round=round_number)
         working.apply(operations)
         preview = working.result()
         merging = {**kit.merging(method), "applied": kit.applied(working), **options}

@@ -10,12 +10,12 @@ import torch
 
 from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, RoundOutputs, SamplingConfig
 from crl.config.load import load_experiment
-from crl.learn.pace import Pace
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
 from crl.policies.cache import RowCache
 from crl.policies.language_model import load_policy
 from crl.policies.limits import PASS_TOKENS
+from crl.policies.pace import Pace
 from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory

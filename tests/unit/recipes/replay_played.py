@@ -39,7 +39,7 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def actor(luck: float) -> Answer:
-    """Moves towards the goal with a probability of `luck`, else waits."""
+    """Moves toward the goal with a probability of `luck`, else waits."""
 
     def act(read: str, generator: np.random.Generator) -> str:
         if generator.random() >= luck:

@@ -16,7 +16,7 @@ from crl.config.load import load_experiment
 from crl.config.recorded import FORMAT, read_recorded
 from crl.envs import make_environment
 from crl.errors import BadInput, StageFailed
-from crl.recipes.complementary.demonstrations import Voice
+from crl.recipes.complementary.demonstrations import ScriptedRole
 from crl.recipes.complementary.ready import check_demonstrations
 from crl.recipes.complementary.recorded import played_again, without_refused
 from crl.recipes.context import StageContext
@@ -83,7 +83,7 @@ class Chat(CharacterChat):
 
 
 def again(made: Experiment) -> Sequence[Any]:
-    return played_again(context(made), Voice(cast(Any, Chat()), 100_000), weights_digest="w")
+    return played_again(context(made), ScriptedRole(cast(Any, Chat()), 100_000), weights_digest="w")
 
 
 def test_the_method_holds_what_was_said_and_older_ones_keep_their_digest(file: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from crl.config import DeepSpeedConfig, LoraConfig, RoleConfig
-from crl.learn import pace
-from crl.learn.pace import Pace, Widths, pace_of
+from crl.policies import pace
+from crl.policies.pace import Pace, Widths, pace_of
 
 WIDTHS = Widths(hidden=256, attention=256, key_value=64, intermediate=640)
 

@@ -17,7 +17,7 @@ from crl.errors import StageFailed
 _TICK_SECONDS = 0.5
 
 
-class Tandem:
+class OverlappingRounds:
     """Runs rounds. `interrupt` ends what their stages are doing, when the wait for them is interrupted."""
 
     def __init__(self, interrupt: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ time.sleep(3600)
 """
 _GUARDED = """
 import subprocess, sys, time
-from crl.engine.guardian import guard
+from crl.run.guardian import guard
 guard(with_parent=sys.argv[1] == "with parent")
 guard()
 sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
@@ -29,7 +29,7 @@ if sys.argv[1] != "leaves":
 """
 _UNGUARDED = """
 import os, subprocess, sys, time
-from crl.engine.guardian import PARENT
+from crl.run.guardian import PARENT
 for parent in (os.getpid(), os.getpid() + 1):
     child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, PARENT: str(parent)})
     print(child.pid, flush=True)
@@ -37,7 +37,7 @@ time.sleep(3600)
 """
 _WATCHING = """
 import os, time
-from crl.engine.guardian import PARENT, end_with_parent
+from crl.run.guardian import PARENT, end_with_parent
 end_with_parent()
 assert PARENT not in os.environ, "what this process starts has another parent"
 time.sleep(3600)

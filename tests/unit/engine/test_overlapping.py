@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crl.engine.events import Event, StageDone, StageStarted
-from crl.engine.tandem import Tandem
+from crl.engine.overlapping import OverlappingRounds
 from crl.errors import EngineDied, StageFailed
 from crl.run.journal import Journal
 from tests.processes import wait_until
@@ -22,7 +22,7 @@ class Gates:
     """Rounds of two stages each, `1/first` and `1/second`, that begin when the test has opened them."""
 
     def __init__(self) -> None:
-        self.tandem = Tandem(lambda: None)
+        self.overlapping = OverlappingRounds(lambda: None)
         self.begun: list[str] = []
         self._gates: dict[str, threading.Event] = {}
 
@@ -31,7 +31,7 @@ class Gates:
 
     def run_round(self, number: int) -> None:
         self._stage(f"{number}/first")
-        self.tandem.enter_second_track(number)
+        self.overlapping.enter_second_track(number)
         self._stage(f"{number}/second")
 
     def _stage(self, name: str) -> None:
@@ -41,7 +41,7 @@ class Gates:
     def start(self, *, broken: Callable[[int], None] | None = None) -> threading.Thread:
         def run() -> None:
             try:
-                self.tandem.run([1, 2, 3], broken or self.run_round)
+                self.overlapping.run([1, 2, 3], broken or self.run_round)
             except BaseException as error:
                 self.error = error
 
@@ -85,10 +85,10 @@ def test_after_a_failure_the_round_beside_ends_with_its_stage_and_no_other_begin
     rounds.gate("1/first").set()
     rounds.wait_begun("1/first", "1/second", "2/first")
     rounds.gate("1/second").set()
-    wait_until(lambda: rounds.tandem._failure is not None, "round 1 had failed")
+    wait_until(lambda: rounds.overlapping._failure is not None, "round 1 had failed")
     with pytest.raises(StageFailed, match=r"round 2 stops here: round 1, which runs beside it"):
-        rounds.tandem.check(2)
-    rounds.tandem.check(1)
+        rounds.overlapping.check(2)
+    rounds.overlapping.check(1)
     rounds.gate("2/first").set()
     thread.join(60)
     assert isinstance(rounds.error, EngineDied), "what the first one raised"
