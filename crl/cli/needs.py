@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,8 @@ def _time(experiment: Experiment, needed: Estimate) -> Need:
         seconds = _duration(seconds_of(typical, paces))
         said = f"{seconds} per round, measured by games of random actions ({_work(typical)}); at most {said}"
     reached = "; ".join(
-        f"{name} reads at {gigaflops(pace.reading)} GFLOP/s, learns at {gigaflops(pace.learning)}"
+        f"{name} reads at {gigaflops(pace.reading)} GFLOP/s"
+        + (f", learns at {gigaflops(pace.learning)}" if math.isfinite(pace.learning) else "")
         for name, pace in paces.items()
         if pace.device
     )

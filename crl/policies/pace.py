@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _MOST_PARAMETERS = 2**28
 """Of a layer: a wider one is halved in width, to the same rate and a quarter of the memory."""
 _LONGEST = 0.2
 """Seconds that one pass may take."""
+_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _FEWEST, _MOST = 16, 512
 """Tokens of one pass."""
 
@@ -37,6 +39,11 @@ class Widths:
     intermediate: int
 
     @property
+    def head(self) -> int:
+        """Size of an attention head."""
+        return math.gcd(self.attention, self.key_value, 128)
+
+    @property
     def parameters(self) -> int:
         """Of the matrices of one layer."""
         return self.hidden * (2 * self.attention + 2 * self.key_value + 3 * self.intermediate)
@@ -44,6 +51,11 @@ class Widths:
     def halved(self) -> Widths:
         """The same proportions at half of every width."""
         return Widths(self.hidden // 2, self.attention // 2, self.key_value // 2, self.intermediate // 2)
+
+    def possible(self) -> Widths:
+        """The nearest that transformers' Llama can be: its hidden width is a multiple of its number of heads."""
+        heads = self.attention // self.head
+        return replace(self, hidden=heads * max(1, round(self.hidden / heads)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class Pace:
     sampling: float
     """Bytes/s of weights in passes of one token per row, their arithmetic included."""
     learning: float
-    """FLOP/s of forward and backward passes."""
+    """FLOP/s of forward and backward passes; infinite where nothing is learned."""
     devices: int = 1
     """GPUs that ranks share out; 1 on a CPU, whose cores they would share."""
 
@@ -68,33 +80,46 @@ def learning_passes(role: RoleConfig) -> int:
     A backward pass costs twice a forward pass; with adapters once, since frozen weights get no gradient. Checkpointing
     repeats the forward pass.
     """
-    return (2 if role.lora is not None else 3) + (1 if role.deepspeed.gradient_checkpointing else 0)
+    return _passes(role.lora is not None, role.deepspeed.gradient_checkpointing)
 
 
-def pace_of(role: RoleConfig, widths: Widths, *, layers: int, rows: int, threads: int) -> Pace:
+def pace_of(role: RoleConfig, widths: Widths, *, layers: int, rows: int, threads: int, learns: bool = True) -> Pace:
     """The pace of a model with so many such layers, `rows` of which are sampled side by side by so many threads.
 
-    `role` is the role as this machine computes it (`precision.computed`). Takes some seconds.
+    `role` is the role as this machine computes it (`precision.computed`). Takes some seconds; what was measured once in
+    this process is not measured again.
     """
     while widths.parameters > _MOST_PARAMETERS:
         widths = widths.halved()
+    widths = widths.possible()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        reading, sampling = _inference(role, widths, layers, rows)
+        reading, sampling = _inference(widths, layers, rows, role.dtype == "bfloat16", threads)
+        settings = role.deepspeed.autocast == "bfloat16", role.deepspeed.gradient_checkpointing
+        rank, modules = (0, ()) if role.lora is None else (role.lora.rank, _modules(role.lora))
         return Pace(
             device=device_name(threads),
             reading=reading,
             sampling=sampling,
-            learning=_learning(role, widths),
+            learning=_learning(widths, rank, modules, *settings, threads) if learns else math.inf,
             devices=max(1, torch.cuda.device_count()) if torch.cuda.is_available() else 1,
         )
     finally:
         torch.set_num_threads(before)
 
 
-def _inference(role: RoleConfig, widths: Widths, layers: int, rows: int) -> tuple[float, float]:
-    dtype = torch.bfloat16 if role.dtype == "bfloat16" else torch.float32
+def _modules(lora: LoraConfig) -> tuple[str, ...]:
+    """Which of a layer's modules have adapters; all where the model's own names are others."""
+    if isinstance(lora.target_modules, str):
+        return _LINEAR
+    named = {name.rpartition(".")[2] for name in lora.target_modules}
+    return tuple(name for name in _LINEAR if name in named) or _LINEAR
+
+
+@cache
+def _inference(widths: Widths, layers: int, rows: int, half: bool, threads: int) -> tuple[float, float]:
+    dtype = torch.bfloat16 if half else torch.float32
     held = widths.parameters * dtype.itemsize
     count = max(1, min(layers, math.ceil(_HELD_BYTES / held)))
     model = _stack(widths, count, dtype).eval().requires_grad_(False)
@@ -107,11 +132,14 @@ def _inference(role: RoleConfig, widths: Widths, layers: int, rows: int) -> tupl
     return reading, count * held / passes(rows, 1)
 
 
-def _learning(role: RoleConfig, widths: Widths) -> float:
+@cache
+def _learning(
+    widths: Widths, rank: int, modules: tuple[str, ...], autocast: bool, checkpointing: bool, threads: int
+) -> float:
     model = _stack(widths, 1, torch.float32)
-    if role.lora is not None:
-        model = _adapted(model, role.lora)
-    if role.deepspeed.gradient_checkpointing:
+    if rank:
+        model = _adapted(model, rank, modules)
+    if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
 
@@ -120,26 +148,25 @@ def _learning(role: RoleConfig, widths: Widths) -> float:
         model.zero_grad(set_to_none=True)
 
     def passes(tokens: int) -> float:
-        with torch.autocast(device().type, dtype=torch.bfloat16, enabled=role.deepspeed.autocast == "bfloat16"):
+        with torch.autocast(device().type, dtype=torch.bfloat16, enabled=autocast):
             return _seconds(model, 1, tokens, widths.hidden, torch.float32, backward)
 
     tokens = _tokens(passes)
-    return learning_passes(role) * 2 * widths.parameters * tokens / passes(tokens)
+    return _passes(bool(rank), checkpointing) * 2 * widths.parameters * tokens / passes(tokens)
 
 
 def _stack(widths: Widths, layers: int, dtype: torch.dtype) -> Any:
     """So many layers without a vocabulary, every weight the same number: only time is looked at."""
     from transformers import LlamaConfig, LlamaModel
 
-    head = math.gcd(widths.attention, widths.key_value, 128)
     config = LlamaConfig(
         vocab_size=1,
         hidden_size=widths.hidden,
         intermediate_size=widths.intermediate,
         num_hidden_layers=layers,
-        num_attention_heads=widths.attention // head,
-        num_key_value_heads=widths.key_value // head,
-        head_dim=head,
+        num_attention_heads=widths.attention // widths.head,
+        num_key_value_heads=widths.key_value // widths.head,
+        head_dim=widths.head,
         bos_token_id=None,
         eos_token_id=None,
         dtype=dtype,
@@ -153,11 +180,15 @@ def _stack(widths: Widths, layers: int, dtype: torch.dtype) -> Any:
     return model
 
 
-def _adapted(model: Any, lora: LoraConfig) -> Any:
+def _passes(adapters: bool, checkpointing: bool) -> int:
+    return (2 if adapters else 3) + int(checkpointing)
+
+
+def _adapted(model: Any, rank: int, modules: tuple[str, ...]) -> Any:
     import peft
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")  # peft's calls
-    config = peft.LoraConfig(r=lora.rank, lora_dropout=0.0, target_modules=lora.target_modules, bias="none")
+    config = peft.LoraConfig(r=rank, lora_dropout=0.0, target_modules=list(modules), bias="none")
     return peft.get_peft_model(model, config)
 
 

@@ -91,13 +91,18 @@ def _product(width: int, dtype: Any) -> Callable[[], object]:
 
 
 def best_seconds(action: Callable[[], object], seconds: float = _SECONDS) -> float:
-    """Seconds of the fastest repetition, of three at least and for so long, after one that only warms up."""
+    """Seconds of the fastest repetition, of three at least and for so long, after one that only warms up.
+
+    One that takes longer than a quarter of a second is repeated once.
+    """
     import torch
 
     times: list[float] = []
+    began = time.perf_counter()
     action()
-    ends = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < ends:
+    warm = time.perf_counter()
+    fewest = 3 if warm - began < _LONGEST else 1
+    while len(times) < fewest or time.perf_counter() < warm + seconds:
         started = time.perf_counter()
         action()
         if torch.cuda.is_available():

@@ -131,7 +131,15 @@ def warm_checkpoint(name: str) -> Path | None:
 
 def _check_warm(name: str, checkpoint: Path) -> None:
     if not (checkpoint / "config.json").is_file():
-        start = name.removeprefix("warm:").split("/")[0]
+        start, role = name.removeprefix("warm:").split("/")
+        made = sorted(path.parent.name for path in checkpoint.parent.glob("*/config.json"))
+        if made:
+            raise BadInput(
+                f"The warm start {start!r} has no role {role!r}.",
+                expected=" or ".join(f"warm:{start}/{each}" for each in made),
+                where="the `model` of a role",
+                next_step="Name one of these.",
+            )
         raise BadInput(
             f"The warm start {start!r} has not been made on this machine.",
             expected=f"a checkpoint in {checkpoint}",

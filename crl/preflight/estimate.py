@@ -154,7 +154,14 @@ def paces_of(experiment: Experiment) -> dict[str, Pace]:
         role, shape = computed(method.role(name)), shape_of(method.role(name).model)
         if shape is not None and shape.layers:
             rows = max(1, min(outputs.sampled, _rows(method, name, outputs)))
-            paces[name] = pace_of(role, widths_of(shape), layers=shape.layers, rows=rows, threads=method.threads)
+            paces[name] = pace_of(
+                role,
+                widths_of(shape),
+                layers=shape.layers,
+                rows=rows,
+                threads=min(method.threads, os.cpu_count() or 1),
+                learns=outputs.trained > 0,
+            )
     return paces
 
 

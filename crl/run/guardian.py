@@ -3,8 +3,8 @@
 A guarded process has one small guardian beside it, which looks whether that process still runs. When it has ended, in
 whatever way, the guardian ends every process that carries its mark in its environment. Children inherit the mark, so it
 does not matter who started them: engines, launchers and their ranks, isolated environments, Prefect's servers and
-workers. A child that is
-guarded itself gives its own children a mark of its own; they end when it does. Nothing is written anywhere.
+workers. A child that is guarded itself gives its own children a mark of its own; they end when it does. Nothing is
+written anywhere.
 
 A guardian that is killed itself is replaced. Engines, launchers and ranks also watch their parent from inside: they end
 where it and its guardian are killed together. An agent on another machine (`crl/engine/node.py`) ends with its input,

@@ -53,6 +53,15 @@ def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_pa
     assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err
 
 
+def test_modules_that_a_model_lacks_are_named_beside_the_rest(crl: Crl, tiny: Path, tmp_path: Path) -> None:
+    text = tiny.read_text().replace("model: tiny", "model: tiny\n      lora: {target_modules: [qq_proj]}", 1)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(text)
+    (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
+    outcome = crl("doctor", broken)
+    assert outcome.code == 2 and "target_modules" in outcome.err and "GFLOP/s" in outcome.out
+
+
 def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of its model is on this machine."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24_000_000_000))

@@ -152,3 +152,16 @@ def test_where_there_is_no_home_the_variable_is_named(monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", nobody)
     with pytest.raises(BadInput, match="CRL_MODELS"):
         sources.models_directory()
+
+
+def test_a_warm_start_that_is_missing_and_a_role_that_it_lacks_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("CRL_MODELS", str(tmp_path))
+    with pytest.raises(BadInput, match=r"'realms' (?s:has not been made .*crl warm-start conf/warm/realms.yaml)"):
+        sources.check_model("warm:realms/actor")
+    for role in ("actor", "experience"):
+        (tmp_path / "warm/realms" / role).mkdir(parents=True)
+        (tmp_path / "warm/realms" / role / "config.json").write_text("{}")
+    sources.check_model("warm:realms/experience")
+    with pytest.raises(BadInput, match=r"no role 'actr'") as refused:
+        sources.check_model("warm:realms/actr")
+    assert refused.value.expected == "warm:realms/actor or warm:realms/experience"
