@@ -22,6 +22,8 @@ LARGEST_PICTURE = 150_000
 """Bytes of a screenshot: they lie in the repository."""
 WIDTH, HEIGHT = 1280, 860
 BUSY = 503
+LOOK_SECONDS = 3.0
+"""From one look at a run's page to the next: each loads Prefect's UI again, half a second of a processor."""
 
 
 class Screen:
@@ -147,7 +149,7 @@ class Screen:
             seen.append(self.state(run_id))
             return seen[-1] in states
 
-        wait_until(reached, lambda: f"the run is {states}; it is {seen[-1]}: {self.text()[-3000:]}", every=1.0)
+        wait_until(reached, lambda: f"the run is {states}; it is {seen[-1]}: {self.text()[-3000:]}", every=LOOK_SECONDS)
         return seen[-1]
 
     def click_menu(self, run_id: str, entry: str) -> Locator:
