@@ -187,7 +187,8 @@ class Operation:
 
         Returns the id of the flow run.
         """
-        body: Run = {"parameters": dict(parameters), "state": {"type": "SCHEDULED"}}
+        body: Run = {"parameters": dict(parameters), "idempotency_key": secrets.token_hex()}
+        body["state"] = {"type": "SCHEDULED"}
         if variables:
             body["job_variables"] = {"env": dict(variables)}
         if name is not None:
@@ -353,12 +354,12 @@ class Operation:
 
 
 def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """One request to a Prefect server, asked again while it is busy (503) or, if it only reads, closes a connection."""
+    """One request to a Prefect server, asked again while it is busy (503) or, where that is safe, hangs up."""
     answers: list[httpx.Response] = []
 
     def answered() -> bool:
         answers.clear()
-        with contextlib.suppress(*CLOSED if method == "GET" or path.endswith("/filter") else ()):
+        with contextlib.suppress(*CLOSED if method == "GET" or path.endswith(("/filter", "/create_flow_run")) else ()):
             answers[:] = [http.request(method, path, json=body)]
         return bool(answers) and answers[0].status_code != 503
 

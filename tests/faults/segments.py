@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -275,11 +275,18 @@ def break_from_outside(operation: Operation, fault: Fault, segments: list[Segmen
             pass
 
 
-def nothing_runs_for_ever(operation: Operation) -> None:
-    """Every flow run and task run has ended, or does within the time that a dead one takes to be noticed."""
+def nothing_runs_for_ever(operation: Operation, before: Set[str] = frozenset()) -> None:
+    """Every flow run and task run has ended, or does within the time that a dead one takes to be noticed.
+
+    Not those that lived `before`: they are another test's, which failed.
+    """
+
+    def living() -> list[str]:
+        return [each for each in operation.still_living() if each not in before]
+
     wait_until(
-        lambda: not operation.still_living(),
-        lambda: "every flow run and task run had ended; these go on:\n" + "\n".join(operation.still_living()),
+        lambda: not living(),
+        lambda: "every flow run and task run had ended; these go on:\n" + "\n".join(living()),
         CRASHED_SECONDS,
         every=2.0,
     )

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.faults.segments import INSIDE, Fault, Segment, Way, break_from_outside, nothing_runs_for_ever
@@ -138,6 +139,7 @@ class _Row:
 
     def run(self) -> list[str]:
         """Break and continue until every place is done; returns what failed."""
+        before = frozenset(self.operated.still_living())
         with contextlib.ExitStack() as stack:
             for segment in self.segments:
                 stack.enter_context(segment.prepared())
@@ -145,7 +147,7 @@ class _Row:
             while alive := self._step(alive):
                 pass
             try:
-                nothing_runs_for_ever(self.operated)
+                nothing_runs_for_ever(self.operated, before)
                 taken = [each.name for each in self.segments if self.operated.limit(each.name)["active_slots"]]
                 assert not taken, f"the slots of {taken} are taken although nothing runs"
                 wait_until(lambda: not self.operated.flow_processes(), "no process of a flow lives")
@@ -189,10 +191,10 @@ class _Row:
             results = pool.map(functools.partial(self._try, do), segments)
         return [segment for segment, error in zip(segments, results, strict=True) if error is None]
 
-    def _try(self, do: Callable[[Segment], None], segment: Segment) -> AssertionError | None:
+    def _try(self, do: Callable[[Segment], None], segment: Segment) -> Exception | None:
         try:
             do(segment)
-        except AssertionError as error:
+        except (AssertionError, httpx.HTTPError) as error:
             self._fail([self._cells(segment)[segment.step]], str(error))
             # It must not work on while others are broken; the worker notices.
             with contextlib.suppress(AssertionError):
