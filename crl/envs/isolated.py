@@ -3,7 +3,7 @@
 A :class:`ForkServer` is the process of one config, which has loaded what the environment needs and forks a process for
 each :class:`Isolated` instance. An instance that dies is started again at the next reset; one that is past its time
 limit is killed. All of them end with the process that started them, even where that is killed
-(`crl/run/guardian.py`), but for what an environment starts itself with an environment of variables of its own.
+(`crl/run/guardian.py`); so does what they start, unless it is given an environment without the guardian's mark.
 
 An instance is a wave of any number of slots, as any environment; `SideBySide` gives each slot one of its own.
 """

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from crl.config import LoraConfig, RoleConfig
 from crl.policies.rates import best_seconds, device, device_name
+
+if TYPE_CHECKING:
+    import torch
 
 _HELD_BYTES = 2**27
 """Weights that a pass of one token per row has to read from memory, because no cache holds them."""
@@ -45,7 +46,7 @@ class Widths:
 
     @property
     def parameters(self) -> int:
-        """Of the matrices of one layer."""
+        """Of the matrices of one layer: query, key, value, output; gate, up, down."""
         return self.hidden * (2 * self.attention + 2 * self.key_value + 3 * self.intermediate)
 
     def halved(self) -> Widths:
@@ -89,6 +90,8 @@ def pace_of(role: RoleConfig, widths: Widths, *, layers: int, rows: int, threads
     `role` is the role as this machine computes it (`precision.computed`). Takes some seconds; what was measured once in
     this process is not measured again.
     """
+    import torch
+
     while widths.parameters > _MOST_PARAMETERS:
         widths = widths.halved()
     widths = widths.possible()
@@ -119,6 +122,8 @@ def _modules(lora: LoraConfig) -> tuple[str, ...]:
 
 @cache
 def _inference(widths: Widths, layers: int, rows: int, half: bool, threads: int) -> tuple[float, float]:
+    import torch
+
     dtype = torch.bfloat16 if half else torch.float32
     held = widths.parameters * dtype.itemsize
     count = max(1, min(layers, math.ceil(_HELD_BYTES / held)))
@@ -136,6 +141,8 @@ def _inference(widths: Widths, layers: int, rows: int, half: bool, threads: int)
 def _learning(
     widths: Widths, rank: int, modules: tuple[str, ...], autocast: bool, checkpointing: bool, threads: int
 ) -> float:
+    import torch
+
     model = _stack(widths, 1, torch.float32)
     if rank:
         model = _adapted(model, rank, modules)
@@ -157,6 +164,7 @@ def _learning(
 
 def _stack(widths: Widths, layers: int, dtype: torch.dtype) -> Any:
     """So many layers without a vocabulary, every weight the same number: only time is looked at."""
+    import torch
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
@@ -200,6 +208,8 @@ def _tokens(seconds: Callable[[int], float]) -> int:
 def _seconds(
     model: Any, rows: int, tokens: int, hidden: int, dtype: torch.dtype, after: Callable[[torch.Tensor], None]
 ) -> float:
+    import torch
+
     inputs = torch.full((rows, tokens, hidden), 0.01, dtype=dtype, device=device(), requires_grad=model.training)
 
     def once() -> None:

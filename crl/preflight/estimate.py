@@ -28,7 +28,7 @@ from crl.preflight.memory import (
     update_memory,
 )
 from crl.preflight.shapes import ModelShape, config_file, shape_of
-from crl.preflight.work import Work, longest, widths_of, work_of
+from crl.preflight.work import Work, longest, work_of
 from crl.run.disk import require_free
 
 _TOKEN_ROW = 18
@@ -156,7 +156,7 @@ def paces_of(experiment: Experiment) -> dict[str, Pace]:
             rows = max(1, min(outputs.sampled, _rows(method, name, outputs)))
             paces[name] = pace_of(
                 role,
-                widths_of(shape),
+                shape.widths,
                 layers=shape.layers,
                 rows=rows,
                 threads=min(method.threads, os.cpu_count() or 1),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crl.config import RoleConfig, RoundOutputs
-from crl.policies.pace import Pace, Widths, learning_passes
+from crl.policies.pace import Pace, learning_passes
 from crl.preflight.memory import FLOAT16, FLOAT32
 from crl.preflight.shapes import ModelShape
 from crl.recipes.lengths import Lengths
@@ -104,11 +104,6 @@ def work_of(
 def longest(role: RoleConfig, new: int) -> Lengths:
     """Outputs that fill the context, `new` tokens of it written by the model, of which an update shares nothing."""
     return Lengths(role.context, new, role.context)
-
-
-def widths_of(shape: ModelShape) -> Widths:
-    """The widths of a layer."""
-    return Widths(shape.hidden, shape.attention, shape.key_value, shape.intermediate)
 
 
 def seconds_of(work: Mapping[str, Work], paces: Mapping[str, Pace]) -> float:
