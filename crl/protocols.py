@@ -23,6 +23,7 @@ class StopReason(StrEnum):
     """Why a turn or an episode ended."""
 
     end_of_turn = "end_of_turn"
+    stop_string = "stop_string"
     length = "length"
     success = "success"
     failure = "failure"

@@ -141,7 +141,7 @@ SUITES: dict[type[Row], Suite] = {
         key=("episode_id", "turn"),
         filled=("episode_id",),
         ordered=(("last_token", "first_token"),),
-        sets={"stop_reason": ("end_of_turn", "length")},
+        sets={"stop_reason": ("end_of_turn", "stop_string", "length")},
         ranges={"first_token": (0, None)},
         rows={
             "a valid turn has an action": "NOT valid OR action IS NOT NULL",

@@ -25,6 +25,14 @@ class SamplingConfig(Model):
     constrain: Literal["none", "actions"] = Field(
         "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
     )
+    # Left out of a dump where there is none: experiments that compute the same have the same digest.
+    stop_strings: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        [],
+        max_length=8,
+        exclude_if=lambda value: not value,
+        description="Texts that end a turn once it contains one, such as </action>; the token that completes it is the "
+        "turn's last. They count inside a thought, too. Turns restricted to actions end by themselves.",
+    )
 
 
 class LoraConfig(Model):

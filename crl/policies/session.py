@@ -12,7 +12,7 @@ Which rows share a pass follows from what was drawn, never from time. Shapes: B 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from crl.errors import PromptTooLong
 from crl.policies.cache import Pass, Piece, RowCache
 from crl.policies.limits import PASS_TOKENS
 from crl.policies.sampling import draw, draw_among
-from crl.policies.turn import OwnPace, Turn
+from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
 
 _WORTH = 16
@@ -42,6 +42,8 @@ class BatchSession(OwnPace):
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
         limit: int | None = None,
+        *,
+        decode: Callable[[Sequence[int]], str],
     ) -> None:
         """
         Args:
@@ -51,6 +53,7 @@ class BatchSession(OwnPace):
             prompts: ids of each row's prompt, at least one.
             seeds: seed of each row's random stream, from which one number is taken per token drawn.
             limit: most rows that hold keys and values at one time; others wait, in the order of the rows. None: all.
+            decode: the text of ids, in which stop strings are looked for.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
@@ -65,7 +68,7 @@ class BatchSession(OwnPace):
                 where=f"row {longest} of the batch",
                 next_step="Shorten the prompt (examples, experience) or raise the role's context.",
             )
-        self._model, self._end_ids, self._context = model, end_ids, context
+        self._model, self._end_ids, self._context, self._decode = model, end_ids, context, decode
         self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
@@ -91,12 +94,12 @@ class BatchSession(OwnPace):
     ) -> None:
         """Begin a turn in each row given; :meth:`advance` samples it.
 
-        A turn ends with an id of `end_ids` (it belongs to the turn), or after `max_new_tokens` or where the context is
-        full (`length`). With `answers` it ends where the answer does.
+        A turn ends with an id of `end_ids` (it belongs to the turn), with one that completes a stop string, or after
+        `max_new_tokens` or where the context is full (`length`). With `answers` it ends where the answer does.
 
         Args:
             rows: rows whose turn is not under way.
-            sampling: temperature, top_k, top_p, max_new_tokens.
+            sampling: temperature, top_k, top_p, max_new_tokens, stop_strings.
             answers: the answers each row may give. Ids that leave no choice are not drawn and cost no pass.
 
         Raises:
@@ -104,9 +107,10 @@ class BatchSession(OwnPace):
         """
         if self._turns and sampling != self._sampling:
             raise ValueError("turns that are under way at one time share their sampling settings")
-        self._sampling = sampling
+        self._sampling, stop = sampling, StopStrings(sampling.stop_strings, self._decode)
         for row in rows:
-            turn = Turn(min(sampling.max_new_tokens, self._context - self._lengths[row]), answers and answers[row])
+            room = min(sampling.max_new_tokens, self._context - self._lengths[row])
+            turn = Turn(room, answers and answers[row], stop)
             if turn.room < 1:
                 raise PromptTooLong(
                     f"Row {row} has {self._lengths[row]} tokens and no room to answer.",

@@ -5,10 +5,27 @@ Among answers, ids that leave no choice (the rest of a word, the end of the turn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from crl.config import SamplingConfig
 from crl.protocols import Answers, Sampled, StopReason
+
+
+class StopStrings:
+    """Whether a turn contains one of the strings that end it, asked after each id."""
+
+    def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        """`decode`: the text of ids."""
+        self._strings, self._decode = strings, decode
+        # An id is at least one byte of text: no string is spread over more of them.
+        self._longest = max((len(string.encode()) for string in strings), default=0)
+
+    def in_last(self, ids: Sequence[int]) -> bool:
+        """Whether the last of these ids completes one of the strings."""
+        if not self._strings:
+            return False
+        text = self._decode(ids[-self._longest :])
+        return any(string in text for string in self._strings)
 
 
 class Turn:
@@ -20,9 +37,9 @@ class Turn:
         constrained: whether it is one of the answers that the row may give.
     """
 
-    def __init__(self, room: int, answers: Answers | None) -> None:
-        """`answers` None: free text."""
-        self.room = room
+    def __init__(self, room: int, answers: Answers | None, stop: StopStrings | None = None) -> None:
+        """`answers` None: free text, which `stop` may end."""
+        self.room, self._stop = room, stop
         self.stop_reason: StopReason | None = None
         self._answers, self.constrained = answers, answers is not None
         self._ids: list[int] = []
@@ -45,6 +62,8 @@ class Turn:
             return [index, *self.follow()]
         if index in end_ids:
             self.stop_reason = StopReason.end_of_turn
+        elif self._stop is not None and self._stop.in_last(self._ids):
+            self.stop_reason = StopReason.stop_string
         elif len(self._ids) == self.room:
             self.stop_reason = StopReason.length
         return [index]

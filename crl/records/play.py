@@ -132,7 +132,7 @@ class Turn(Row):
     feedback: A[str | None, "what the environment said about the action beside the observation; null: nothing"]
     first_token: A[int, "offset of the output's first token in the generation's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
-    stop_reason: A[str, "end_of_turn or length"]
+    stop_reason: A[str, "end_of_turn, stop_string or length"]
 
 
 QUESTION = "<ask>"

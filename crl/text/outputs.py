@@ -43,7 +43,7 @@ class Output:
     @property
     def truncated(self) -> bool:
         """Whether the length limit ended it."""
-        return self.sampled is not None and self.sampled.stop_reason != StopReason.end_of_turn
+        return self.sampled is not None and self.sampled.stop_reason == StopReason.length
 
 
 def prepared(policy: Policy, name: str, messages: Messages, room: int, *, seed: int) -> Prompt:

@@ -42,6 +42,7 @@ def test_what_samples_is_a_matter_of_the_method_and_where_it_is_not() -> None:
         ({"method.roles.actor.sampling.top_k": 100}, "method.roles.actor.sampling.top_k", "before it"),
         ({"method.roles.actor.sampling.temperature": 0.005}, "method.roles.actor.sampling.temperature", "0.01"),
         ({"method.evaluation.temperature": 0.001}, "method.evaluation.temperature", "0.01"),
+        ({"method.roles.actor.sampling.stop_strings": ["."]}, "method.roles.actor.sampling.stop_strings", "is vllm"),
         ({"method.roles.actor.model": "endpoint:x"}, "method.roles.actor.model", "with the engine openai"),
     ],
 )
@@ -57,6 +58,11 @@ def test_vllm_refuses_what_it_cannot_do_exactly(changes: dict[str, Any], where: 
         ({"method.recipe.kind": "complementary"}, "method.roles.extractor.engine", "the weights are not here"),
         ({"method.roles.extractor.model": "tiny"}, "method.roles.extractor.model", "endpoint:<name>"),
         ({"method.roles.extractor.sampling.top_k": 9}, "method.roles.extractor.sampling.top_k", "top_k 0"),
+        (
+            {"method.roles.extractor.sampling.stop_strings": ["."]},
+            "method.roles.extractor.sampling.stop_strings",
+            "is openai",
+        ),
         (
             {"method.recipe.warm_start.extractor_episodes": 24},
             "method.recipe.warm_start.extractor_episodes",

@@ -150,6 +150,36 @@ def test_what_rows_share_is_read_once_also_where_they_come_one_after_the_other(p
     assert read <= once + 8 * 16, "what is too short to be worth a copy is read again"
 
 
+def test_a_stop_string_ends_a_turn_with_the_id_that_completes_it(policy):
+    """The same draws as without it, up to there; log-probabilities are those of what was kept."""
+    prompts = _prompts(np.random.default_rng(16), 3, 3)
+    rows, decode = range(9), policy.chat.decode
+    free = policy.open(prompts, rows).sample(rows, SamplingConfig(max_new_tokens=24))
+    ids = free[0].token_ids
+    # Text of two ids in the middle of row 0 that begins inside the first and ends inside the second.
+    string = next(
+        text[1:-1]
+        for at in range(8, len(ids) - 1)
+        if len(text := decode(ids[at : at + 2])) > 3 and "\ufffd" not in text and text in decode(ids)
+    )
+    sampling = SamplingConfig(max_new_tokens=24, stop_strings=["never written", string])
+    session = policy.open(prompts, rows)
+    stopped = session.sample(rows, sampling)
+    for row in rows:
+        kept, before = stopped[row].token_ids, decode(stopped[row].token_ids[:-1])
+        assert kept == free[row].token_ids[: len(kept)]
+        assert (string in decode(kept)) == (stopped[row].stop_reason is StopReason.stop_string)
+        assert string not in before
+        assert stopped[row].stop_reason is StopReason.stop_string or stopped[row] == free[row]
+    assert stopped[0].stop_reason is StopReason.stop_string and len(stopped[0].token_ids) < len(ids)
+    session.extend({0: [9, 10, 11]})
+    again = session.sample([0], sampling)[0]
+    row = [*prompts[0], *stopped[0].token_ids, 9, 10, 11, *again.token_ids]
+    unsampled = [np.nan] * len(prompts[0]), [np.nan] * 3
+    logprobs = [*unsampled[0], *stopped[0].logprobs, *unsampled[1], *again.logprobs]
+    assert _largest_difference(policy, [row], [logprobs], 1.0) < 1e-4
+
+
 def test_rows_without_a_turn_keep_their_place(policy):
     """A row whose environment steps holds its place: those that wait for it are sampled once it is dropped."""
     session = policy.open([[9, 10, 11], [9, 10, 12]], range(2), 1)
