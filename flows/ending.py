@@ -16,7 +16,7 @@ import psutil
 from crl.run.guardian import guard, marked
 
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-_PATIENCE_SECONDS = 8.0
+_PATIENCE_SECONDS = 30.0
 _MESSAGE = (
     "Stopped together with `make ui`. What was complete is safe in the run directory; Retry continues there, as do the "
     "deployment resume, the next scheduled run and `crl resume`."

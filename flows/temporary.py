@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 import subprocess
-from types import SimpleNamespace
+from contextlib import AbstractContextManager
+from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
+import httpx
 from prefect.settings import get_current_settings
 
 
@@ -24,6 +27,18 @@ def start_temporary_server() -> None:
         return
     from prefect.server.api import server as prefect_server  # seconds, which a server of one's own does not cost
 
-    apart = functools.partial(subprocess.Popen, start_new_session=True)  # Prefect offers no setting for it
-    with patch.object(prefect_server, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": apart})):
+    # Prefect has settings neither for a session of its own nor for the patience with a first answer.
+    apart = functools.partial(subprocess.Popen, start_new_session=True)
+    with _replaced(prefect_server, subprocess, Popen=apart), patiently(prefect_server):
         prefect_server.SubprocessASGIServer().start()
+
+
+def patiently(prefect_server: ModuleType) -> AbstractContextManager[Any]:
+    """While it is open, Prefect waits minutes for the first answer of a server that it starts. On a busy machine it
+    comes later than after five seconds, and Prefect would give up although the time for the start is not over."""
+    return _replaced(prefect_server, httpx, Client=functools.partial(httpx.Client, timeout=300.0))
+
+
+def _replaced(user: ModuleType, used: ModuleType, **names: Any) -> AbstractContextManager[Any]:
+    """`user` sees other names in the module `used`, and nobody else does."""
+    return patch.object(user, used.__name__, SimpleNamespace(**{**vars(used), **names}))

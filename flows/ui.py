@@ -44,8 +44,8 @@ _HEALTHY_SECONDS = 600.0
 """A server that ends is noticed at once: this is for machines on which much else runs."""
 _TICK_SECONDS = 0.5
 _TAIL_LINES = 25
-_WORKER_PATIENCE_SECONDS = 8.0
-_SERVER_PATIENCE_SECONDS = 8.0
+_WORKER_PATIENCE_SECONDS = 30.0
+_SERVER_PATIENCE_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _STEADY_SECONDS = 60.0
 """A worker that lived so long starts with the shortest pause again."""

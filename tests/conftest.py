@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.processes import PATIENCE_SECONDS
 from tests.recipe_runs import tiny_name, train_tiny
 from tests.tiny_run import NAME, ROUNDS, crl_here, train
 
@@ -109,7 +110,9 @@ def browser(chromium: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        launched = playwright.chromium.launch(
+            executable_path=chromium, args=CHROMIUM_ARGUMENTS, timeout=PATIENCE_SECONDS * 1000
+        )
         yield launched
         launched.close()
 

@@ -28,7 +28,7 @@ _SHARED = ("CRL_", "HF_", "NCCL_", "GLOO_", "DS_", "TORCH_NCCL_")
 _PRIVATE = ("CRL_STARTED_BY", "CRL_GUARDED_BY")
 """Numbers of processes of this machine."""
 _TICK_SECONDS = 0.2
-_PATIENCE_SECONDS = 3.0
+_PATIENCE_SECONDS = 60.0
 
 
 def orders(nodes: NodesConfig, ranks: int, environment: Mapping[str, str], worker: str) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import EngineDied, StageTimedOut, from_payload
 
 _TICK_SECONDS = 0.2
-_START_SECONDS = 180.0
+_START_SECONDS = 600.0
 _STOP_SECONDS = 5.0
 _LAST_LINES_SECONDS = 10.0
 """For lines that are under way when a job is done or a process has died; on an idle machine they take no time."""

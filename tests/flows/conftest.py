@@ -22,10 +22,14 @@ def prefect_server() -> Iterator[None]:
 
     Options that mix the folders' tests (`--ff`, `--nf`) are not for these.
     """
+    from prefect.server.api import server
     from prefect.testing.utilities import prefect_test_harness
 
+    from flows.temporary import patiently
+
     with _servers:
-        _servers.enter_context(prefect_test_harness(server_startup_timeout=int(PATIENCE_SECONDS)))
+        with patiently(server):
+            _servers.enter_context(prefect_test_harness(server_startup_timeout=int(PATIENCE_SECONDS)))
         yield
 
 

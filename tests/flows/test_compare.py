@@ -61,9 +61,9 @@ def test_a_study_runs_as_tasks_fails_by_name_and_goes_on(
     done: State[Any] = compare(file, return_state=True)
     assert done.is_completed() and set(task_runs(done)) == {"baseline-s11"}
     files = [Path(path) for path in done.result()["files"]]
-    assert [path.name for path in files] == ["study.json", "study.md", "results.parquet", "study.html"]
+    assert [path.name for path in files] == ["study.json", "study.md", "results.parquet", "runs.parquet", "study.html"]
     assert artifact(TABLE) == files[1].read_text(encoding="utf-8")
-    assert str(files[3]) in artifact(LINK)
+    assert str(files[4]) in artifact(LINK)
     assert [arm["finished"] for arm in json.loads(files[0].read_text())["arms"]] == [[11], [11]]
     assert digests(runs / NAME / f"{NAME}-complementary-s11") == before
 

@@ -19,7 +19,7 @@ class Node:
 holder = sqlite3.connect(sys.argv[1], isolation_level=None)
 holder.execute("PRAGMA journal_mode = WAL")
 holder.execute("CREATE TABLE t (x)")
-waiting = sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False, timeout=30)
+waiting = sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False, timeout=900)
 node = Node()
 node.itself, node.cursor = node, waiting.execute("SELECT 1 UNION SELECT 2")
 freed, begun = weakref.ref(node), threading.Event()
@@ -39,7 +39,14 @@ holder.execute("BEGIN IMMEDIATE")
 thread = threading.Thread(target=write)
 thread.start()
 begun.wait()
-time.sleep(0.5)  # it has begun to wait for the lock
+def asleep():
+    with open(f"/proc/self/task/{thread.native_id}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "S"
+
+seen = 0
+while seen < 20:  # it has begun to wait for the lock, and sleeps between two tries
+    seen = seen + 1 if asleep() else 0
+    time.sleep(0.01)
 while freed() is not None:
     kept = [[] for _ in range(10_000)]
 holder.execute("COMMIT")

@@ -7,7 +7,6 @@ import pty
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,7 +18,7 @@ from crl.errors import NoServer
 from flows import command
 from flows.setup import DEPLOYMENTS, experiments, main
 from tests.operate import Operation, operation
-from tests.processes import free_port, scaled
+from tests.processes import free_port
 from tests.tiny_run import ROOT
 
 SETUP = [sys.executable, "-m", "flows.setup"]
@@ -139,12 +138,10 @@ def test_a_folder_among_the_runs_that_is_no_experiment_is_left_alone(
 def test_without_a_server_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = {PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}
     for settings in ({"restore_defaults": [PREFECT_API_URL]}, {"updates": nobody}):
-        began = time.monotonic()
         with temporary_settings(**settings):
             assert main([]) == 2
         said = capsys.readouterr().err
         assert "make ui" in said and "Traceback" not in said
-        assert time.monotonic() - began < scaled(60)
 
 
 @pytest.mark.parametrize(

@@ -277,9 +277,9 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "report.html").write_text("secret")
     (tmp_path / "report.html").write_text("secret")
     said: list[str] = []
-    with Pages(runs, free_port(), said.append) as pages:
-        assert httpx.get(f"{pages.url}/first/report.html").text == "<p>the report</p>"
-        listed = httpx.get(pages.url).text
+    with Pages(runs, free_port(), said.append) as pages, httpx.Client(timeout=PATIENCE_SECONDS) as ask:
+        assert ask.get(f"{pages.url}/first/report.html").text == "<p>the report</p>"
+        listed = ask.get(pages.url).text
         assert "/first/report.html" in listed and "second" not in listed
         outside = ("/first/experiment.yaml", "/second/report.html", "/linked/report.html", "/first", "/report.html")
         for path in (*outside, "/../report.html", "/%2e%2e/report.html", "/first/../../report.html", "//report.html"):
@@ -288,11 +288,11 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
                 answer = raw.makefile("rb").read()
             assert b" 404 " in answer.splitlines()[0] and b"secret" not in answer, path
         # A name that somebody else made resolve to this machine gets nothing.
-        assert httpx.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 400
+        assert ask.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 400
         # What the example notification sends is said.
         message = {"subject": "train run x: Failed", "body": "why"}
-        assert httpx.post(f"{pages.url}/notification", json=message).status_code == 200
-        assert httpx.post(f"{pages.url}/notification", content="subject=x").status_code == 415
+        assert ask.post(f"{pages.url}/notification", json=message).status_code == 200
+        assert ask.post(f"{pages.url}/notification", content="subject=x").status_code == 415
         assert said == ["train run x: Failed\nwhy"]
 
 
@@ -308,10 +308,10 @@ def test_a_folder_that_may_not_be_entered_is_left_out(tmp_path: Path, monkeypatc
         return is_file(path)
 
     monkeypatch.setattr(Path, "is_file", refused)
-    with Pages(tmp_path, free_port(), lambda line: None) as pages:
-        listed = httpx.get(pages.url).text
+    with Pages(tmp_path, free_port(), lambda line: None) as pages, httpx.Client(timeout=PATIENCE_SECONDS) as ask:
+        listed = ask.get(pages.url).text
         assert "/open/report.html" in listed and "closed" not in listed
-        assert httpx.get(f"{pages.url}/closed/report.html").status_code == 404
+        assert ask.get(f"{pages.url}/closed/report.html").status_code == 404
 
 
 @pytest.mark.slow

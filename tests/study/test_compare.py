@@ -119,6 +119,12 @@ def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) 
         assert (row["episodes"], row["training_episodes"]) == (HELD_OUT, PLAYED * row["round"])
         bank = bank and row["arm"] == "complementary"
         assert (row["actions"], row["tokens_read"], row["tokens_sampled"]) == (1.5, 60 if bank else 40, 2)
+    runs = pq.read_table(finished_study.directory / "runs.parquet").to_pylist()
+    assert {(row["arm"], row["seed"]) for row in runs} == {(arm, seed) for arm in ARMS for seed in SEEDS}
+    for row in runs:
+        outputs = OUTPUTS * ROUNDS if row["arm"] == "complementary" else 0
+        assert (row["outputs"], row["training_episodes"]) == (outputs, PLAYED * ROUNDS)
+        assert row["malformed"] == outputs / OUTPUTS
 
 
 def test_each_chart_is_a_picture_of_its_own(finished_study: Finished) -> None:

@@ -41,7 +41,7 @@ _USERS = {"passwd": "root:x:0:0::/root:/bin/sh\nactor:x:1000:1000::/tmp:/bin/bas
 _FIRST_USER = 0x7000_0000
 """Users that only trees belong to, where this process is root's: from here on, drawn at random, so that the limit on
 processes of one episode does not count those of another."""
-_SAYS = 5.0
+_SAYS = 60.0
 """Seconds until bubblewrap has said which process is the first."""
 # Bash is the first process, which no signal from inside ends; with it everything ends. What it says of a shell that was
 # killed is not the command's output.

@@ -1,5 +1,6 @@
-"""The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `study.html`, and each
-of its charts as a picture, `chart-….svg`; where the world changes in its runs, `change.parquet`, too.
+"""The files of a study's result in its directory: `study.json`, `study.md`, `results.parquet`, `runs.parquet`,
+`study.html`, and each of its charts as a picture, `chart-….svg`; where the world changes in its runs,
+`change.parquet`, too.
 
 All are derived: they are made from the runs' records at any time, hold no clock times, and are the same again from the
 same records.
@@ -25,6 +26,7 @@ from crl.recipes.complementary.evaluate import WITH_BANK
 from crl.run.files import making, write_atomically
 
 JSON, MARKDOWN, PARQUET, CHANGE = "study.json", "study.md", "results.parquet", "change.parquet"
+RUNS = "runs.parquet"
 SCHEMA = pa.schema(
     [
         ("arm", pa.string()),
@@ -44,6 +46,17 @@ SCHEMA = pa.schema(
 )
 """One row per evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes` (with
 that many generated tokens and real steps), and what a game took on average."""
+
+OF_RUNS = pa.schema(
+    [
+        ("arm", pa.string()),
+        ("seed", pa.int64()),
+        *((name, pa.int64()) for name in ("training_episodes", "outputs", "malformed", "returned")),
+        *((name, pa.float64()) for name in ("notes_true", "coverage")),
+        ("alarms", pa.list_(pa.string())),
+    ]
+)
+"""One row per run: extractor outputs of all rounds, what the last bank was worth, and how the run had collapsed."""
 
 CHANGES = pa.schema(
     [
@@ -67,6 +80,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),
         PARQUET: _parquet(figures),
+        RUNS: _runs(figures),
     }
     changes = _changes(figures)
     if changes.num_rows:
@@ -108,6 +122,20 @@ def _parquet(figures: RunsByArm) -> bytes:
         for number, rate in rates.items()
     ]
     return _written(pa.Table.from_pylist(rows, SCHEMA))
+
+
+def _runs(figures: RunsByArm) -> bytes:
+    rows = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "training_episodes": max(run.episodes.values(), default=0),
+            **run.model_dump(include={"outputs", "malformed", "returned", "notes_true", "coverage", "alarms"}),
+        }
+        for arm, runs in figures.items()
+        for seed, run in runs.items()
+    ]
+    return _written(pa.Table.from_pylist(rows, OF_RUNS))
 
 
 def _changes(figures: RunsByArm) -> pa.Table:

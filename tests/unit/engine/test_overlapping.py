@@ -12,7 +12,7 @@ from crl.engine.events import Event, StageDone, StageStarted
 from crl.engine.overlapping import OverlappingRounds
 from crl.errors import EngineDied, StageFailed
 from crl.run.journal import Journal
-from tests.processes import wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.unit.engine.harness import digests, leftovers, make_driver
 
 ROUNDS = 3
@@ -36,7 +36,7 @@ class Gates:
 
     def _stage(self, name: str) -> None:
         self.begun.append(name)
-        assert self.gate(name).wait(60)
+        assert self.gate(name).wait(PATIENCE_SECONDS)
 
     def start(self, *, broken: Callable[[int], None] | None = None) -> threading.Thread:
         def run() -> None:
@@ -68,7 +68,7 @@ def test_a_round_begins_beside_the_second_track_of_the_one_before_and_never_befo
     rounds.gate("2/second").set()
     rounds.gate("3/first").set()
     rounds.gate("3/second").set()
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive() and rounds.error is None
     assert rounds.begun[-1] == "3/second"
 
@@ -90,7 +90,7 @@ def test_after_a_failure_the_round_beside_ends_with_its_stage_and_no_other_begin
         rounds.overlapping.check(2)
     rounds.overlapping.check(1)
     rounds.gate("2/first").set()
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
     assert isinstance(rounds.error, EngineDied), "what the first one raised"
     assert rounds.begun == ["1/first", "1/second", "2/first"]
 

@@ -184,6 +184,7 @@ CLAIMS = st.tuples(
 ).map(lambda parts: Claim(tuple(parts[0]), tuple(thing for thing in parts[1] if thing not in parts[0])))
 
 
+@settings(deadline=None)
 @given(CLAIMS)
 def test_a_claim_is_read_as_it_was_written(claim: Claim) -> None:
     text = write_claim("red", claim)

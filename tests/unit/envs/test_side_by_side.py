@@ -13,6 +13,7 @@ from crl.envs.shrines import ShrinesConfig
 from crl.envs.side_by_side import SideBySide
 from crl.errors import BadInput
 from crl.protocols import Judge, Leveled, Start, Step, StopReason, Teacher
+from tests.processes import PATIENCE_SECONDS
 
 
 class Waiting:
@@ -28,9 +29,9 @@ class Waiting:
     def step_many(self, actions):
         assert list(actions) == [0]
         if actions[0] == "meet":
-            self.meeting.wait(60)
+            self.meeting.wait(PATIENCE_SECONDS)
         if actions[0] == "hang":
-            assert self.end.wait(60)
+            assert self.end.wait(PATIENCE_SECONDS)
         if actions[0] == "break":
             raise KeyError("broken")
         if actions[0] == "refuse":
@@ -108,7 +109,7 @@ def test_a_step_past_its_limit_ends_its_episode_and_no_other(wave):
     assert environment.reset_many([7, 8, 9])[0].observation == "seed 7", "a new instance took its place"
     assert environment.step_many({0: "go"})[0].observation == "seed 7 turn 1"
     wave.end.set()
-    assert hanging.closed.wait(60), "closed by its thread when the step returned"
+    assert hanging.closed.wait(PATIENCE_SECONDS), "closed by its thread when the step returned"
     environment.close()
     assert all(each.closed.is_set() for each in made)
 

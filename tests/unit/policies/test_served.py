@@ -15,6 +15,7 @@ from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
 from crl.protocols import Sampled, StopReason
 from tests.fake_vllm import FakeVllm, serving
+from tests.processes import PATIENCE_SECONDS, wait_until
 
 END = frozenset({4})
 WEIGHTS = "w1"
@@ -100,7 +101,7 @@ def test_a_row_that_is_answered_late_holds_up_no_other(fake: FakeVllm) -> None:
     other_played = threading.Event()
 
     def late(body: Any) -> None:
-        assert body["token_ids"] != [7, 8] or other_played.wait(60)
+        assert body["token_ids"] != [7, 8] or other_played.wait(PATIENCE_SECONDS)
 
     fake.faults[GENERATE] = late
     rows = session(fake)
@@ -129,14 +130,18 @@ def test_a_session_that_is_left_asks_for_nothing_any_more(fake: FakeVllm) -> Non
     answered = threading.Event()
 
     def late(body: Any) -> None:
-        assert answered.wait(60)
+        assert answered.wait(PATIENCE_SECONDS)
 
     fake.faults[GENERATE] = late
     shared = client(fake, requests=1)
     rows = ServedSession(shared, WEIGHTS, END, 40, [[7], [8], [9]], [1, 2, 3])
     rows.begin([0, 1, 2], SAMPLING)
-    threading.Timer(0.2, answered.set).start()
-    rows.close()
+    begun = list(rows._begun)
+    closing = threading.Thread(target=rows.close)
+    closing.start()
+    wait_until(lambda: sum(turn.cancelled() for turn in begun) >= 2, "what waits is given up")
+    answered.set()
+    closing.join()
     assert rows.advance() == {} and len(fake.asked(GENERATE)) <= 1, "what waited was not sent"
     other = ServedSession(shared, WEIGHTS, END, 40, [[11]], [4])
     assert set(other.sample([0], SAMPLING)) == {0}
@@ -186,7 +191,7 @@ def test_a_server_that_hangs_and_one_that_is_gone_are_named(fake: FakeVllm) -> N
     import threading
 
     let_go = threading.Event()
-    fake.faults[GENERATE] = lambda body: (let_go.wait(60), None)[1]
+    fake.faults[GENERATE] = lambda body: (let_go.wait(PATIENCE_SECONDS), None)[1]
     with pytest.raises(EngineDied, match=r"did not answer /inference/v1/generate in time"):
         session(fake, answer_seconds=0.2).sample([0], SAMPLING)
     let_go.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from crl.rollout.play import EpisodeSlot
+from tests.processes import PATIENCE_SECONDS
 from tests.unit.rollout.fakes import Corridor, ScriptedPolicy, ScriptedSession, task
 from tests.unit.rollout.test_play import SAMPLING, play
 
@@ -58,7 +59,7 @@ def test_other_rows_are_sampled_while_an_environment_steps():
 
     class Slow(Corridor):
         def step_many(self, actions):
-            assert 0 not in actions or sampled_more.wait(60)
+            assert 0 not in actions or sampled_more.wait(PATIENCE_SECONDS)
             return super().step_many(actions)
 
     def script(row, turn):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.run.seeds import number_of, seed_for
 
 
+@settings(deadline=None)
 @given(
     experiment=st.integers(0, 2**32 - 1),
     parts=st.lists(st.integers(0, 2**40) | st.text(max_size=12), max_size=4),

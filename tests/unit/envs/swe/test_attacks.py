@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from crl.envs.swe.limits import Limits
 from crl.envs.swe.workplace import Workplace
+from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.unit.envs.swe.world import Player, config_of, files_below, made, needs_bwrap, processes
 
 pytestmark = needs_bwrap
@@ -116,8 +116,13 @@ def test_history_holds_one_commit_and_nothing_of_the_fix(player):
 
 def test_a_fork_bomb_ends_and_leaves_nothing(player, environment):
     bomb = ":(){ sleep 1234 & :|:& };: ; for i in $(seq 100); do sleep 1234 & done; wait"
-    ran = _shortly(environment, bomb, seconds=1.5)
-    assert ran.ended == "time" and "Resource temporarily unavailable" in ran.output
+    for seconds in (1.5, 6, 24, 96):  # a busy machine may not have come to the limit of processes
+        ran = _shortly(environment, bomb, seconds=seconds)
+        assert ran.ended == "time"
+        if "Resource temporarily unavailable" in ran.output:
+            break
+    else:
+        pytest.fail(ran.output)
     assert not any("sleep 1234" in each for each in processes())
     assert player.run("echo on").observation == "on"
 
@@ -192,7 +197,7 @@ def test_killing_the_parent_kills_nothing(player):
 def test_processes_that_are_left_behind_end(player, environment):
     forked = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(4321)"
     player.run(f"setsid sleep 4321 & disown; (nohup sleep 4321 &) ; python -c '{forked}'; sleep 0.3")
-    assert not any("4321" in each for each in processes())
+    assert not any("sleep 4321" in each or "sleep(4321)" in each for each in processes())
     assert _pids_in(_tree(environment)) == []
 
 
@@ -224,26 +229,18 @@ def test_killing_our_own_process_ends_its_sandboxes_and_their_trees_are_swept(te
     process = subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, cwd=Path.cwd())
     try:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        _until(lambda: processes().count("sleep 7654 ") == 2)
+        wait_until(lambda: processes().count("sleep 7654 ") == 2, "both sleep")
     finally:
         process.kill()
         process.wait()
-    _until(lambda: not any("sleep 7654" in each for each in processes()))
+    wait_until(lambda: not any("sleep 7654" in each for each in processes()), "both have ended")
     assert any("tree-" in each for each in files_below(temporary))
     waiting = [sys.executable, "-c", "import time; time.sleep(6543)", f"{next(temporary.iterdir())}/tree"]
     left = subprocess.Popen(waiting)  # as bubblewrap in its beginning
     # A process is a moment older than its command line.
-    _until(lambda: any(waiting[-1] in each for each in processes()))
+    wait_until(lambda: any(waiting[-1] in each for each in processes()), "it is seen")
     Workplace(temporary).close()
-    assert files_below(temporary) == [] and left.wait(timeout=60) == -9
-
-
-def _until(condition):
-    for _ in range(2400):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not happen in two minutes")
+    assert files_below(temporary) == [] and left.wait(timeout=PATIENCE_SECONDS) == -9
 
 
 def _pids_in(tree):
