@@ -16,6 +16,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
+PAPER = (ROOT / "docs" / "study.md").read_text()
 PAGES = {
     name: f"{name}.md" for name in ("recipes", "recipes_lakes", "coevolution", "coevolution_again", "trials", "change")
 }
@@ -181,11 +182,85 @@ def test_on_the_way(study):
                 assert cell.split(" (")[0] == expected, (title, column, bank)
                 if (some := sum(map(bool, reached))) < len(runs):
                     assert cell.endswith(f" ({some} of {len(runs)} seeds)")
-            areas = [
-                np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"]
-                for points in runs
-            ]
-            agree(cells[4 + place], interval_of(dict(enumerate(areas))) if areas else None)
+            agree(cells[4 + place], interval_of(areas) if (areas := area(raw, arm, bank)) else None)
+
+
+def area(raw: Raw, arm: str, bank: bool) -> dict[int, float]:
+    return {
+        seed: float(np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"])
+        for seed, points in raw.curves.get((arm, bank), {}).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("title", "of"), [("At the end of training", Raw.final), ("Averaged over training", area)], ids=["end", "mean"]
+)
+def test_ahead_of_both_of_its_parts(title, of):
+    """The seeds of each study, and of both together."""
+    studies = [Raw(name) for name in ("coevolution", "coevolution_again")]
+    header, *rows = table_under(PAPER, title)
+    assert header[1:] == [f"{len(studies[0].seeds)} seeds", f"{len(studies[1].seeds)} other seeds", "all 35"]
+    assert len(rows) == 3
+    for name, *cells in rows:
+        which, reference = name.split(", minus ")
+        arm, bank = studies[0].arm_of[reference], which == "with bank"
+        found = [(of(each, "recommended", bank), of(each, arm, bank) or of(each, arm, False)) for each in studies]
+        found.append((found[0][0] | found[1][0], found[0][1] | found[1][1]))
+        assert len(found[2][0]) == 35
+        for cell, (own, against) in zip(cells, found, strict=True):
+            agree(cell, difference_of(own, against))
+
+
+def test_what_self_distillation_adds():
+    raw = Raw("recipes")
+    for title, minus, *cells in table_under(PAPER, "What self-distillation adds")[1:]:
+        arm, reference = raw.arm_of[title], raw.arm_of[minus]
+        for cell, bank in zip(cells, (True, False), strict=True):
+            agree(cell, difference_of(raw.final(arm, bank), raw.final(reference, bank) or raw.final(reference, False)))
+
+
+def test_what_the_paper_repeats_of_trials_and_of_a_changing_world():
+    header, *rows = table_under(PAPER, "After so many training games")
+    raw = Raw("trials")
+    for title, *cells in rows:
+        for games, cell in zip(header[1:], cells, strict=True):
+            agree(cell, interval_of(raw.at("training_episodes", int(games.replace(",", "")), raw.arm_of[title], True)))
+    page = (ROOT / "docs" / PAGES["change"]).read_text()
+    columns, *there = table_under(page, "Families that change, from round 32 to 60")
+    header, *rows = table_under(PAPER, "Families that change")
+    whole = {row[0]: dict(zip(columns, row, strict=True)) for row in there}
+    assert rows == [[whole[row[0]][name] for name in header] for row in rows], "computed below, for that page"
+
+
+@pytest.mark.parametrize("name", ["trials", "change"])
+def test_outputs_and_notes_of_the_runs(name):
+    raw, page = Raw(name), (ROOT / "docs" / PAGES[name]).read_text()
+    runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
+    shares = {
+        "malformed": "malformed / outputs",
+        "return": "returned / outputs",
+        "notes true": "notes_true",
+        "families with a true note": "coverage",
+    }
+
+    def of(title: str, share: str) -> dict[int, float]:
+        own = runs.filter(f"arm = '{raw.arm_of[title]}' AND ({share}) IS NOT NULL AND outputs > 0")
+        return dict(own.project(f"seed, {share}").fetchall())
+
+    if "## Notes that are true, in the last bank" in page:
+        for title, seeds, cell in table_under(page, "Notes that are true, in the last bank")[1:]:
+            assert int(seeds) == len(of(title, "notes_true"))
+            agree(cell, interval_of(of(title, "notes_true")))
+    if "## Budget and extractor" in page:
+        header, *rows = table_under(page, "Budget and extractor")
+        for row in rows:
+            told = dict(zip(header, row, strict=True))
+            games = runs.filter(f"arm = '{raw.arm_of[row[0]]}'").project("training_episodes").fetchall()
+            low, high = min(games)[0], max(games)[0]
+            assert told["training episodes per run"] == (str(low) if low == high else f"{low} to {high}")
+            for column, share in shares.items():
+                values = of(row[0], share)
+                agree(told[column], [float(np.mean(list(values.values())))] if values else None)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +284,21 @@ def test_games_that_were_shown_a_true_note(name, title):
         assert int(seeds) == len(sums)
         for share, cell in zip(shares, cells, strict=True):
             agree(cell, interval_of(dict(sums.filter(f"{share} IS NOT NULL").project(f"seed, {share}").fetchall())))
+
+
+def test_a_trained_actor_beside_an_untrained_one():
+    shares = ("sum(shown) / sum(guided)", "sum(won) / sum(shown)")
+    page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
+    for rounds, *cells in table_under(page, "Trained minus untrained")[1:]:
+        first, last = map(int, rounds.split(" to "))
+        for share, cell in zip(shares, cells, strict=True):
+            by_arm: dict[str, dict[int, float]] = defaultdict(dict)
+            for arm, seed, value in duckdb.sql(
+                f"""SELECT arm, seed, {share} FROM '{RESULTS}/coevolution_again_notes.parquet'
+                WHERE round BETWEEN {first} AND {last} GROUP BY ALL"""
+            ).fetchall():
+                by_arm[arm][seed] = value
+            agree(cell, difference_of(by_arm["recommended"], by_arm["experience_only"]))
 
 
 @pytest.mark.parametrize("kind", list(BUDGETS))
