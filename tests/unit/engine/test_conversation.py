@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ class Ranks:
     def __init__(self, count: int) -> None:
         ends = [Pipe() for _ in range(count)]
         self.far = [far for _, far in ends]
-        self.said = threading.Event()
+        self.said, self.told = threading.Event(), threading.Event()
         output = SimpleNamespace(wait_for=lambda jobs, seconds: None)
         self.engine = Engine(world_size=count)
         self.engine._connections = [near for near, _ in ends]
@@ -40,6 +41,7 @@ class Ranks:
         return found
 
     def wait_said(self) -> None:
+        self.told.set()
         assert self.said.wait(PATIENCE_SECONDS)
 
     def heard(self, rank: int) -> str:
@@ -78,7 +80,12 @@ def test_no_commit_is_allowed_before_every_rank_is_done() -> None:
         assert [ranks.heard(rank) for rank in (1, 2)] == ["job", "job"]
         ranks.says(0, "ready")
         ranks.says(2, "result", result={})
-        assert not ranks.far[0].poll(1.0), "rank 1 is at work"
+        ranks.said.set()
+        for _ in range(2):  # after the second one, all that was said before the first has been read
+            ranks.told.clear()
+            ranks.says(0, "progress", figures={})
+            assert ranks.told.wait(PATIENCE_SECONDS)
+        assert not ranks.far[0].poll(0), "rank 1 is at work"
         ranks.says(1, "result", result={})
         assert ranks.heard(0) == "commit"
         ranks.says(0, "result", result={}, jobs=1)
@@ -86,13 +93,17 @@ def test_no_commit_is_allowed_before_every_rank_is_done() -> None:
     assert ranks.run(speak) == {}
 
 
-def test_a_rank_that_never_comes_to_its_end_is_given_up_at_the_time_limit() -> None:
-    ranks = Ranks(2)
+def test_a_rank_that_never_comes_to_its_end_is_given_up_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, late = Ranks(2), threading.Event()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * late.is_set())
+    monkeypatch.setattr("crl.engine.supervisor.time", clock)
 
     def speak() -> None:
         assert ranks.heard(0) == "job"
         ranks.says(0, "begun", directory="there")
         ranks.says(0, "ready")
+        assert ranks.heard(1) == "job"
+        late.set()
 
     with pytest.raises(StageTimedOut):
-        ranks.run(speak, time_limit=1.0)
+        ranks.run(speak, time_limit=3000)

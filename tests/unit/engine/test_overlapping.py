@@ -24,6 +24,7 @@ class Gates:
     def __init__(self) -> None:
         self.overlapping = OverlappingRounds(lambda: None)
         self.begun: list[str] = []
+        self.waiting: set[int] = set()
         self._gates: dict[str, threading.Event] = {}
 
     def gate(self, name: str) -> threading.Event:
@@ -31,6 +32,7 @@ class Gates:
 
     def run_round(self, number: int) -> None:
         self._stage(f"{number}/first")
+        self.waiting.add(number)
         self.overlapping.enter_second_track(number)
         self._stage(f"{number}/second")
 
@@ -61,8 +63,9 @@ def test_a_round_begins_beside_the_second_track_of_the_one_before_and_never_befo
     rounds.gate("1/first").set()
     rounds.wait_begun("1/first", "1/second", "2/first")
     rounds.gate("2/first").set()  # its second track waits for round 1, and so does round 3
+    wait_until(lambda: 2 in rounds.waiting, "round 2 asks for its second track")
     thread.join(0.3)
-    rounds.wait_begun("1/first", "1/second", "2/first")
+    assert rounds.begun == ["1/first", "1/second", "2/first"]
     rounds.gate("1/second").set()
     rounds.wait_begun("1/first", "1/second", "2/first", "2/second", "3/first")
     rounds.gate("2/second").set()
