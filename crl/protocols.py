@@ -69,8 +69,7 @@ class Start:
     observation: str
     actions: Actions
     error: str | None = None
-    """Reason code where the episode could not be started in this slot. It is planned and kept all the same, and its
-    first turn ends it; the slot is never stepped."""
+    """Reason code where the episode could not start in this slot. Its first turn ends it; the slot is never stepped."""
 
     @classmethod
     def failed(cls, error: str) -> Start:

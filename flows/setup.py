@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POOL = "crl"
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
-_ANSWER_SECONDS = 300.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
 DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", "compare/compare", TIDY)
 
 
@@ -79,8 +79,8 @@ def require_server() -> str:
     if address is None:
         raise NoServer("no Prefect server is named", expected="PREFECT_API_URL", next_step=step)
     try:
-        # A busy server answers late: SQLite alone may be locked for a minute. One that is not there refuses at once.
-        if httpx.get(f"{address}/health", timeout=_ANSWER_SECONDS).raise_for_status().json() is not True:
+        # A busy server answers late: SQLite alone may be locked for a minute. One that is not there is found out sooner.
+        if httpx.get(f"{address}/health", timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)).raise_for_status().json() is not True:
             raise ValueError("/health does not say `true`")
         with get_client(sync_client=True) as client:
             client.api_version()  # a server that wants a password wants none for /health

@@ -22,17 +22,6 @@ class ServedEngine(EngineConfig):
 
     SERVED: ClassVar[bool] = True
 
-    def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
-        """Turns that end at a text: servers cut the text off before it, or know only ids."""
-        strings, where = role.sampling.stop_strings, f"method.roles.{name}.sampling.stop_strings"
-        if strings:
-            yield BadInput(
-                f"{where} is {strings}, and the engine is {self.kind}",
-                expected="none: a server's answer would lack the string, or the ids that were sampled of it",
-                where=where,
-                next_step="leave it out, or use the engine transformers",
-            )
-
     def check(self, role: str, server: ServerConfig) -> None:
         """Raise BadInput where the server cannot be used from here, before anything is written."""
 
@@ -44,7 +33,6 @@ class VllmEngine(ServedEngine):
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """Sampling whose log-probabilities before top-k and top-p vLLM does not tell, or that it changes silently."""
-        yield from super().problems(role, name, temperatures)
         sampling, where = role.sampling, f"method.roles.{name}.sampling"
         if sampling.top_p < 1 or sampling.top_k > 0:
             key = "top_p" if sampling.top_p < 1 else "top_k"
@@ -107,7 +95,6 @@ class OpenAIEngine(ServedEngine):
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """Sampling that the protocol has no word for."""
-        yield from super().problems(role, name, temperatures)
         sampling, where = role.sampling, f"method.roles.{name}.sampling"
         if sampling.top_k > 0:
             yield BadInput(

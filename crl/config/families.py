@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from crl.config.base import COLDEST, MOST_ROUNDS, Model
-from crl.config.roles import SamplingConfig
+from crl.config.roles import SamplingConfig, StopString
 
 
 def unset(value: Any) -> bool:
@@ -27,6 +27,9 @@ class FamilySampling(Model):
     max_new_tokens: int | None = Field(None, ge=1, le=32_768, exclude_if=unset, description="New tokens per turn.")
     constrain: Literal["none", "actions"] | None = Field(
         None, exclude_if=unset, description="actions: it answers with a legal action and nothing else; none: any text."
+    )
+    stop_strings: list[StopString] | None = Field(
+        None, max_length=8, exclude_if=unset, description="Texts that end a turn once it contains one; []: none."
     )
 
     def over(self, sampling: SamplingConfig) -> SamplingConfig:

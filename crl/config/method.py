@@ -246,7 +246,7 @@ class Method(Model):
             temperatures = {f"method.roles.{name}.sampling.temperature": role.sampling.temperature}
             if use.multi_turn:
                 temperatures["method.evaluation.temperature"] = self.evaluation.temperature
-            yield from role.engine.problems(role, name, temperatures)
+            yield from role.engine_problems(name, temperatures)
             if use.multi_turn:
                 yield from self._problems_of_families(role, name)
 
@@ -257,7 +257,7 @@ class Method(Model):
                 continue
             shared, own = f"method.roles.{name}.sampling", f"method.families.{index}.sampling"
             asked = role.model_copy(update={"sampling": self.sampling(name, family.name)})
-            for problem in role.engine.problems(asked, name, {f"{own}.temperature": asked.sampling.temperature}):
+            for problem in asked.engine_problems(name, {f"{own}.temperature": asked.sampling.temperature}):
                 yield BadInput(
                     f"family {family.name}: {problem.found.replace(shared, own)}",
                     expected=problem.expected,

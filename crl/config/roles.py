@@ -12,6 +12,8 @@ from crl.config.base import COLDEST, Model
 from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
+StopString = Annotated[str, Field(min_length=1, max_length=64)]
+
 
 class SamplingConfig(Model):
     """How a role samples."""
@@ -26,13 +28,19 @@ class SamplingConfig(Model):
         "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
     )
     # Left out of a dump where there is none: experiments that compute the same have the same digest.
-    stop_strings: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+    stop_strings: list[StopString] = Field(
         [],
         max_length=8,
         exclude_if=lambda value: not value,
         description="Texts that end a turn once it contains one, such as </action>; the token that completes it is the "
-        "turn's last. They count inside a thought, too. Turns restricted to actions end by themselves.",
+        "turn's last. They count inside a thought, too.",
     )
+
+    @model_validator(mode="after")
+    def _something_is_written_on(self) -> SamplingConfig:
+        if self.stop_strings and self.constrain == "actions":
+            raise ValueError("stop_strings end a text: with constrain: actions a turn is an action and ends with it")
+        return self
 
 
 class LoraConfig(Model):
@@ -102,6 +110,8 @@ class EngineConfig(Model):
     """Whether it samples by a server: a :class:`crl.config.engines.ServedEngine`."""
     REMOTE: ClassVar[bool] = False
     """Whether the model is somebody else's, behind an endpoint: no weights are here, so nothing can be trained."""
+    STOPS_AT_TEXT: ClassVar[bool] = False
+    """Whether it ends turns at `sampling.stop_strings`, with all ids that were sampled; else they are refused."""
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """What a role of this name asks for and the engine cannot do, each at its place; refused before any work.
@@ -129,6 +139,7 @@ class TransformersEngine(EngineConfig):
     """Sampling inside the engine process: every token is read once, the key-value cache is kept between turns."""
 
     kind: Literal["transformers"] = "transformers"
+    STOPS_AT_TEXT: ClassVar[bool] = True
 
     def load(
         self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
@@ -183,3 +194,15 @@ class RoleConfig(Model):
         if self.weights is not None and own:
             raise ValueError(f"the weights are those of {self.weights}, so {', '.join(own)} is set there")
         return self
+
+    def engine_problems(self, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
+        """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`."""
+        strings, where = self.sampling.stop_strings, f"method.roles.{name}.sampling.stop_strings"
+        if strings and not self.engine.STOPS_AT_TEXT:
+            yield BadInput(
+                f"{where} is {strings}, and the engine is {self.engine.kind}",
+                expected="none: this engine does not end a turn at a text",
+                where=where,
+                next_step="leave it out, or use the engine transformers",
+            )
+        yield from self.engine.problems(self, name, temperatures)

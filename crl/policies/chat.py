@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
+from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts
 
@@ -114,6 +115,11 @@ class ChatFormat:
         """
         thought = _NO_THOUGHT if self.opens_thought else ""
         return [*self._encode(thought + _SLOT.format(0), [text]), self.end_ids[0]]
+
+    def stops(self, strings: Sequence[str]) -> StopStrings:
+        """What finds the ids that complete one of some strings; a control token completes what is part of its name."""
+        hidden = {text: index for text, index in self._control_ids.items() if index in self._hidden_ids}
+        return StopStrings(strings, self.decode, hidden)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids. Control tokens between two texts are a blank: words on both sides must not run together

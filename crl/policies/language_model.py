@@ -50,8 +50,8 @@ class LanguagePolicy:
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        decode = self.chat.decode
-        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, decode=decode)
+        stops = self.chat.stops
+        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, stops=stops)
 
     def take_weights(self, directory: Path) -> bool:
         """Read full weights into the living model: the numbers that loading it again would give, without the time.

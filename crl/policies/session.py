@@ -43,7 +43,7 @@ class BatchSession(OwnPace):
         seeds: Sequence[int],
         limit: int | None = None,
         *,
-        decode: Callable[[Sequence[int]], str],
+        stops: Callable[[Sequence[str]], StopStrings],
     ) -> None:
         """
         Args:
@@ -53,7 +53,7 @@ class BatchSession(OwnPace):
             prompts: ids of each row's prompt, at least one.
             seeds: seed of each row's random stream, from which one number is taken per token drawn.
             limit: most rows that hold keys and values at one time; others wait, in the order of the rows. None: all.
-            decode: the text of ids, in which stop strings are looked for.
+            stops: what finds stop strings (`ChatFormat.stops`).
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
@@ -68,7 +68,7 @@ class BatchSession(OwnPace):
                 where=f"row {longest} of the batch",
                 next_step="Shorten the prompt (examples, experience) or raise the role's context.",
             )
-        self._model, self._end_ids, self._context, self._decode = model, end_ids, context, decode
+        self._model, self._end_ids, self._context, self._stops = model, end_ids, context, stops
         self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
@@ -107,7 +107,7 @@ class BatchSession(OwnPace):
         """
         if self._turns and sampling != self._sampling:
             raise ValueError("turns that are under way at one time share their sampling settings")
-        self._sampling, stop = sampling, StopStrings(sampling.stop_strings, self._decode)
+        self._sampling, stop = sampling, self._stops(sampling.stop_strings)
         for row in rows:
             room = min(sampling.max_new_tokens, self._context - self._lengths[row])
             turn = Turn(room, answers and answers[row], stop)

@@ -14,9 +14,12 @@ from crl.protocols import Answers, Sampled, StopReason
 class StopStrings:
     """Whether a turn contains one of the strings that end it, asked after each id."""
 
-    def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
-        """`decode`: the text of ids."""
+    def __init__(
+        self, strings: Sequence[str], decode: Callable[[Sequence[int]], str], control: Mapping[str, int] | None = None
+    ) -> None:
+        """`decode`: the text of ids, in which control tokens are not seen; `control`: their ids by their names."""
         self._strings, self._decode = strings, decode
+        self._ids = {index for text, index in (control or {}).items() if any(string in text for string in strings)}
         # An id is at least one byte of text: no string is spread over more of them.
         self._longest = max((len(string.encode()) for string in strings), default=0)
 
@@ -24,8 +27,10 @@ class StopStrings:
         """Whether the last of these ids completes one of the strings."""
         if not self._strings:
             return False
-        text = self._decode(ids[-self._longest :])
-        return any(string in text for string in self._strings)
+        # Some tokenizers lose the blank that a text begins with, or all of one that begins inside a character: a text
+        # that begins up to four ids earlier begins before the string, and between two characters.
+        found = (self._decode(ids[-(self._longest + more) :]) for more in range(1, 5))
+        return ids[-1] in self._ids or any(string in text for text in found for string in self._strings)
 
 
 class Turn:

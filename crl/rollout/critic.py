@@ -94,7 +94,9 @@ def judge(
 
     A prompt that does not fit the context is not sampled: its verdict is malformed, the experience is used as it is.
     """
-    sampling = role.sampling.model_copy(update={"max_new_tokens": critic.max_new_tokens, "temperature": temperature})
+    # The actor's stop strings end its actions; a verdict has a form of its own.
+    changed = {"max_new_tokens": critic.max_new_tokens, "temperature": temperature, "stop_strings": []}
+    sampling = role.sampling.model_copy(update=changed)
     room = room_for_prompt(policy, role.model_copy(update={"sampling": sampling}))
     prompts = [
         prepared(

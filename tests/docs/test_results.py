@@ -1,120 +1,27 @@
-"""Every figure of a study's tables in the documentation, computed again from its raw results in `docs/results/`.
-
-The arithmetic here shares nothing with `crl.lab`: DuckDB reads the rows, scipy has the intervals.
-"""
+"""Every figure of a study's tables in the documentation, computed again from its raw results in `docs/results/`."""
 
 import itertools
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import duckdb
 import numpy as np
 import pytest
-import yaml
-from scipy import stats
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs" / "results"
+from tests.docs.raw_results import (
+    BUDGETS,
+    PAGES,
+    RESULTS,
+    ROOT,
+    Raw,
+    agree,
+    area,
+    difference_of,
+    interval_of,
+    table_under,
+)
+
 PAPER = (ROOT / "docs" / "study.md").read_text()
-PAGES = {
-    name: f"{name}.md" for name in ("recipes", "recipes_lakes", "coevolution", "coevolution_again", "trials", "change")
-}
-"""The page that a study's tables are in, by the name of its raw results."""
-ROUNDING = 0.005 + 1e-9
-BUDGETS = {
-    "episodes": "training_episodes",
-    "generated tokens": "training_tokens",
-    "real environment steps": "training_real_steps",
-}
-
-
-class Raw:
-    """The rows of a study, as curves by (arm, bank) and seed."""
-
-    def __init__(self, name: str):
-        folder = ROOT / "conf" / "study"
-        study = yaml.safe_load((folder / f"{name}.yaml").read_text())
-        taken = yaml.safe_load((folder / study["arms_from"]).read_text())["arms"] if "arms_from" in study else {}
-        self.arm_of = {arm.get("title", key): key for key, arm in (taken | study["arms"]).items()}
-        self.scales: dict[str, dict[str, list[tuple[str, str]]]] = {}
-        titles = {key: title for title, key in self.arm_of.items()}
-        for name, scale in study.get("scales", {}).items():
-            points = self.scales[scale["title"]] = {}
-            for arm in scale["arms"]:
-                for value, changes in scale["values"].items():
-                    key = f"{arm}_{name}_{value}".replace(".", "_") if changes else arm
-                    points.setdefault(titles[arm], []).append((str(value), key))
-                    if changes:
-                        self.arm_of[f"{titles[arm]}, {scale['title']} {value}"] = key
-        self.seeds = study["seeds"]
-        self.last = study.get("last", 1)
-        self.level = study.get("level")
-        columns = ["arm", "seed", "bank", "round", "success", *BUDGETS.values()]
-        rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM '{RESULTS / name}.parquet' ORDER BY round").fetchall()
-        self.curves: dict[tuple[str, bool], dict[int, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
-        for row in rows:
-            point = dict(zip(columns, row, strict=True))
-            self.curves[point["arm"], point["bank"]][point["seed"]].append(point)
-
-    def final(self, arm: str, bank: bool) -> dict[int, float]:
-        return {
-            seed: float(np.mean([point["success"] for point in points[-self.last :]]))
-            for seed, points in self.curves.get((arm, bank), {}).items()
-        }
-
-    def at(self, column: str, amount: float, arm: str, bank: bool) -> dict[int, float]:
-        """Success where a run had used so much of a budget, on the straight line between two evaluations."""
-        return {
-            seed: float(np.interp(amount, [p[column] for p in points], [p["success"] for p in points]))
-            for seed, points in self.curves.get((arm, bank), {}).items()
-        }
-
-    def against(self, column: str, amount: float, which: str, title: str) -> dict[int, float]:
-        """A reference at a budget: with its bank, where it has one and that is asked for."""
-        arm = self.arm_of[title]
-        return (which == "with bank" and self.at(column, amount, arm, True)) or self.at(column, amount, arm, False)
-
-    def used(self, column: str) -> list[int]:
-        """What each run used of a budget in all."""
-        return [int(points[-1][column]) for runs in self.curves.values() for points in runs.values()]
-
-
-def interval_of(values: dict[int, float]) -> list[float]:
-    sample = np.array(list(values.values()))
-    mean = sample.mean()
-    if len(sample) == 1:
-        return [mean]
-    if not sample.std():
-        return [mean, mean, mean]
-    low, high = stats.t.interval(0.95, len(sample) - 1, loc=mean, scale=stats.sem(sample))
-    return [mean, low, high]
-
-
-def difference_of(values: dict[int, float], reference: dict[int, float]) -> list[float]:
-    return interval_of({seed: value - reference[seed] for seed, value in values.items() if seed in reference})
-
-
-def numbers_in(cell: str) -> list[float]:
-    return [float(text.replace("−", "-")) for text in re.findall(r"[+−]?\d+\.\d+", cell)]
-
-
-def agree(cell: str, expected: list[float] | None) -> None:
-    if expected is None:
-        assert cell == "–"
-        return
-    found = numbers_in(cell)
-    assert len(found) == len(expected), cell
-    assert np.allclose(found, expected, rtol=0, atol=ROUNDING), (cell, expected)
-
-
-def table_under(page: str, title: str) -> list[list[str]]:
-    """The rows of the first table after a heading; the first of them has the names of the columns."""
-    after = page.split(f"## {title}\n", 1)
-    assert len(after) == 2, f"{title}: no such heading"
-    lines = after[1].split("\n|", 1)[1].split("\n\n", 1)[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in rows if set("".join(row)) != {"-"}]
 
 
 @pytest.fixture(scope="module", params=sorted(PAGES))
@@ -185,13 +92,6 @@ def test_on_the_way(study):
             agree(cells[4 + place], interval_of(areas) if (areas := area(raw, arm, bank)) else None)
 
 
-def area(raw: Raw, arm: str, bank: bool) -> dict[int, float]:
-    return {
-        seed: float(np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"])
-        for seed, points in raw.curves.get((arm, bank), {}).items()
-    }
-
-
 @pytest.mark.parametrize(
     ("title", "of"), [("At the end of training", Raw.final), ("Averaged over training", area)], ids=["end", "mean"]
 )
@@ -232,35 +132,39 @@ def test_what_the_paper_repeats_of_trials_and_of_a_changing_world():
     assert rows == [[whole[row[0]][name] for name in header] for row in rows], "computed below, for that page"
 
 
-@pytest.mark.parametrize("name", ["trials", "change"])
-def test_outputs_and_notes_of_the_runs(name):
-    raw, page = Raw(name), (ROOT / "docs" / PAGES[name]).read_text()
+def shares_of_runs(name: str, title: str, share: str) -> dict[int, float]:
+    """By seed, of the runs of an arm that have an extractor."""
     runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
+    own = runs.filter(f"arm = '{Raw(name).arm_of[title]}' AND ({share}) IS NOT NULL AND outputs > 0")
+    return dict(own.project(f"seed, {share}").fetchall())
+
+
+def test_notes_that_are_true_in_the_last_bank():
+    page = (ROOT / "docs" / PAGES["trials"]).read_text()
+    for title, seeds, cell in table_under(page, "Notes that are true, in the last bank")[1:]:
+        found = shares_of_runs("trials", title, "notes_true")
+        assert int(seeds) == len(found)
+        agree(cell, interval_of(found))
+
+
+def test_budget_and_extractor():
+    page, raw = (ROOT / "docs" / PAGES["change"]).read_text(), Raw("change")
+    runs = duckdb.read_parquet(f"{RESULTS}/change_runs.parquet")
     shares = {
         "malformed": "malformed / outputs",
         "return": "returned / outputs",
         "notes true": "notes_true",
         "families with a true note": "coverage",
     }
-
-    def of(title: str, share: str) -> dict[int, float]:
-        own = runs.filter(f"arm = '{raw.arm_of[title]}' AND ({share}) IS NOT NULL AND outputs > 0")
-        return dict(own.project(f"seed, {share}").fetchall())
-
-    if "## Notes that are true, in the last bank" in page:
-        for title, seeds, cell in table_under(page, "Notes that are true, in the last bank")[1:]:
-            assert int(seeds) == len(of(title, "notes_true"))
-            agree(cell, interval_of(of(title, "notes_true")))
-    if "## Budget and extractor" in page:
-        header, *rows = table_under(page, "Budget and extractor")
-        for row in rows:
-            told = dict(zip(header, row, strict=True))
-            games = runs.filter(f"arm = '{raw.arm_of[row[0]]}'").project("training_episodes").fetchall()
-            low, high = min(games)[0], max(games)[0]
-            assert told["training episodes per run"] == (str(low) if low == high else f"{low} to {high}")
-            for column, share in shares.items():
-                values = of(row[0], share)
-                agree(told[column], [float(np.mean(list(values.values())))] if values else None)
+    header, *rows = table_under(page, "Budget and extractor")
+    for row in rows:
+        told = dict(zip(header, row, strict=True))
+        games = runs.filter(f"arm = '{raw.arm_of[row[0]]}'").project("training_episodes").fetchall()
+        low, high = min(games)[0], max(games)[0]
+        assert told["training episodes per run"] == (str(low) if low == high else f"{low} to {high}")
+        for column, share in shares.items():
+            values = shares_of_runs("change", row[0], share)
+            agree(told[column], [float(np.mean(list(values.values())))] if values else None)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +191,7 @@ def test_games_that_were_shown_a_true_note(name, title):
 
 
 def test_a_trained_actor_beside_an_untrained_one():
-    shares = ("sum(shown) / sum(guided)", "sum(won) / sum(shown)")
+    shares = ("sum(shown) / sum(guided)", "sum(won) / sum(shown)", "sum(won) / sum(guided)")
     page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
     for rounds, *cells in table_under(page, "Trained minus untrained")[1:]:
         first, last = map(int, rounds.split(" to "))

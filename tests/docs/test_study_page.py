@@ -11,7 +11,7 @@ from crl.lab.study.config import load_study
 from crl.lab.study.plan import plan_runs
 from tests.docs.test_commands import ROOT
 
-PAGE, PAPER = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("evaluation.md", "study.md"))
+PAGE, EARLIER = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("evaluation.md", "earlier_studies.md"))
 ((PLACE, SHOWN),) = re.findall(r'^```yaml title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -36,7 +36,7 @@ def test_the_study_shown_is_the_tiny_one_under_another_name(shown: Path) -> None
 
 
 def test_names_of_studies_are_told() -> None:
-    told = dict(re.findall(r"`(\w+)` (?:is the name|that)\s+of\s+`(\w+\.yaml)`", PAPER))
+    told = dict(re.findall(r"`(\w+)` (?:is the name|that)\s+of\s+`(\w+\.yaml)`", EARLIER))
     assert {file: load_study(ROOT / "conf/study" / file).name for file in told.values()} == {
         file: name for name, file in told.items()
     }
