@@ -78,9 +78,10 @@ def require_server() -> str:
     step = "start one with `make ui`, or name a running one: export PREFECT_API_URL=http://127.0.0.1:4200/api"
     if address is None:
         raise NoServer("no Prefect server is named", expected="PREFECT_API_URL", next_step=step)
+    # A busy server answers late: SQLite alone may be locked for a minute. One that is not there is found out sooner.
+    patience = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
     try:
-        # A busy server answers late: SQLite alone may be locked for a minute. One that is not there is found out sooner.
-        if httpx.get(f"{address}/health", timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)).raise_for_status().json() is not True:
+        if httpx.get(f"{address}/health", timeout=patience).raise_for_status().json() is not True:
             raise ValueError("/health does not say `true`")
         with get_client(sync_client=True) as client:
             client.api_version()  # a server that wants a password wants none for /health
