@@ -82,6 +82,7 @@ class BatchSession(OwnPace):
         self._pending = {row: list(prompt) for row, prompt in enumerate(prompts)}  # tokens that are not, in order
         self._turns: dict[int, Turn] = {}
         self._sampling = SamplingConfig()
+        self._stop = stops(self._sampling.stop_strings)
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample to the rows given. They are read when the row is next sampled."""
@@ -107,10 +108,11 @@ class BatchSession(OwnPace):
         """
         if self._turns and sampling != self._sampling:
             raise ValueError("turns that are under way at one time share their sampling settings")
-        self._sampling, stop = sampling, self._stops(sampling.stop_strings)
+        if sampling != self._sampling:
+            self._sampling, self._stop = sampling, self._stops(sampling.stop_strings)
         for row in rows:
             room = min(sampling.max_new_tokens, self._context - self._lengths[row])
-            turn = Turn(room, answers and answers[row], stop)
+            turn = Turn(room, answers and answers[row], self._stop)
             if turn.room < 1:
                 raise PromptTooLong(
                     f"Row {row} has {self._lengths[row]} tokens and no room to answer.",

@@ -60,6 +60,15 @@ class Raw:
             for seed, points in self.curves.get((arm, bank), {}).items()
         }
 
+    def area(self, arm: str, bank: bool) -> dict[int, float]:
+        """Mean success over the rounds of the evaluations, by the trapezoid rule."""
+        return {
+            seed: float(
+                np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"]
+            )
+            for seed, points in self.curves.get((arm, bank), {}).items()
+        }
+
     def at(self, column: str, amount: float, arm: str, bank: bool) -> dict[int, float]:
         """Success where a run had used so much of a budget, on the straight line between two evaluations."""
         return {
@@ -112,10 +121,3 @@ def table_under(page: str, title: str) -> list[list[str]]:
     lines = after[1].split("\n|", 1)[1].split("\n\n", 1)[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if set("".join(row)) != {"-"}]
-
-
-def area(raw: Raw, arm: str, bank: bool) -> dict[int, float]:
-    return {
-        seed: float(np.trapezoid([p["success"] for p in points], [p["round"] for p in points]) / points[-1]["round"])
-        for seed, points in raw.curves.get((arm, bank), {}).items()
-    }

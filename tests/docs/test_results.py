@@ -15,7 +15,6 @@ from tests.docs.raw_results import (
     ROOT,
     Raw,
     agree,
-    area,
     difference_of,
     interval_of,
     table_under,
@@ -89,11 +88,11 @@ def test_on_the_way(study):
                 assert cell.split(" (")[0] == expected, (title, column, bank)
                 if (some := sum(map(bool, reached))) < len(runs):
                     assert cell.endswith(f" ({some} of {len(runs)} seeds)")
-            agree(cells[4 + place], interval_of(areas) if (areas := area(raw, arm, bank)) else None)
+            agree(cells[4 + place], interval_of(areas) if (areas := raw.area(arm, bank)) else None)
 
 
 @pytest.mark.parametrize(
-    ("title", "of"), [("At the end of training", Raw.final), ("Averaged over training", area)], ids=["end", "mean"]
+    ("title", "of"), [("At the end of training", Raw.final), ("Averaged over training", Raw.area)], ids=["end", "mean"]
 )
 def test_ahead_of_both_of_its_parts(title, of):
     """The seeds of each study, and of both together."""
@@ -132,17 +131,17 @@ def test_what_the_paper_repeats_of_trials_and_of_a_changing_world():
     assert rows == [[whole[row[0]][name] for name in header] for row in rows], "computed below, for that page"
 
 
-def shares_of_runs(name: str, title: str, share: str) -> dict[int, float]:
+def shares_of_runs(name: str, arm: str, share: str) -> dict[int, float]:
     """By seed, of the runs of an arm that have an extractor."""
     runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
-    own = runs.filter(f"arm = '{Raw(name).arm_of[title]}' AND ({share}) IS NOT NULL AND outputs > 0")
+    own = runs.filter(f"arm = '{arm}' AND ({share}) IS NOT NULL AND outputs > 0")
     return dict(own.project(f"seed, {share}").fetchall())
 
 
 def test_notes_that_are_true_in_the_last_bank():
-    page = (ROOT / "docs" / PAGES["trials"]).read_text()
+    page, raw = (ROOT / "docs" / PAGES["trials"]).read_text(), Raw("trials")
     for title, seeds, cell in table_under(page, "Notes that are true, in the last bank")[1:]:
-        found = shares_of_runs("trials", title, "notes_true")
+        found = shares_of_runs("trials", raw.arm_of[title], "notes_true")
         assert int(seeds) == len(found)
         agree(cell, interval_of(found))
 
@@ -163,8 +162,16 @@ def test_budget_and_extractor():
         low, high = min(games)[0], max(games)[0]
         assert told["training episodes per run"] == (str(low) if low == high else f"{low} to {high}")
         for column, share in shares.items():
-            values = shares_of_runs("change", row[0], share)
+            values = shares_of_runs("change", raw.arm_of[row[0]], share)
             agree(told[column], [float(np.mean(list(values.values())))] if values else None)
+
+
+def counted(notes: duckdb.DuckDBPyRelation, arm: str, rounds: str) -> duckdb.DuckDBPyRelation:
+    """By seed: the games of an arm over some rounds, such as `1 to 10`."""
+    first, last = map(int, rounds.split(" to "))
+    of_arm = notes.filter(f"arm = '{arm}' AND round BETWEEN {first} AND {last}")
+    columns = [column for column in notes.columns if column not in ("arm", "seed", "round")]
+    return of_arm.aggregate(f"seed, {', '.join(f'sum({column}) AS {column}' for column in columns)}")
 
 
 @pytest.mark.parametrize(
@@ -180,10 +187,7 @@ def test_games_that_were_shown_a_true_note(name, title):
     raw = duckdb.read_parquet(f"{RESULTS}/{name}_notes.parquet")
     assert {arm for arm, *_ in rows} == {arm for (arm,) in raw.select("arm").distinct().fetchall()}
     for arm, rounds, seeds, *cells in rows:
-        first, last = map(int, rounds.split(" to "))
-        of_arm = raw.filter(f"arm = '{arm}' AND round BETWEEN {first} AND {last}")
-        counted = [column for column in raw.columns if column not in ("arm", "seed", "round")]
-        sums = of_arm.aggregate(f"seed, {', '.join(f'sum({column}) AS {column}' for column in counted)}")
+        sums = counted(raw, arm, rounds)
         assert {seed for (seed,) in sums.select("seed").fetchall()} <= set(Raw(name).seeds)
         assert int(seeds) == len(sums)
         for share, cell in zip(shares, cells, strict=True):
@@ -191,18 +195,15 @@ def test_games_that_were_shown_a_true_note(name, title):
 
 
 def test_a_trained_actor_beside_an_untrained_one():
-    shares = ("sum(shown) / sum(guided)", "sum(won) / sum(shown)", "sum(won) / sum(guided)")
     page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
+    notes = duckdb.read_parquet(f"{RESULTS}/coevolution_again_notes.parquet")
     for rounds, *cells in table_under(page, "Trained minus untrained")[1:]:
-        first, last = map(int, rounds.split(" to "))
-        for share, cell in zip(shares, cells, strict=True):
-            by_arm: dict[str, dict[int, float]] = defaultdict(dict)
-            for arm, seed, value in duckdb.sql(
-                f"""SELECT arm, seed, {share} FROM '{RESULTS}/coevolution_again_notes.parquet'
-                WHERE round BETWEEN {first} AND {last} GROUP BY ALL"""
-            ).fetchall():
-                by_arm[arm][seed] = value
-            agree(cell, difference_of(by_arm["recommended"], by_arm["experience_only"]))
+        for share, cell in zip(("shown / guided", "won / shown", "won / guided"), cells, strict=True):
+            trained, untrained = (
+                dict(counted(notes, arm, rounds).project(f"seed, {share}").fetchall())
+                for arm in ("recommended", "experience_only")
+            )
+            agree(cell, difference_of(trained, untrained))
 
 
 @pytest.mark.parametrize("kind", list(BUDGETS))

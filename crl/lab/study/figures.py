@@ -84,6 +84,11 @@ class RunFigures(BaseModel):
     alarms: list[str]
     """In what way the run had collapsed in its last round; other alarms of its health are not here."""
 
+    @property
+    def training_episodes(self) -> int:
+        """Those of all rounds."""
+        return max(self.episodes.values(), default=0)
+
     def success(self, *, bank: bool) -> dict[int, float]:
         """Held-out success by round."""
         return {

@@ -129,7 +129,7 @@ def _runs(figures: RunsByArm) -> bytes:
         {
             "arm": arm,
             "seed": seed,
-            "training_episodes": max(run.episodes.values(), default=0),
+            "training_episodes": run.training_episodes,
             **run.model_dump(include={"outputs", "malformed", "returned", "notes_true", "coverage", "alarms"}),
         }
         for arm, runs in figures.items()

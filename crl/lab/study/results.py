@@ -231,7 +231,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         cost_without_bank=_cost(study, [run.costs_without_bank for run in runs.values()]),
         retrieval_seconds=_mean(runs, lambda run: run.retrieval_seconds),
         answer_seconds=_mean(runs, lambda run: run.answer_seconds),
-        episodes={seed: max(run.episodes.values(), default=0) for seed, run in runs.items()},
+        episodes={seed: run.training_episodes for seed, run in runs.items()},
         real_steps=common_curve([amounts_of(run, "real_steps") for run in runs.values()]) if runs else {},
         malformed=_mean(runs, lambda run: run.malformed / run.outputs if run.outputs else None),
         returned=_mean(
