@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,20 +44,22 @@ class Moved:
 
     def _before_sgd(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
-            for part in group["params"]:
-                if part.grad is not None:
-                    for weights, gradient in _chunks(part, part.grad):
-                        self._add(group["lr"] * (gradient + group["weight_decay"] * weights))
+            parts = [(part, part.grad) for part in group["params"] if part.grad is not None]
+            for weights, gradient in _chunks(parts):
+                self._add(group["lr"] * (gradient + group["weight_decay"] * weights))
 
     def _after_adamw(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
             decay = group["lr"] * group["weight_decay"]
+            stepped: dict[float, list[tuple[torch.Tensor, ...]]] = {}
             for part in group["params"]:
-                if part.grad is None:
-                    continue
-                state = optimizer.state[part]
-                first, second = (1 - beta ** float(state["step"]) for beta in group["betas"])
-                for after, mean, square in _chunks(part, state["exp_avg"], state["exp_avg_sq"]):
+                if part.grad is not None:
+                    state = optimizer.state[part]
+                    tensors = part, state["exp_avg"], state["exp_avg_sq"]
+                    stepped.setdefault(float(state["step"]), []).append(tensors)
+            for count, parts in stepped.items():
+                first, second = (1 - beta**count for beta in group["betas"])
+                for after, mean, square in _chunks(parts):
                     step = group["lr"] / first * mean / ((square / second).sqrt() + group["eps"])
                     self._add(step + decay * (after + step) / (1 - decay))  # the decay is of the weights before
 
@@ -64,6 +67,22 @@ class Moved:
         self.squared += float(step.square().sum(dtype=torch.float64))
 
 
-def _chunks(*tensors: torch.Tensor) -> Any:
-    """The same pieces of several tensors, flat."""
-    return zip(*(torch.split(tensor.detach().reshape(-1), _CHUNK) for tensor in tensors), strict=True)
+def _chunks(parts: Sequence[tuple[torch.Tensor, ...]]) -> Iterator[list[torch.Tensor]]:
+    """The numbers of all parts, flat, so many at once: large parts are split, and small ones put together, because on a
+    GPU hundreds of small calls take as long as hundreds of large ones."""
+    waiting: list[tuple[torch.Tensor, ...]] = []
+    held = 0
+    for tensors in parts:
+        flat = (torch.split(tensor.detach().reshape(-1), _CHUNK) for tensor in tensors)
+        for pieces in zip(*flat, strict=True):
+            if held + pieces[0].numel() > _CHUNK:
+                yield _joined(waiting)
+                waiting, held = [], 0
+            waiting.append(pieces)
+            held += pieces[0].numel()
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(pieces: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    return list(pieces[0]) if len(pieces) == 1 else [torch.cat(each) for each in zip(*pieces, strict=True)]

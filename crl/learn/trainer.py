@@ -33,6 +33,7 @@ from crl.learn.reference import Reference
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.terms import Objective
 from crl.learn.tree_attention import Paths
+from crl.policies.determinism import deterministic
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
@@ -106,6 +107,7 @@ class Trainer:
 
     # -- the update ------------------------------------------------------------------------------------------------
 
+    @deterministic()
     def update(
         self,
         samples: Sequence[Sample],

@@ -1,12 +1,13 @@
 """Attention over a tree of samples (`packing`): each segment sees the way from the root to itself, and nothing else.
 
 It is an attention implementation of transformers under a name of its own: a model that follows the interface
-hands it the keywords that its forward pass was given. The fused kernels compute it, segment by segment.
+hands it the keywords that its forward pass was given. The fused kernels compute it: segment by segment on a CPU; on a
+GPU, where a call costs more than what it hides, all segments at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from crl.learn.packing import Tree
 
 NAME = "crl_tree"
 KEYWORD = "crl_paths"
+_AT_ONCE = 8192
+"""Most positions of a pass whose scores are computed all at once on a GPU: a mask of 128 MB."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,30 @@ class Paths:
     segments_S: list[int]
     """Positions of each segment; together P."""
 
+    masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+    """What :meth:`mask` has made."""
+
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> Paths:
         """Those of a tree; a sample that adds no position needs no segment."""
         pairs = [(path, own) for path, own in zip(tree.paths, tree.segments, strict=True) if own]
         seen = torch.tensor([position for path, _ in pairs for position in path], device=device)
         return cls(seen, [len(path) for path, _ in pairs], [own for _, own in pairs])
+
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to the scores of all positions, [1, 1, P, P]: made once for all layers of a pass."""
+        if dtype not in self.masks:
+            positions, begun = sum(self.segments_S), 0
+            # Rows begin at multiples of 16 numbers: fused kernels would copy another mask, in every layer.
+            room = torch.full(
+                (positions, -(-positions // 16) * 16), float("-inf"), dtype=dtype, device=self.seen.device
+            )
+            for seen, own in zip(torch.split(self.seen, self.lengths_S), self.segments_S, strict=True):
+                hidden = ~torch.ones(own, len(seen), dtype=torch.bool, device=seen.device).tril(len(seen) - own)
+                room[begun : begun + own, seen] = room.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+                begun += own
+            self.masks[dtype] = room[None, None, :, :positions]
+        return self.masks[dtype]
 
 
 def use_tree_attention(model: Any) -> bool:
@@ -65,6 +86,10 @@ def tree_attention(
     if crl_paths is None or len(crl_paths.segments_S) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
+    if _at_once(query, crl_paths):
+        whole = crl_paths.mask(_computed(query))
+        output, _ = sdpa_attention_forward(module, query, key, value, whole, **more)
+        return output, None
     queries = torch.split(query, crl_paths.segments_S, dim=2)
     keys = torch.split(key.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
     values = torch.split(value.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
@@ -88,10 +113,18 @@ def _blocks(
 
 def _by_blocks(query: torch.Tensor) -> bool:
     """Whether the update runs on a CPU in bfloat16, which `cpu_attention` is for."""
-    if query.device.type != "cpu":
-        return False
-    half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-    return half == torch.bfloat16
+    return query.device.type == "cpu" and _computed(query) == torch.bfloat16
+
+
+def _at_once(query: torch.Tensor, paths: Paths) -> bool:
+    """Whether all segments are attended to in one call."""
+    return query.device.type != "cpu" and sum(paths.segments_S) <= _AT_ONCE
+
+
+def _computed(query: torch.Tensor) -> torch.dtype:
+    """The precision that attention computes in."""
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
 
 def _causal(own: int, seen: int, device: torch.device) -> torch.Tensor | None:

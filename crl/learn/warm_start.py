@@ -25,6 +25,7 @@ from crl.errors import BadInput, StageFailed
 from crl.learn.batches import check_sample, trained_tokens
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import head_only_at, load_trainable
+from crl.policies.determinism import deterministic
 from crl.records import Sample
 
 OnStep = Callable[[int, int, float], None]
@@ -182,7 +183,8 @@ def _train(
         # Losses are read from the trainer's history; printing each of them belongs to no one.
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(LossCallback)
-        trainer.train()
+        with deterministic():
+            trainer.train()
         losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return losses
 

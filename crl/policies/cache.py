@@ -56,17 +56,25 @@ class Piece:
 class RowCache:
     """Keys and values of all layers, [R, H, C, D] each. The caller knows each row's length."""
 
-    def __init__(self, layers: int, rows: int, longest: int) -> None:
-        """`longest`: slots of a row that is full; no more are allocated."""
-        self.rows, self._longest = rows, longest
+    def __init__(self, layers: int, rows: int, longest: int, *, at_once: bool = False) -> None:
+        """`longest`: slots of a row that is full; no more are allocated. `at_once`: all of them at first, and one that
+        no row reaches, so that they stay where they are (`decode_graph`)."""
+        self.rows, self._longest, self._at_once = rows, longest, at_once
         self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
+
+    @property
+    def slots(self) -> int:
+        """Slots of a row once all are allocated."""
+        return -(-(self._longest + 1) // _BLOCK) * _BLOCK if self._at_once else self._longest
 
     def room(self, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, with room for so many slots. `like` [H, T, D] says the rest."""
         old = self._layers[index]
+        if self._at_once:
+            slots = self.slots
         if old is None or old[0].shape[2] < slots:
             # Half as many again: few copies. Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
-            room = min(-(-(slots + slots // 2) // _BLOCK) * _BLOCK, self._longest)
+            room = min(-(-(slots + slots // 2) // _BLOCK) * _BLOCK, self.slots)
             grown = tuple(like.new_zeros(self.rows, like.shape[0], room, like.shape[2]) for _ in range(2))
             if old is not None:
                 for new, before in zip(grown, old, strict=True):

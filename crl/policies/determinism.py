@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
 def settle_torch(threads: int) -> None:
-    """Threads of this process, and deterministic algorithms wherever torch has one."""
+    """Threads of this process, and on a CPU deterministic algorithms wherever torch has one.
+
+    On a GPU these are for gradients alone (:func:`deterministic`): there, writing to chosen places sorts them first,
+    and what is sampled writes to no place twice.
+    """
     import torch
 
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if not torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling every new tensor with NaN is for finding bugs in torch; it changes no number of ours, and took half the
     # time of a supervised update.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, equal inputs give equal gradients on a GPU, too.
+
+    An operation that torch has no deterministic algorithm for is an error. Being warned only is not enough: then the
+    backward pass of fused attention adds in any order, and two runs with one seed part at their first update.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 def gpu_count() -> int:

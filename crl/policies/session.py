@@ -21,8 +21,10 @@ import torch
 
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
-from crl.policies.cache import Pass, Piece, RowCache
+from crl.policies.cache import Piece, RowCache
+from crl.policies.decode_graph import DecodeGraphs
 from crl.policies.limits import PASS_TOKENS
+from crl.policies.padded_pass import pass_over
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
@@ -72,9 +74,10 @@ class BatchSession(OwnPace):
         self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
-        self._cache = RowCache(
-            model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts)), context
-        )
+        layers, rows = model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts))
+        on_gpu = model.device.type == "cuda"
+        self._cache = RowCache(layers, rows, context, at_once=on_gpu)
+        self._graphs = DecodeGraphs(model, self._cache) if on_gpu else None
         self._free = list(range(self._cache.rows))
         self._place: dict[int, int] = {}  # cache row of each row that is in the batch
         self._left: dict[int, list[int]] = {}  # what free cache rows still hold: the start of the row that left
@@ -148,6 +151,8 @@ class BatchSession(OwnPace):
             del self._lengths[row], self._pending[row], self._cached[row]
         if not self._lengths:
             self._cache.clear()
+            if self._graphs is not None:
+                self._graphs.clear()
 
     def close(self) -> None:
         """Free all rows."""
@@ -240,7 +245,13 @@ class BatchSession(OwnPace):
             pieces.append(Piece(places, self._cached[reading.rows[0]] + reading.skipped, len(reading.ids)))
             for row in reading.rows:
                 self._cached[row] += reading.skipped + len(reading.ids)
-        current = Pass(self._cache, pieces, device)
+        single = all(len(reading.ids) == len(reading.rows) == 1 and reading.ends is not None for reading in readings)
+        if self._graphs is not None and single:
+            rows, pasts = [piece.rows[0] for piece in pieces], [piece.past for piece in pieces]
+            replayed = self._graphs.logits(rows, pasts, [reading.ids[0] for reading in readings])
+            if replayed is not None:
+                return replayed
+        current = pass_over(self._cache, pieces, device)
         last = np.cumsum([len(reading.ids) for reading in readings]) - 1
         ends = last[[reading.ends is not None for reading in readings]]
         output = self._model(

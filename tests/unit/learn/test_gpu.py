@@ -1,4 +1,4 @@
-"""The update on a GPU: bfloat16 moves the weights, and the gradient points where the CPU's does."""
+"""The update on a GPU: equal bits for equal inputs, in bfloat16, too, and the gradient points where the CPU's does."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ def test_a_bfloat16_update_on_a_gpu_moves_the_weights_the_same_way(base_model, r
     assert device == "cuda"
     assert figures["stepped"] == 1.0 and figures["update_norm"] > 0
     assert cosine(on_cpu, in_bfloat16) > 0.98
+
+
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_the_same_update_on_a_gpu_gives_the_same_bits(base_model, random_samples, autocast):
+    """With algorithms that add in any order, runs with one seed part here."""
+    samples = random_samples(96)
+    _, one, gradients = run(base_model, samples, hide_gpu=False, autocast=autocast)
+    _, other, again = run(base_model, samples, hide_gpu=False, autocast=autocast)
+    assert one == other
+    assert all((gradients[name] == again[name]).all() for name in gradients)

@@ -70,7 +70,7 @@ def test_full_weights_replace_the_base(tiny, policy, tmp_path):
     loaded = load_policy(ROLE, tiny.path, checkpoint, threads=1)
     for name, tensor in loaded.model.state_dict().items():
         if name in changed:
-            assert torch.equal(tensor, changed[name])
+            assert torch.equal(tensor.cpu(), changed[name])
     assert loaded.end_ids == policy.end_ids
 
 
@@ -101,7 +101,7 @@ def test_scoring_is_the_plain_log_softmax(policy):
     scored = sequence_logprobs(policy.model, IDS, 0.7, batch=2)
     for ids, row in zip(IDS, scored, strict=True):
         with torch.inference_mode():
-            logits = policy.model(input_ids=torch.tensor([ids])).logits[0].double()
+            logits = policy.model(input_ids=torch.tensor([ids], device=policy.model.device)).logits[0].double().cpu()
         expected = torch.log_softmax(logits / 0.7, -1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         assert row[0] == 0
         assert np.abs(row[1:] - expected.numpy()).max() < 1e-4

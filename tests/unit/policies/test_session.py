@@ -1,6 +1,7 @@
 """Sessions: what is sampled is what teacher forcing scores, whatever the batch, and every token is read once."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
+from crl.policies import language_model
 from crl.policies import session as session_module
+from crl.policies.cache import RowCache
+from crl.policies.decode_graph import DecodeGraphs
+from crl.policies.padded_pass import PaddedPass, grouped
 from crl.policies.scoring import sequence_logprobs
 from crl.protocols import StopReason
 
@@ -26,6 +31,40 @@ def _prompts(rng, groups, members, common=20, shared=8, own=12):
         for _ in range(members):
             prompts.append(of_group + rng.integers(5, VOCABULARY, int(rng.integers(1, own + 1))).tolist())
     return prompts
+
+
+class _AsAGraph(DecodeGraphs):
+    """All of a graph but its being recorded, on a CPU."""
+
+    def _record(self, span):
+        logits_RV = self.computed(span)
+        self.replays = getattr(self, "replays", 0)
+
+        def replay():
+            self.replays += 1
+            logits_RV.copy_(self.computed(span))
+
+        self._graphs[span] = SimpleNamespace(replay=replay), logits_RV
+        return True
+
+
+@pytest.fixture(params=["as on a CPU", "as on a GPU"])
+def way(request, monkeypatch):
+    """Sessions as on the CPU, and with what they do on a GPU in its place; what replayed."""
+    made = []
+    if request.param == "as on a GPU":
+
+        class OnAGpu(session_module.BatchSession):
+            def __init__(self, model, end_ids, context, prompts, seeds, limit=None, **more):
+                super().__init__(model, end_ids, context, prompts, seeds, limit, **more)
+                layers, rows = model.config.num_hidden_layers, self._cache.rows
+                self._cache = RowCache(layers, rows, context, at_once=True)
+                self._graphs = _AsAGraph(model, self._cache)
+                made.append(self._graphs)
+
+        monkeypatch.setattr(session_module, "pass_over", PaddedPass)
+        monkeypatch.setattr(language_model, "BatchSession", OnAGpu)
+    return made
 
 
 def _play(policy, prompts, *, turns, sampling, seed=0, leave=0.0, keys=None, limit=None):
@@ -93,7 +132,7 @@ def _largest_difference(policy, ids, logprobs, temperature):
     limit=st.sampled_from([None, 1, 3]),
 )
 def test_stored_logprobs_are_those_of_teacher_forcing(
-    policy, seed, groups, members, common, temperature, tokens, limit
+    way, policy, seed, groups, members, common, temperature, tokens, limit
 ):
     prompts = _prompts(np.random.default_rng(seed), groups, members, common=common)
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=5)
@@ -103,7 +142,7 @@ def test_stored_logprobs_are_those_of_teacher_forcing(
     assert _largest_difference(policy, ids, logprobs, temperature) < 1e-4
 
 
-def test_long_and_very_ragged_prompts_are_read_in_pieces(policy, monkeypatch):
+def test_long_and_very_ragged_prompts_are_read_in_pieces(way, policy, monkeypatch):
     monkeypatch.setattr(session_module, "PASS_TOKENS", 64)
     rng = np.random.default_rng(3)
     base = rng.integers(5, VOCABULARY, 70).tolist()
@@ -114,12 +153,20 @@ def test_long_and_very_ragged_prompts_are_read_in_pieces(policy, monkeypatch):
     assert _largest_difference(policy, ids, logprobs, 1.0) < 1e-4
 
 
-def test_the_limit_of_a_batch_changes_no_token(policy):
+def test_the_limit_of_a_batch_changes_no_token(way, policy):
     """Equal seeds, equal tokens, whether 1, 7 or all 64 rows are sampled at one time."""
     prompts = _prompts(np.random.default_rng(12), 8, 8)
     sampling = SamplingConfig(max_new_tokens=4)
     played = [_play(policy, prompts, turns=2, sampling=sampling, limit=limit)[0] for limit in (1, 7, 64)]
     assert played[0] == played[1] == played[2]
+    assert not way or any(graphs.replays for graphs in way)
+
+
+def test_rows_with_few_new_tokens_attend_together_and_those_with_many_alone():
+    assert grouped({0: 1, 1: 1, 2: 1}) == [[0, 1, 2]]
+    assert grouped({0: 3000, 1: 20, 2: 1, 3: 15}) == [[2, 3, 1], [0]]
+    assert grouped({4: 900, 2: 1000}) == [[4, 2]]
+    assert grouped({7: 5}) == [[7]]
 
 
 def _read_under(policy, prompts, limit):
@@ -324,7 +371,7 @@ def test_the_behavior_distribution_is_scaled_and_not_cut(policy):
     """Logprobs are of softmax(logits / T) over the whole vocabulary, though top-k and top-p cut what is drawn."""
     prompt = np.random.default_rng(0).integers(5, VOCABULARY, 30).tolist()
     with torch.inference_mode():
-        logits = policy.model(input_ids=torch.tensor([prompt])).logits[0, -1].double()
+        logits = policy.model(input_ids=torch.tensor([prompt], device=policy.model.device)).logits[0, -1].double().cpu()
     expected = torch.log_softmax(logits / 0.5, 0)
     allowed = set(logits.topk(3).indices.tolist())
     seen = set()

@@ -1,0 +1,125 @@
+"""A packed pass (`cache`) for a GPU: all rows attend in one call per layer, padded to the most new tokens of a row.
+
+There, each call costs as much as hundreds of padded queries. Rows that would pad the others beyond that attend alone.
+
+Shapes: T tokens of a pass, A rows that attend together, N most new tokens of one of them, R rows, Hq query and H
+key-value heads, G = Hq / H, C slots, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from crl.policies.cache import Pass, Piece, RowCache
+
+_CALL = 1024
+"""Padded queries that cost as much as one more call in every layer."""
+_ALIGNED = 16
+"""Slots of a mask are a multiple: fused kernels would copy another one in every layer."""
+
+
+class PaddedPass:
+    """One forward pass over the cache, as `cache.Pass`: give it to the model as `row_pass`, with `positions_T`."""
+
+    def __init__(self, cache: RowCache, pieces: Sequence[Piece], device: torch.device) -> None:
+        """`pieces`: in the order of the tokens; none twice, what rows share before what follows it."""
+        self._cache = cache
+        positions = [np.arange(piece.past, piece.length) for piece in pieces]
+        firsts = np.cumsum([0, *(piece.count for piece in pieces)])
+        stored = [
+            (np.full(piece.count, row), np.arange(first, first + piece.count), own)
+            for piece, first, own in zip(pieces, firsts, positions, strict=False)
+            for row in piece.rows
+        ]
+        positions_T = np.concatenate(positions)
+        self.positions_T = torch.from_numpy(positions_T).to(device)
+        self._rows_N, self._places_N, self._slots_N = torch.from_numpy(
+            np.stack([np.concatenate(each) for each in zip(*stored, strict=True)])
+        ).to(device)
+        self._slots = max(piece.length for piece in pieces)
+        places: dict[int, list[int]] = {}
+        for piece, first in zip(pieces, firsts, strict=False):  # what rows share is attended to in the first of them
+            places.setdefault(piece.rows[0], []).extend(range(first, first + piece.count))
+        self._groups = [
+            _Group({row: places[row] for row in rows}, positions_T, device)
+            for rows in grouped({row: len(own) for row, own in places.items()})
+        ]
+
+    def attend(
+        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """As `cache.Pass.attend`: queries [Hq, T, D], keys and values [H, T, D] of a layer; outputs [T, Hq, D]."""
+        keys, values = self._cache.room(index, self._slots, key)
+        keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
+        values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
+        query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]
+        found = [group.attend(query, keys, values, scaling) for group in self._groups]
+        if len(found) == 1:
+            return found[0].flatten(1, 2)
+        out = found[0].new_empty(query.shape[2], *found[0].shape[1:])
+        for group, part in zip(self._groups, found, strict=True):
+            out[group.places] = part
+        return out.flatten(1, 2)
+
+
+class _Group:
+    """Rows that attend in one call."""
+
+    def __init__(self, places: Mapping[int, Sequence[int]], positions_T: np.ndarray, device: torch.device) -> None:
+        """`places`: of each row, its tokens among those of the pass."""
+        rows = sorted(places)
+        most = max(map(len, places.values()))
+        # Padding asks what the first token of its row asks, and nobody reads the answer.
+        index_AN = np.array([[*places[row], *[places[row][0]] * (most - len(places[row]))] for row in rows])
+        self.index_AN = torch.from_numpy(index_AN).to(device)
+        self.limits_AN = torch.from_numpy(positions_T[index_AN]).to(device)
+        self.reach = int(positions_T[index_AN].max()) + 1
+        whole = rows == list(range(len(rows)))
+        self.rows_A = slice(len(rows)) if whole else torch.tensor(rows, device=device)
+        asked = sorted((place, a, n) for a, row in enumerate(rows) for n, place in enumerate(places[row]))
+        self.places, self._a, self._n = torch.tensor(asked, device=device).T
+        self._mask: torch.Tensor | None = None
+
+    def attend(
+        self, query_HGTD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Outputs [T, H, G, D] of this group's tokens, in their order."""
+        heads, groups, _, width = query_HGTD.shape
+        span = min(-(-self.reach // _ALIGNED) * _ALIGNED, keys.shape[2])
+        asked = query_HGTD[:, :, self.index_AN].permute(2, 0, 1, 3, 4)  # [A, H, G, N, D]
+        found = torch.nn.functional.scaled_dot_product_attention(
+            asked.reshape(len(asked), heads, -1, width),
+            keys[self.rows_A, :, :span],
+            values[self.rows_A, :, :span],
+            attn_mask=self._hidden(span, groups, asked.dtype),
+            scale=scaling,
+        )
+        return found.view(asked.shape)[self._a, :, :, self._n]
+
+    def _hidden(self, span: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
+        """Mask [A, 1, G N, span] that hides what comes after each token."""
+        if self._mask is None:
+            hidden = torch.arange(span, device=self.limits_AN.device) > self.limits_AN[:, None, None, :, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
+            self._mask = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)
+        return self._mask
+
+
+def grouped(counts: Mapping[int, int]) -> list[list[int]]:
+    """Rows with so many new tokens each, in groups that attend in one call: those with few together, others alone."""
+    ordered = sorted(counts, key=lambda row: (counts[row], row))
+
+    def cost(together: int) -> int:
+        alone = ordered[together:]
+        return together * counts[ordered[together - 1]] + sum(_CALL + counts[row] for row in alone)
+
+    together = min(range(1, len(ordered) + 1), key=cost)
+    return [ordered[:together], *([row] for row in ordered[together:])]
+
+
+def pass_over(cache: RowCache, pieces: Sequence[Piece], device: torch.device) -> Pass | PaddedPass:
+    """The pass that suits the device."""
+    return (Pass if device.type == "cpu" else PaddedPass)(cache, pieces, device)
