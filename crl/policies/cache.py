@@ -58,7 +58,7 @@ class RowCache:
 
     def __init__(self, layers: int, rows: int, longest: int, *, at_once: bool = False) -> None:
         """`longest`: slots of a row that is full; no more are allocated. `at_once`: all of them at first, and one that
-        no row reaches, so that they stay where they are (`decode_graph`)."""
+        no row reaches, so that they stay where they are (`pass_graph`)."""
         self.rows, self._longest, self._at_once = rows, longest, at_once
         self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
 

@@ -22,9 +22,9 @@ import torch
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
 from crl.policies.cache import Piece, RowCache
-from crl.policies.decode_graph import DecodeGraphs
 from crl.policies.limits import PASS_TOKENS
 from crl.policies.padded_pass import pass_over
+from crl.policies.pass_graph import PassGraphs
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
@@ -77,7 +77,7 @@ class BatchSession(OwnPace):
         layers, rows = model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts))
         on_gpu = model.device.type == "cuda"
         self._cache = RowCache(layers, rows, context, at_once=on_gpu)
-        self._graphs = DecodeGraphs(model, self._cache) if on_gpu else None
+        self._graphs = PassGraphs(model, self._cache) if on_gpu else None
         self._free = list(range(self._cache.rows))
         self._place: dict[int, int] = {}  # cache row of each row that is in the batch
         self._left: dict[int, list[int]] = {}  # what free cache rows still hold: the start of the row that left
@@ -245,10 +245,9 @@ class BatchSession(OwnPace):
             pieces.append(Piece(places, self._cached[reading.rows[0]] + reading.skipped, len(reading.ids)))
             for row in reading.rows:
                 self._cached[row] += reading.skipped + len(reading.ids)
-        single = all(len(reading.ids) == len(reading.rows) == 1 and reading.ends is not None for reading in readings)
-        if self._graphs is not None and single:
+        if self._graphs is not None and all(reading.rows == (reading.ends,) for reading in readings):
             rows, pasts = [piece.rows[0] for piece in pieces], [piece.past for piece in pieces]
-            replayed = self._graphs.logits(rows, pasts, [reading.ids[0] for reading in readings])
+            replayed = self._graphs.logits(rows, pasts, [reading.ids for reading in readings])
             if replayed is not None:
                 return replayed
         current = pass_over(self._cache, pieces, device)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crl.config import SamplingConfig
-from crl.policies.decode_graph import DecodeGraphs
+from crl.policies.pass_graph import PassGraphs
 from crl.policies.scoring import sequence_logprobs
 
 pytestmark = pytest.mark.gpu
@@ -21,14 +21,14 @@ def _needs_a_gpu():
 
 
 def test_replayed_passes_say_what_teacher_forcing_says(policy, monkeypatch):
-    replayed, logits = [], DecodeGraphs.logits
+    replayed, logits = [], PassGraphs.logits
 
     def watched(graphs, rows, pasts, ids):
         found = logits(graphs, rows, pasts, ids)
         replayed.append(found is not None)
         return found
 
-    monkeypatch.setattr(DecodeGraphs, "logits", watched)
+    monkeypatch.setattr(PassGraphs, "logits", watched)
     rng = np.random.default_rng(0)
     base = rng.integers(5, 512, 40).tolist()
     prompts = [base + rng.integers(5, 512, 1 + row).tolist() for row in range(24)]

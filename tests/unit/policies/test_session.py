@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
-from crl.policies import language_model
+from crl.policies import language_model, pass_graph
 from crl.policies import session as session_module
 from crl.policies.cache import RowCache
-from crl.policies.decode_graph import DecodeGraphs
 from crl.policies.padded_pass import PaddedPass, grouped
+from crl.policies.pass_graph import PassGraphs
 from crl.policies.scoring import sequence_logprobs
 from crl.protocols import StopReason
 
@@ -33,18 +33,18 @@ def _prompts(rng, groups, members, common=20, shared=8, own=12):
     return prompts
 
 
-class _AsAGraph(DecodeGraphs):
+class _AsAGraph(PassGraphs):
     """All of a graph but its being recorded, on a CPU."""
 
-    def _record(self, span):
-        logits_RV = self.computed(span)
+    def _record(self, width, span):
+        logits_RV = self.computed(width, span)
         self.replays = getattr(self, "replays", 0)
 
         def replay():
             self.replays += 1
-            logits_RV.copy_(self.computed(span))
+            logits_RV.copy_(self.computed(width, span))
 
-        self._graphs[span] = SimpleNamespace(replay=replay), logits_RV
+        self._graphs[width, span] = SimpleNamespace(replay=replay), logits_RV
         return True
 
 
@@ -143,7 +143,8 @@ def test_stored_logprobs_are_those_of_teacher_forcing(
 
 
 def test_long_and_very_ragged_prompts_are_read_in_pieces(way, policy, monkeypatch):
-    monkeypatch.setattr(session_module, "PASS_TOKENS", 64)
+    for module in (session_module, pass_graph):
+        monkeypatch.setattr(module, "PASS_TOKENS", 64)
     rng = np.random.default_rng(3)
     base = rng.integers(5, VOCABULARY, 70).tolist()
     prompts = [base + rng.integers(5, VOCABULARY, number).tolist() for number in (1, 150, 3, 90, 33, 17, 16, 200)]

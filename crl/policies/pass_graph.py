@@ -1,0 +1,165 @@
+"""Passes of a few new tokens per row as CUDA graphs: recorded once, replayed with other numbers.
+
+A pass of a small model on a GPU is hundreds of calls that each compute less than it takes to make them. A graph is all
+of them in one. It computes equally many tokens in every row of the batch, over a fixed number of slots: those that a
+row has too many are written to a slot that no row reaches, and nobody reads what they say.
+
+Shapes: R rows of the cache, N tokens of each, T = R N, Hq query and H key-value heads, G = Hq / H, D head size, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from crl.policies.cache import RowCache
+from crl.policies.limits import PASS_TOKENS
+
+_LOG = logging.getLogger(__name__)
+_WIDTHS = (1, 16, 64)
+"""Tokens per row of a graph: one that was drawn, a short piece, an observation."""
+_SPANS = (512, 2048, 8192, 32768)
+"""Slots that a graph attends to, up to all there are: few, because recording takes as long as some passes."""
+_SEEN_BEFORE = 1
+"""Passes of a shape that are made call by call before it is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What replays of one width read."""
+
+    tokens_3RN: torch.Tensor
+    """Of each token: its id, how many are before it, the slot to write to."""
+    ends_R: torch.Tensor
+    """The last token of each row, among all T."""
+
+
+class PassGraphs:
+    """The graphs of one session. They hold for one model and one cache that stays where it is."""
+
+    def __init__(self, model: Any, cache: RowCache) -> None:
+        self._model, self._cache = model, cache
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._numbers: dict[int, _Numbers] = {}
+        self._seen: Counter[tuple[int, int]] = Counter()
+        self._pool: Any = None
+        self._works = True
+
+    def logits(self, rows: Sequence[int], pasts: Sequence[int], ids: Sequence[Sequence[int]]) -> torch.Tensor | None:
+        """The logits [B, V] after the last of these ids of each of the rows, which hold so many before them; None where
+        the pass is to be made call by call."""
+        most = max(map(len, ids))
+        width = next((each for each in _WIDTHS if most <= each and each * self._cache.rows <= PASS_TOKENS), None)
+        if width is None or not self._works:
+            return None
+        reach = max(past + len(own) for past, own in zip(pasts, ids, strict=True))
+        shape = width, min(next(each for each in (*_SPANS, reach) if each >= reach), self._cache.slots)
+        self._seen[shape] += 1
+        if self._seen[shape] <= _SEEN_BEFORE:
+            return None
+        self._write(width, rows, pasts, ids)
+        if shape not in self._graphs and not self._record(*shape):
+            return None
+        graph, logits_RV = self._graphs[shape]
+        graph.replay()
+        return logits_RV[torch.tensor(list(rows), device=logits_RV.device)]
+
+    def clear(self) -> None:
+        """Free what the graphs hold."""
+        self._graphs.clear()
+        self._numbers.clear()
+        self._seen.clear()
+        self._pool = None
+
+    def _write(self, width: int, rows: Sequence[int], pasts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """Tell the graphs of a width what to read."""
+        count, device = self._cache.rows, self._model.device
+        if width not in self._numbers:
+            tokens_3RN = torch.zeros(3, count, width, dtype=torch.long, device=device)
+            self._numbers[width] = _Numbers(tokens_3RN, torch.zeros(count, dtype=torch.long, device=device))
+        lengths = np.array([len(own) for own in ids])
+        firsts = np.cumsum(lengths) - lengths
+        within = np.arange(lengths.sum()) - np.repeat(firsts, lengths)
+        positions = np.repeat(pasts, lengths) + within
+        tokens_3RN = np.zeros((3, count, width), dtype=np.int64)
+        tokens_3RN[2] = self._cache.slots - 1
+        tokens_3RN[:, np.repeat(rows, lengths), within] = [list(chain.from_iterable(ids)), positions, positions]
+        ends_R = np.arange(count) * width
+        ends_R[list(rows)] += lengths - 1
+        self._numbers[width].tokens_3RN.copy_(torch.from_numpy(tokens_3RN))
+        self._numbers[width].ends_R.copy_(torch.from_numpy(ends_R))
+
+    def _record(self, width: int, span: int) -> bool:
+        try:
+            current, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            beside.wait_stream(current)
+            with torch.cuda.stream(beside):  # libraries set themselves up; the same numbers at the same places
+                self.computed(width, span)
+            current.wait_stream(beside)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                logits_RV = self.computed(width, span)
+        except RuntimeError as error:
+            # Some models decide by what they computed, which experts for instance; a graph cannot.
+            self._works = False
+            _LOG.warning("passes of this model cannot be recorded as CUDA graphs, sampling is slower: %s", error)
+            return False
+        self._graphs[width, span] = graph, logits_RV
+        return True
+
+    def computed(self, width: int, span: int) -> torch.Tensor:
+        """The logits [R, V] that a graph of this shape records."""
+        numbers = self._numbers[width]
+        ids_RN, positions_RN, slots_RN = numbers.tokens_3RN
+        output = self._model(
+            input_ids=ids_RN.reshape(1, -1),
+            position_ids=positions_RN.reshape(1, -1),
+            attention_mask=torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=ids_RN.device),
+            use_cache=False,
+            logits_to_keep=numbers.ends_R,
+            row_pass=_EveryRow(self._cache, positions_RN, slots_RN, span),
+        )
+        logits_RV: torch.Tensor = output.logits[0]
+        return logits_RV
+
+
+class _EveryRow:
+    """A pass over the whole cache (`cache.Pass`), row by row, whose numbers are read when it is replayed."""
+
+    def __init__(self, cache: RowCache, positions_RN: torch.Tensor, slots_RN: torch.Tensor, span: int) -> None:
+        self._cache, self._span, self._slots_RN = cache, span, slots_RN
+        self._rows_R1 = torch.arange(cache.rows, device=slots_RN.device)[:, None]
+        self._hidden = torch.arange(span, device=slots_RN.device) > positions_RN[:, None, None, :, None]
+        self._mask: torch.Tensor | None = None
+
+    def attend(
+        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """As `cache.Pass.attend`: queries [Hq, T, D], keys and values [H, T, D] of a layer; outputs [T, Hq, D]."""
+        keys, values = self._cache.room(index, self._span, key)
+        heads, width = key.shape[0], key.shape[2]
+        by_row = heads, *self._slots_RN.shape, width
+        keys[self._rows_R1, :, self._slots_RN] = key.reshape(by_row).permute(1, 2, 0, 3)
+        values[self._rows_R1, :, self._slots_RN] = value.reshape(by_row).permute(1, 2, 0, 3)
+        asked = query.reshape(heads, -1, *self._slots_RN.shape, width).permute(2, 0, 1, 3, 4)  # [R, H, G, N, D]
+        if self._mask is None:
+            mask = torch.zeros(self._hidden.shape, dtype=key.dtype, device=key.device)
+            mask = mask.masked_fill(self._hidden, float("-inf"))
+            self._mask = mask.expand(-1, -1, asked.shape[2], -1, -1).flatten(2, 3)  # [R, 1, G N, span]
+        found = torch.nn.functional.scaled_dot_product_attention(
+            asked.reshape(len(asked), heads, -1, width),
+            keys[:, :, : self._span],
+            values[:, :, : self._span],
+            attn_mask=self._mask,
+            scale=scaling,
+        )
+        return found.view(asked.shape).permute(0, 3, 1, 2, 4).reshape(query.shape[1], -1, width)
