@@ -1,8 +1,7 @@
 """Attention over a tree of samples (`packing`): each segment sees the way from the root to itself, and nothing else.
 
 It is an attention implementation of transformers under a name of its own: a model that follows the interface
-hands it the keywords that its forward pass was given. The fused kernels compute it: segment by segment on a CPU; on a
-GPU, where a call costs more than what it hides, all segments at once.
+hands it the keywords that its forward pass was given. The fused kernels compute it, segment by segment.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from crl.learn.packing import Tree
 
 NAME = "crl_tree"
 KEYWORD = "crl_paths"
-_AT_ONCE = 8192
-"""Most positions of a pass whose scores are computed all at once on a GPU: a mask of 128 MB."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,8 @@ class Paths:
     """Positions that each segment sees, itself included."""
     segments_S: list[int]
     """Positions of each segment; together P."""
-
-    masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
-    """What :meth:`mask` has made."""
+    masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    """What :meth:`mask` has made, for all layers of a pass."""
 
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> Paths:
@@ -42,20 +38,16 @@ class Paths:
         seen = torch.tensor([position for path, _ in pairs for position in path], device=device)
         return cls(seen, [len(path) for path, _ in pairs], [own for _, own in pairs])
 
-    def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores of all positions, [1, 1, P, P]: made once for all layers of a pass."""
-        if dtype not in self.masks:
-            positions, begun = sum(self.segments_S), 0
-            # Rows begin at multiples of 16 numbers: fused kernels would copy another mask, in every layer.
-            room = torch.full(
-                (positions, -(-positions // 16) * 16), float("-inf"), dtype=dtype, device=self.seen.device
-            )
-            for seen, own in zip(torch.split(self.seen, self.lengths_S), self.segments_S, strict=True):
-                hidden = ~torch.ones(own, len(seen), dtype=torch.bool, device=seen.device).tril(len(seen) - own)
-                room[begun : begun + own, seen] = room.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
-                begun += own
-            self.masks[dtype] = room[None, None, :, :positions]
-        return self.masks[dtype]
+    def mask(self, own: int, seen: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """What is added to the scores of a segment, [1, 1, N, S], to hide from each position those that come after it;
+        None where the segment is all that it sees."""
+        if own == seen:
+            return None
+        if (own, seen, dtype) not in self.masks:
+            hidden = torch.ones(own, seen, dtype=torch.bool, device=self.seen.device).triu(seen - own + 1)
+            mask = torch.zeros(own, seen, dtype=dtype, device=self.seen.device)
+            self.masks[own, seen, dtype] = mask.masked_fill(hidden, float("-inf"))[None, None]
+        return self.masks[own, seen, dtype]
 
 
 def use_tree_attention(model: Any) -> bool:
@@ -86,16 +78,12 @@ def tree_attention(
     if crl_paths is None or len(crl_paths.segments_S) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
-    if _at_once(query, crl_paths):
-        whole = crl_paths.mask(_computed(query))
-        output, _ = sdpa_attention_forward(module, query, key, value, whole, **more)
-        return output, None
     queries = torch.split(query, crl_paths.segments_S, dim=2)
     keys = torch.split(key.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
     values = torch.split(value.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
     outputs = []
     for own, seen, values_seen in zip(queries, keys, values, strict=True):
-        mask = _causal(own.shape[2], seen.shape[2], own.device)
+        mask = crl_paths.mask(own.shape[2], seen.shape[2], _computed(query))
         outputs.append(sdpa_attention_forward(module, own, seen, values_seen, mask, **more)[0])
     return torch.cat(outputs, dim=1), None
 
@@ -116,19 +104,7 @@ def _by_blocks(query: torch.Tensor) -> bool:
     return query.device.type == "cpu" and _computed(query) == torch.bfloat16
 
 
-def _at_once(query: torch.Tensor, paths: Paths) -> bool:
-    """Whether all segments are attended to in one call."""
-    return query.device.type != "cpu" and sum(paths.segments_S) <= _AT_ONCE
-
-
 def _computed(query: torch.Tensor) -> torch.dtype:
     """The precision that attention computes in."""
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-
-
-def _causal(own: int, seen: int, device: torch.device) -> torch.Tensor | None:
-    """Which of the positions seen come before each of the last `own` of them; None where these are all."""
-    if own == seen:
-        return None
-    return torch.ones(own, seen, dtype=torch.bool, device=device).tril(seen - own)[None, None]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from crl.errors import StageFailed
+
 
 def settle_torch(threads: int) -> None:
     """Threads of this process, and on a CPU deterministic algorithms wherever torch has one.
@@ -29,8 +31,11 @@ def settle_torch(threads: int) -> None:
 def deterministic() -> Iterator[None]:
     """Inside, equal inputs give equal gradients on a GPU, too.
 
-    An operation that torch has no deterministic algorithm for is an error. Being warned only is not enough: then the
-    backward pass of fused attention adds in any order, and two runs with one seed part at their first update.
+    Being warned only of what is not deterministic is not enough: then the backward pass of fused attention adds in any
+    order, and two runs with one seed part at their first update.
+
+    Raises:
+        StageFailed: the model has an operation that torch has no deterministic algorithm for.
     """
     import torch
 
@@ -43,6 +48,15 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     try:
         yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise StageFailed(
+            f"an operation of the model would give other gradients each time on this GPU: {error}",
+            expected="operations that torch has a deterministic algorithm for, so that equal seeds give equal weights",
+            where="the model of the role that is trained",
+            next_step="train it on the CPU (CUDA_VISIBLE_DEVICES=''), or name a model of another architecture",
+        ) from error
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 

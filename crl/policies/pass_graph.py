@@ -89,12 +89,12 @@ class PassGraphs:
         firsts = np.cumsum(lengths) - lengths
         within = np.arange(lengths.sum()) - np.repeat(firsts, lengths)
         positions = np.repeat(pasts, lengths) + within
-        tokens_3RN = np.zeros((3, count, width), dtype=np.int64)
-        tokens_3RN[2] = self._cache.slots - 1
-        tokens_3RN[:, np.repeat(rows, lengths), within] = [list(chain.from_iterable(ids)), positions, positions]
+        told_3RN = np.zeros((3, count, width), dtype=np.int64)
+        told_3RN[2] = self._cache.slots - 1
+        told_3RN[:, np.repeat(rows, lengths), within] = [list(chain.from_iterable(ids)), positions, positions]
         ends_R = np.arange(count) * width
         ends_R[list(rows)] += lengths - 1
-        self._numbers[width].tokens_3RN.copy_(torch.from_numpy(tokens_3RN))
+        self._numbers[width].tokens_3RN.copy_(torch.from_numpy(told_3RN))
         self._numbers[width].ends_R.copy_(torch.from_numpy(ends_R))
 
     def _record(self, width: int, span: int) -> bool:

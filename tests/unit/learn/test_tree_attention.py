@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from crl.learn import tree_attention as tree_attention_module
 from crl.learn.packing import Tree
 from crl.learn.tree_attention import Paths, tree_attention
 
 
-@pytest.mark.parametrize("at_once", [False, True], ids=["by segment", "at once, as on a GPU"])
 @pytest.mark.parametrize("key_heads", [2, 4], ids=["grouped", "plain"])
-def test_every_sample_sees_its_own_way_from_the_root(
-    key_heads: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tree_attention_module, "_at_once", lambda query, paths: at_once)
+def test_every_sample_sees_its_own_way_from_the_root(key_heads: int) -> None:
     paths = [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1], [0, 1, 5, 6, 7], [8, 9]]  # a segment of one, one of none, a root
     tree = Tree([0] * 10, [0, 1, 2, 3, 3, 2, 3, 4, 0, 1], paths, [4, 1, 0, 3, 2])
     generator = torch.Generator().manual_seed(0)
