@@ -21,7 +21,7 @@ from flows.disagreement import report_disagreements
 from flows.shards import spread_over_tasks
 from flows.tidy import end_earlier_attempts
 from flows.watch import watch_the_others
-from tasks.artifacts import publish_failure, publish_round
+from tasks.artifacts import finish_page, publish_failure, publish_round
 from tasks.failures import failed
 from tasks.stage import stage_task
 
@@ -61,7 +61,10 @@ def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
     spread_over_tasks(driver)
     # The run's own heartbeat stands for its rounds: ending a heartbeat takes Prefect up to a second.
     with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        driver.visit(range(first, last + 1), partial(_visit, driver))
+        try:
+            driver.visit(range(first, last + 1), partial(_visit, driver))
+        finally:
+            finish_page(driver.run.path)
     return had_work
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import monotonic
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
@@ -32,7 +33,14 @@ ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK = (
 KINDS: tuple[str, ...] = (ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK)
 """What an experiment has an artifact of."""
 
+PAUSE = 20
+"""A page is written again once so many times as long as it took have passed: rounds of seconds would wait for it."""
+
 _histories: dict[Path, History] = {}
+_next_page: dict[Path, float] = {}
+"""When a run's page is due again, by the clock of this process."""
+_unwritten: set[Path] = set()
+"""Runs with a round that is not on their page yet."""
 
 
 def artifact_key(experiment: str, kind: str) -> str:
@@ -47,11 +55,14 @@ def artifact_key(experiment: str, kind: str) -> str:
 
 
 def publish_round(run_path: str | Path, round_number: int) -> None:
-    """Write the report page and publish every artifact of a complete round."""
+    """Publish every artifact of a complete round, and write the report page where one is due (:data:`PAUSE`)."""
     path = Path(run_path)
     history = _history(path)
     name = path.resolve().name
-    _write_page(history)
+    if monotonic() >= _next_page.get(path.resolve(), 0.0):
+        _write_page(history)
+    else:
+        _unwritten.add(path.resolve())
 
     def bank_diff() -> str | None:
         diff = history.diff(round_number)
@@ -70,6 +81,12 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
             REPORT_LINK: lambda: _report(name, path),
         },
     )
+
+
+def finish_page(run_path: str | Path) -> None:
+    """Write the report page of a run after its last round, where it lacks one."""
+    if Path(run_path).resolve() in _unwritten:
+        _write_page(_history(Path(run_path)))
 
 
 def publish_failure(run_path: str | Path, round_number: int) -> None:
@@ -95,10 +112,14 @@ def _history(path: Path) -> History:
 
 
 def _write_page(history: History) -> None:
+    path, began = history.run_path.resolve(), monotonic()
     try:
         write_report(history.run_path, history=history)
     except Exception as error:
         get_run_logger().warning("the report page could not be written: %s", error)
+    else:
+        _unwritten.discard(path)
+        _next_page[path] = monotonic() + PAUSE * (monotonic() - began)
 
 
 def _report(name: str, path: Path) -> str:

@@ -21,7 +21,7 @@ from crl.report.summary import summarize
 from crl.report.views import query
 from crl.run.directory import manifests
 from crl.run.head import heads
-from tasks.artifacts import KINDS, PAGES, artifact_key, publish_breach, publish_failure, publish_round
+from tasks.artifacts import KINDS, PAGES, artifact_key, finish_page, publish_breach, publish_failure, publish_round
 from tasks.progress import shown_progress
 from tests.processes import wait_until
 from tests.recipe_runs import OTHERS, tiny_name
@@ -101,6 +101,30 @@ def test_rounds_of_other_recipes_are_published_too(prefect_server, run_of, tmp_p
         assert f"| {' | '.join(rows[-1].values())} |" in shown, title
     assert "<html" in (copy / "report.html").read_text(encoding="utf-8")
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "artifact" in record.message]
+
+
+def test_rounds_that_are_quick_share_a_page_and_the_last_is_on_it(prefect_server, copied, monkeypatch):
+    clock, written = [100.0], []
+
+    def write(path: Any, history: Any) -> None:
+        clock[0] += 3.0
+        written.append(clock[0])
+
+    monkeypatch.setattr(tasks.artifacts, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tasks.artifacts, "write_report", write)
+
+    def work() -> None:
+        for seconds in (0, 10, 40, 10, 1):  # three took 3 s each: the next is due 60 s later
+            clock[0] += seconds
+            publish_round(copied, 1)
+        assert written == [103.0, 166.0]
+        finish_page(copied)
+        assert written == [103.0, 166.0, 170.0]
+        finish_page(copied)
+        publish_failure(copied, 2)
+        assert len(written) == 4, "why a run stopped is told at once"
+
+    published(work)
 
 
 def test_a_failure_and_a_breach_are_shown(prefect_server, copied):
