@@ -41,7 +41,7 @@ class Asked:
 
 
 def in_force(results: Iterable[TrialResult], config: TrialConfig, *, round: int) -> dict[TextKey, TrialResult]:
-    """Results of earlier rounds that still hold in a round. Where every pair broke there is none: it is tried again."""
+    """Results of earlier rounds that still hold in a round. Where too many pairs broke there is none: it is tried again."""
     return {
         TextKey(row.family, row.content_digest): row
         for row in results
@@ -70,8 +70,12 @@ def to_try(asked: Sequence[Asked], known: Set[TextKey], config: TrialConfig) -> 
 
 
 def result_of(key: TextKey, pairs: Iterable[tuple[Episode, Episode]], *, round: int) -> TrialResult:
-    """What the pairs (with, without) of a text say; a pair of which an environment broke a half does not count."""
-    counted = [(noted, free) for noted, free in pairs if usable(noted) and usable(free)]
+    """What the pairs (with, without) of a text say. A pair of which an environment broke a half does not count, and
+    where less than half of the pairs are left they say nothing: one alone should not let a note in."""
+    played = list(pairs)
+    counted = [(noted, free) for noted, free in played if usable(noted) and usable(free)]
+    if 2 * len(counted) < len(played):
+        counted = []
     return TrialResult(
         family=key.family,
         content_digest=key.content_digest,

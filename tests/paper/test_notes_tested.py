@@ -186,6 +186,16 @@ def test_the_difference_of_usable_pairs_admits_a_text_and_pays_everyone_who_wrot
     )
 
 
+@pytest.mark.parametrize(("broken", "counted"), [(4, 4), (5, 0), (7, 0), (8, 0)])
+def test_few_pairs_that_are_left_say_nothing(broken: int, counted: int) -> None:
+    pairs = [(episode(f"a{n}", success=True, guided=True, broke=n < broken), episode(f"f{n}", success=False))
+             for n in range(8)]  # fmt: skip
+    result = result_of(TextKey("room", "a"), pairs, round=1)
+    (row,) = trials_of([asked("n0", "a")], {TextKey("room", "a"): result}, TrialConfig(layouts=8), round=1)
+    assert (row.pairs, row.admitted, row.reason_code) == (counted, counted > 0, "ok" if counted else "untried")
+    assert row.difference == (1.0 if counted else None)
+
+
 def test_texts_of_won_episodes_are_tried_first_and_known_ones_not_at_all() -> None:
     listed = [asked("n0", "a"), asked("n1", "b", won=True), asked("n2", "c"), asked("n3", "c"), asked("n4", "d"),
               asked("n5", "e", won=True), asked("n6", "e", won=True), asked("n7", "f", possible=False)]  # fmt: skip
