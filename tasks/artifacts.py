@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 
 from prefect.client.orchestration import get_client
@@ -41,6 +42,7 @@ _next_page: dict[Path, float] = {}
 """When a run's page is due again, by the clock of this process."""
 _unwritten: set[Path] = set()
 """Runs with a round that is not on their page yet."""
+_writing = Lock()
 
 
 def artifact_key(experiment: str, kind: str) -> str:
@@ -59,10 +61,9 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
     path = Path(run_path)
     history = _history(path)
     name = path.resolve().name
+    _unwritten.add(path.resolve())
     if monotonic() >= _next_page.get(path.resolve(), 0.0):
         _write_page(history)
-    else:
-        _unwritten.add(path.resolve())
 
     def bank_diff() -> str | None:
         diff = history.diff(round_number)
@@ -112,14 +113,17 @@ def _history(path: Path) -> History:
 
 
 def _write_page(history: History) -> None:
-    path, began = history.run_path.resolve(), monotonic()
-    try:
-        write_report(history.run_path, history=history)
-    except Exception as error:
-        get_run_logger().warning("the report page could not be written: %s", error)
-    else:
+    path = history.run_path.resolve()
+    with _writing:  # rounds may overlap
+        began = monotonic()
         _unwritten.discard(path)
-        _next_page[path] = monotonic() + PAUSE * (monotonic() - began)
+        try:
+            write_report(history.run_path, history=history)
+        except Exception as error:
+            _unwritten.add(path)
+            get_run_logger().warning("the report page could not be written: %s", error)
+        else:
+            _next_page[path] = monotonic() + PAUSE * (monotonic() - began)
 
 
 def _report(name: str, path: Path) -> str:

@@ -41,7 +41,7 @@ class Asked:
 
 
 def in_force(results: Iterable[TrialResult], config: TrialConfig, *, round: int) -> dict[TextKey, TrialResult]:
-    """Results of earlier rounds that still hold in a round. Where too many pairs broke there is none: it is tried again."""
+    """Results of earlier rounds that hold in a round. Where too many pairs broke there is none: it is tried again."""
     return {
         TextKey(row.family, row.content_digest): row
         for row in results

@@ -23,11 +23,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from crl.policies.limits import BLOCK, slots_at_once
+
 ATTENTION = "crl_rows"
 """Name of this attention among transformers' implementations."""
 
-_BLOCK = 64
-"""Slots are allocated in multiples of it, below the longest row."""
 _TOGETHER = 0.5
 """Rows of one new token are attended to as one batch while they are at least this share of the rows up to the last of
 them; those between ride along unseen. Fewer are cheaper one by one."""
@@ -65,7 +65,7 @@ class RowCache:
     @property
     def slots(self) -> int:
         """Slots of a row once all are allocated."""
-        return -(-(self._longest + 1) // _BLOCK) * _BLOCK if self._at_once else self._longest
+        return slots_at_once(self._longest) if self._at_once else self._longest
 
     def room(self, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, with room for so many slots. `like` [H, T, D] says the rest."""
@@ -74,7 +74,7 @@ class RowCache:
             slots = self.slots
         if old is None or old[0].shape[2] < slots:
             # Half as many again: few copies. Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
-            room = min(-(-(slots + slots // 2) // _BLOCK) * _BLOCK, self.slots)
+            room = min(-(-(slots + slots // 2) // BLOCK) * BLOCK, self.slots)
             grown = tuple(like.new_zeros(self.rows, like.shape[0], room, like.shape[2]) for _ in range(2))
             if old is not None:
                 for new, before in zip(grown, old, strict=True):

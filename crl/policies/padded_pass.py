@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from crl.policies.cache import Pass, Piece, RowCache
+from crl.policies.limits import PASS_TOKENS
 
 _CALL = 1024
 """Padded queries that cost as much as one more call in every layer."""
@@ -81,7 +82,7 @@ class _Group:
         self.rows_A = slice(len(rows)) if whole else torch.tensor(rows, device=device)
         asked = sorted((place, a, n) for a, row in enumerate(rows) for n, place in enumerate(places[row]))
         self.places, self._a, self._n = torch.tensor(asked, device=device).T
-        self._mask: torch.Tensor | None = None
+        self._masks: dict[int, torch.Tensor] = {}
 
     def attend(
         self, query_HGTD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
@@ -101,11 +102,11 @@ class _Group:
 
     def _hidden(self, span: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
         """Mask [A, 1, G N, span] that hides what comes after each token."""
-        if self._mask is None:
+        if groups not in self._masks:
             hidden = torch.arange(span, device=self.limits_AN.device) > self.limits_AN[:, None, None, :, None]
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
-            self._mask = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)
-        return self._mask
+            self._masks[groups] = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)
+        return self._masks[groups]
 
 
 def grouped(counts: Mapping[int, int]) -> list[list[int]]:
@@ -116,7 +117,10 @@ def grouped(counts: Mapping[int, int]) -> list[list[int]]:
         alone = ordered[together:]
         return together * counts[ordered[together - 1]] + sum(_CALL + counts[row] for row in alone)
 
-    together = min(range(1, len(ordered) + 1), key=cost)
+    # No more queries than a pass may have tokens, which bounds the memory of masks.
+    most = max(PASS_TOKENS, sum(counts.values()))
+    few = [number for number in range(1, len(ordered) + 1) if number * counts[ordered[number - 1]] <= most]
+    together = min(few, key=cost)
     return [ordered[:together], *([row] for row in ordered[together:])]
 
 

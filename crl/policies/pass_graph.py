@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -28,8 +29,14 @@ _WIDTHS = (1, 16, 64)
 """Tokens per row of a graph: one that was drawn, a short piece, an observation."""
 _SPANS = (512, 2048, 8192, 32768)
 """Slots that a graph attends to, up to all there are: few, because recording takes as long as some passes."""
+_WASTE = 1e12
+"""FLOP that a pass may compute for nobody: a few milliseconds at most, as long as the calls that it saves."""
 _SEEN_BEFORE = 1
 """Passes of a shape that are made call by call before it is recorded."""
+
+
+_REFUSED: WeakSet[Any] = WeakSet()
+"""Models whose passes cannot be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +57,22 @@ class PassGraphs:
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._numbers: dict[int, _Numbers] = {}
         self._seen: Counter[tuple[int, int]] = Counter()
+        self._beside: Any = None
         self._pool: Any = None
-        self._works = True
+        self._parameters = sum(parameter.numel() for parameter in model.parameters())
 
     def logits(self, rows: Sequence[int], pasts: Sequence[int], ids: Sequence[Sequence[int]]) -> torch.Tensor | None:
         """The logits [B, V] after the last of these ids of each of the rows, which hold so many before them; None where
         the pass is to be made call by call."""
-        most = max(map(len, ids))
-        width = next((each for each in _WIDTHS if most <= each and each * self._cache.rows <= PASS_TOKENS), None)
-        if width is None or not self._works:
+        most, tokens = max(map(len, ids)), sum(map(len, ids))
+        width = next((each for each in _WIDTHS if most <= each), None)
+        if width is None or self._model in _REFUSED:
+            return None
+        computed = width * self._cache.rows
+        if width > 1 and (computed > PASS_TOKENS or (computed - tokens) * 2 * self._parameters > _WASTE):
             return None
         reach = max(past + len(own) for past, own in zip(pasts, ids, strict=True))
-        shape = width, min(next(each for each in (*_SPANS, reach) if each >= reach), self._cache.slots)
+        shape = width, min(next(each for each in (*_SPANS, self._cache.slots) if each >= reach), self._cache.slots)
         self._seen[shape] += 1
         if self._seen[shape] <= _SEEN_BEFORE:
             return None
@@ -98,19 +109,31 @@ class PassGraphs:
         self._numbers[width].ends_R.copy_(torch.from_numpy(ends_R))
 
     def _record(self, width: int, span: int) -> bool:
+        """Whether the graph of this shape could be made. Raises OutOfMemoryError."""
+        current = torch.cuda.current_stream()
+        self._beside = self._beside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        debug = torch.cuda.get_sync_debug_mode()
         try:
-            current, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            beside.wait_stream(current)
-            with torch.cuda.stream(beside):  # libraries set themselves up; the same numbers at the same places
-                self.computed(width, span)
-            current.wait_stream(beside)
+            self._beside.wait_stream(current)
+            # Libraries set themselves up, with the same numbers at the same places; what waits for the GPU is an error.
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                with torch.cuda.stream(self._beside):
+                    self.computed(width, span)
+            finally:
+                torch.cuda.set_sync_debug_mode(debug)
+                current.wait_stream(self._beside)
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            where = {"pool": self._pool, "stream": self._beside, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, **where):
                 logits_RV = self.computed(width, span)
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             # Some models decide by what they computed, which experts for instance; a graph cannot.
-            self._works = False
+            torch.cuda.set_stream(current)  # a recording that fails leaves its own
+            _REFUSED.add(self._model)
             _LOG.warning("passes of this model cannot be recorded as CUDA graphs, sampling is slower: %s", error)
             return False
         self._graphs[width, span] = graph, logits_RV
@@ -139,7 +162,7 @@ class _EveryRow:
         self._cache, self._span, self._slots_RN = cache, span, slots_RN
         self._rows_R1 = torch.arange(cache.rows, device=slots_RN.device)[:, None]
         self._hidden = torch.arange(span, device=slots_RN.device) > positions_RN[:, None, None, :, None]
-        self._mask: torch.Tensor | None = None
+        self._masks: dict[int, torch.Tensor] = {}
 
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -151,15 +174,16 @@ class _EveryRow:
         keys[self._rows_R1, :, self._slots_RN] = key.reshape(by_row).permute(1, 2, 0, 3)
         values[self._rows_R1, :, self._slots_RN] = value.reshape(by_row).permute(1, 2, 0, 3)
         asked = query.reshape(heads, -1, *self._slots_RN.shape, width).permute(2, 0, 1, 3, 4)  # [R, H, G, N, D]
-        if self._mask is None:
+        groups = asked.shape[2]
+        if groups not in self._masks:
             mask = torch.zeros(self._hidden.shape, dtype=key.dtype, device=key.device)
             mask = mask.masked_fill(self._hidden, float("-inf"))
-            self._mask = mask.expand(-1, -1, asked.shape[2], -1, -1).flatten(2, 3)  # [R, 1, G N, span]
+            self._masks[groups] = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [R, 1, G N, span]
         found = torch.nn.functional.scaled_dot_product_attention(
             asked.reshape(len(asked), heads, -1, width),
             keys[:, :, : self._span],
             values[:, :, : self._span],
-            attn_mask=self._mask,
+            attn_mask=self._masks[groups],
             scale=scaling,
         )
         return found.view(asked.shape).permute(0, 3, 1, 2, 4).reshape(query.shape[1], -1, width)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method, RoundOutputs
+from crl.policies.determinism import gpu_count
 from crl.policies.embedder_sources import EMBEDDERS
 from crl.policies.pace import Pace, pace_of
 from crl.policies.precision import computed
@@ -92,7 +93,8 @@ def estimate(experiment: Experiment) -> Estimate:
     for name, shape in known.items():
         role, rows = computed(method.role(name)), _rows(method, name, outputs[name])
         new = _new_tokens(method, name)
-        sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name))
+        nucleus, on_gpu = _nucleus(method, name), gpu_count() > 0
+        sampling[name] = sampling_memory(shape, role, rows, nucleus=nucleus, on_gpu=on_gpu)
         owner = method.owner(name)
         if owner in method.trained():
             made = update_memory(shape, role, new)

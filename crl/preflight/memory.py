@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from crl.config import RoleConfig
-from crl.policies.limits import PASS_TOKENS
+from crl.policies.limits import PASS_TOKENS, slots_at_once
 from crl.preflight.shapes import ModelShape
 
 FLOAT32, FLOAT16 = 4, 2
@@ -71,14 +71,20 @@ class UpdateMemory:
         return self.kept + self.gradients + max(self.activations + self.head, self.copies)
 
 
-def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int, *, nucleus: bool) -> SamplingMemory:
+def sampling_memory(
+    shape: ModelShape, role: RoleConfig, rows: int, *, nucleus: bool, on_gpu: bool = False
+) -> SamplingMemory:
     """What a role's model takes that samples `rows` rows at once, some with `top_p` where `nucleus`.
+
+    On a GPU rows have all their slots from the first (`cache.RowCache`), and what is recorded there (`pass_graph`)
+    holds as much as a pass.
 
     The cache of a layer is rows × context × 2 (keys, values) × key-value width (Pope et al. 2022, arXiv 2211.05102,
     section 3.3: grouped-query attention divides it by heads per key-value head).
     """
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
-    layer = rows * role.context * 2 * shape.key_value * size
+    layer = rows * slots_at_once(role.context) if on_gpu else rows * role.context
+    layer *= 2 * shape.key_value * size
     tokens = min(rows * role.context, PASS_TOKENS)
     widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
     # Queries that share keys have a row of the mask each.
@@ -87,7 +93,7 @@ def sampling_memory(shape: ModelShape, role: RoleConfig, rows: int, *, nucleus: 
     return SamplingMemory(
         weights=shape.parameters * size,
         cache=layer * shape.layers,
-        working=max(masks + max(widest, layer), drawn),
+        working=max(2 * (masks + widest) if on_gpu else masks + max(widest, layer), drawn),
         loading=0 if role.lora is None else shape.parameters * (FLOAT32 - size),
     )
 

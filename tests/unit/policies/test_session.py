@@ -168,6 +168,8 @@ def test_rows_with_few_new_tokens_attend_together_and_those_with_many_alone():
     assert grouped({0: 3000, 1: 20, 2: 1, 3: 15}) == [[2, 3, 1], [0]]
     assert grouped({4: 900, 2: 1000}) == [[4, 2]]
     assert grouped({7: 5}) == [[7]]
+    many = {row: 140 if row < 28 else 1 for row in range(64)}
+    assert grouped(many) == [[*range(28, 64)], *([row] for row in range(28))], "masks of 8,960 queries would be larger"
 
 
 def _read_under(policy, prompts, limit):

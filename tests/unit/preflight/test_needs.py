@@ -65,6 +65,9 @@ def test_sampling_holds_weights_cache_and_one_pass() -> None:
     assert many.working == PASS_TOKENS * 200 * 4 * 2 + moved
     cut = role.model_copy(update={"context": 2})
     assert sampling_memory(SHAPE, cut, rows=1000, nucleus=True).working == 57 * 1000**2, "what is drawn from"
+    on_gpu = sampling_memory(SHAPE, role, rows=4, nucleus=False, on_gpu=True)
+    assert on_gpu.cache == 4 * 128 * 3 * 2 * 32 * 2, "two blocks of slots for a context of 100"
+    assert on_gpu.working == 2 * made.working
     # An adapter is merged into float32 weights, which are then cast one by one.
     assert sampling_memory(SHAPE, role.model_copy(update={"lora": LoraConfig()}), 4, nucleus=False).loading > 0
 
@@ -73,7 +76,7 @@ def test_sampling_holds_weights_cache_and_one_pass() -> None:
 def test_keys_and_values_are_never_more_than_estimated(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows grow turn by turn until the context is full; then the estimate is reached."""
     role = RoleConfig(model="tiny", context=context)
-    estimated = sampling_memory(SHAPES["tiny"], role, rows=3, nucleus=False)
+    estimated = sampling_memory(SHAPES["tiny"], role, rows=3, nucleus=False, on_gpu=torch.cuda.is_available())
     most, room = [0, 0], RowCache.room
 
     def watched(self: RowCache, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
