@@ -24,6 +24,7 @@ from crl.config.attention import check_attention
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
+from crl.learn.deterministic import deterministic
 from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
 from crl.learn.optimizers import Moved, learning_rate, make_optimizer
@@ -33,7 +34,6 @@ from crl.learn.reference import Reference
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.terms import Objective
 from crl.learn.tree_attention import Paths
-from crl.policies.determinism import deterministic
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
