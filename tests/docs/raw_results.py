@@ -15,7 +15,16 @@ from scipy import stats
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGES = {
-    name: f"{name}.md" for name in ("recipes", "recipes_lakes", "coevolution", "coevolution_again", "trials", "change")
+    name: f"{name}.md"
+    for name in (
+        "recipes",
+        "recipes_lakes",
+        "coevolution",
+        "coevolution_again",
+        "coevolution_sooner",
+        "trials",
+        "change",
+    )
 }
 """The page that a study's tables are in, by the name of its raw results."""
 ROUNDING = 0.005 + 1e-9

@@ -110,6 +110,21 @@ def test_ahead_of_both_of_its_parts(title, of):
             agree(cell, difference_of(own, against))
 
 
+def test_the_question_that_was_asked_again():
+    """On 40 seeds, and with those of the two studies before it."""
+    studies = [Raw(name) for name in ("coevolution", "coevolution_again", "coevolution_sooner")]
+    header, *rows = table_under(PAPER, "With bank, minus Experience only")
+    assert header[1:] == ["35 earlier seeds", "40 new seeds", "all 75"]
+    assert [name for name, *_ in rows] == ["averaged over training", "at the end of training"]
+    for of, (_, *cells) in zip((Raw.area, Raw.final), rows, strict=True):
+        first, second, new = ((of(each, "recommended", True), of(each, "experience_only", True)) for each in studies)
+        earlier = first[0] | second[0], first[1] | second[1]
+        every = earlier[0] | new[0], earlier[1] | new[1]
+        assert [len(own) for own, _ in (earlier, new, every)] == [35, 40, 75]
+        for cell, (own, against) in zip(cells, (earlier, new, every), strict=True):
+            agree(cell, difference_of(own, against))
+
+
 def test_what_self_distillation_adds():
     raw = Raw("recipes")
     for title, minus, *cells in table_under(PAPER, "What self-distillation adds")[1:]:
@@ -146,9 +161,10 @@ def test_notes_that_are_true_in_the_last_bank():
         agree(cell, interval_of(found))
 
 
-def test_budget_and_extractor():
-    page, raw = (ROOT / "docs" / PAGES["change"]).read_text(), Raw("change")
-    runs = duckdb.read_parquet(f"{RESULTS}/change_runs.parquet")
+@pytest.mark.parametrize("name", ["change", "coevolution_sooner"])
+def test_budget_and_extractor(name):
+    page, raw = (ROOT / "docs" / PAGES[name]).read_text(), Raw(name)
+    runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
     shares = {
         "malformed": "malformed / outputs",
         "return": "returned / outputs",
@@ -162,7 +178,7 @@ def test_budget_and_extractor():
         low, high = min(games)[0], max(games)[0]
         assert told["training episodes per run"] == (str(low) if low == high else f"{low} to {high}")
         for column, share in shares.items():
-            values = shares_of_runs("change", raw.arm_of[row[0]], share)
+            values = shares_of_runs(name, raw.arm_of[row[0]], share)
             agree(told[column], [float(np.mean(list(values.values())))] if values else None)
 
 
@@ -178,6 +194,7 @@ def counted(notes: duckdb.DuckDBPyRelation, arm: str, rounds: str) -> duckdb.Duc
     ("name", "title"),
     [
         ("coevolution_again", "Why a trained actor adds so little to a good bank"),
+        ("coevolution_sooner", "Games that were shown a true note"),
         ("recipes_lakes", "Games that were shown a true note"),
     ],
 )
@@ -194,9 +211,10 @@ def test_games_that_were_shown_a_true_note(name, title):
             agree(cell, interval_of(dict(sums.filter(f"{share} IS NOT NULL").project(f"seed, {share}").fetchall())))
 
 
-def test_a_trained_actor_beside_an_untrained_one():
-    page = (ROOT / "docs" / PAGES["coevolution_again"]).read_text()
-    notes = duckdb.read_parquet(f"{RESULTS}/coevolution_again_notes.parquet")
+@pytest.mark.parametrize("name", ["coevolution_again", "coevolution_sooner"])
+def test_a_trained_actor_beside_an_untrained_one(name):
+    page = (ROOT / "docs" / PAGES[name]).read_text()
+    notes = duckdb.read_parquet(f"{RESULTS}/{name}_notes.parquet")
     for rounds, *cells in table_under(page, "Trained minus untrained")[1:]:
         for share, cell in zip(("shown / guided", "won / shown", "won / guided"), cells, strict=True):
             trained, untrained = (
