@@ -116,6 +116,15 @@ def test_the_question_that_was_asked_again():
     header, *rows = table_under(PAPER, "With bank, minus Experience only")
     assert header[1:] == ["35 earlier seeds", "40 new seeds", "all 75"]
     assert [name for name, *_ in rows] == ["averaged over training", "at the end of training"]
+    new = studies[2]
+    for of, ahead, level in ((Raw.area, 36, 0), (Raw.final, 30, 2)):
+        own, against = (of(new, arm, True) for arm in ("recommended", "experience_only"))
+        assert sum(own[seed] > against[seed] for seed in own) == ahead
+        assert sum(own[seed] == against[seed] for seed in own) == level
+    new.last = 1
+    (told,) = re.findall(r"round 40 alone, at equal games, is ([^)]*\])\.", PAPER)
+    agree(told, difference_of(new.final("recommended", True), new.final("experience_only", True)))
+    new.last = 2
     for of, (_, *cells) in zip((Raw.area, Raw.final), rows, strict=True):
         first, second, new = ((of(each, "recommended", True), of(each, "experience_only", True)) for each in studies)
         earlier = first[0] | second[0], first[1] | second[1]
