@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -37,11 +38,19 @@ KINDS: tuple[str, ...] = (ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK)
 PAUSE = 20
 """A page is written again once so many times as long as it took have passed: rounds of seconds would wait for it."""
 
-_histories: dict[Path, History] = {}
-_next_page: dict[Path, float] = {}
-"""When a run's page is due again, by the clock of this process."""
-_unwritten: set[Path] = set()
-"""Runs with a round that is not on their page yet."""
+
+@dataclass
+class _Shown:
+    """A run as this process shows it: one, because a flow process asks again after each of its rounds."""
+
+    history: History
+    page_due: float = 0.0
+    """When its page is due again, by the clock of this process."""
+    behind: bool = False
+    """Whether a round is not on its page yet."""
+
+
+_runs: dict[Path, _Shown] = {}
 _writing = Lock()
 
 
@@ -59,11 +68,11 @@ def artifact_key(experiment: str, kind: str) -> str:
 def publish_round(run_path: str | Path, round_number: int) -> None:
     """Publish every artifact of a complete round, and write the report page where one is due (:data:`PAUSE`)."""
     path = Path(run_path)
-    history = _history(path)
-    name = path.resolve().name
-    _unwritten.add(path.resolve())
-    if monotonic() >= _next_page.get(path.resolve(), 0.0):
-        _write_page(history)
+    run = _shown(path)
+    history, name = run.history, path.resolve().name
+    run.behind = True
+    if monotonic() >= run.page_due:
+        _write_page(run)
 
     def bank_diff() -> str | None:
         diff = history.diff(round_number)
@@ -86,14 +95,15 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
 
 def finish_page(run_path: str | Path) -> None:
     """Write the report page of a run after its last round, where it lacks one."""
-    if Path(run_path).resolve() in _unwritten:
-        _write_page(_history(Path(run_path)))
+    run = _shown(Path(run_path))
+    if run.behind:
+        _write_page(run)
 
 
 def publish_failure(run_path: str | Path, round_number: int) -> None:
     """Write the report page of a run that stopped in a round: it says where and why."""
     path = Path(run_path)
-    _write_page(_history(path))
+    _write_page(_shown(path))
     _publish(path.resolve().name, f"Stopped in round {round_number}",
              {REPORT_LINK: lambda: _report(path.resolve().name, path)})  # fmt: skip
 
@@ -107,23 +117,21 @@ def publish_breach(run_path: str | Path, round_number: int, stage: str, error: D
     )
 
 
-def _history(path: Path) -> History:
-    """One per run and process: a flow process asks again after each of its rounds."""
-    return _histories.setdefault(path.resolve(), History(path))
+def _shown(path: Path) -> _Shown:
+    return _runs.setdefault(path.resolve(), _Shown(History(path)))
 
 
-def _write_page(history: History) -> None:
-    path = history.run_path.resolve()
+def _write_page(run: _Shown) -> None:
     with _writing:  # rounds may overlap
         began = monotonic()
-        _unwritten.discard(path)
+        run.behind = False
         try:
-            write_report(history.run_path, history=history)
+            write_report(run.history.run_path, history=run.history)
         except Exception as error:
-            _unwritten.add(path)
+            run.behind = True
             get_run_logger().warning("the report page could not be written: %s", error)
         else:
-            _next_page[path] = monotonic() + PAUSE * (monotonic() - began)
+            run.page_due = monotonic() + PAUSE * (monotonic() - began)
 
 
 def _report(name: str, path: Path) -> str:

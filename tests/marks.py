@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
 
 from crl.policies.precision import computes_bfloat16
 
 NEEDS_BFLOAT16 = pytest.mark.skipif(
     not computes_bfloat16(), reason="bfloat16 is computed in float32 here: this CPU has no kernels for it"
 )
+
+NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:

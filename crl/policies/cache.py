@@ -182,8 +182,7 @@ class Pass:
         """Mask [R, 1, G, span] that hides what is behind a row's length."""
         if (0, heads) not in self._masks:
             hidden = torch.arange(self._span, device=self._device) >= self._lengths_R[:, None, None, None]
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill(hidden, float("-inf"))
-            self._masks[0, heads] = mask.expand(-1, -1, heads, -1)
+            self._masks[0, heads] = hiding(hidden, dtype).expand(-1, -1, heads, -1)
         return self._masks[0, heads]
 
     def _causal(self, piece: Piece, heads: int, dtype: torch.dtype) -> torch.Tensor | None:
@@ -193,9 +192,30 @@ class Pass:
         shape = (piece.count, piece.past)
         if shape not in self._masks:
             hidden = torch.ones(piece.count, piece.length, dtype=torch.bool, device=self._device).triu(piece.past + 1)
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill(hidden, float("-inf"))
-            self._masks[shape] = mask.repeat(heads, 1)[None, None]
+            self._masks[shape] = hiding(hidden, dtype).repeat(heads, 1)[None, None]
         return self._masks[shape]
+
+
+def hiding(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores: minus infinity where they are hidden."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
+
+
+def pass_logits(
+    model: Any, ids_T: torch.Tensor, positions_T: torch.Tensor, ends_B: torch.Tensor, row_pass: Any
+) -> torch.Tensor:
+    """The logits [B, V] of a pass after each of its tokens in `ends_B`. `row_pass` attends as :class:`Pass` does."""
+    output = model(
+        input_ids=ids_T[None],
+        position_ids=positions_T[None],
+        # A mask of four dimensions is taken as it is; the attention of a pass makes its own.
+        attention_mask=torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=ids_T.device),
+        use_cache=False,
+        logits_to_keep=ends_B,
+        row_pass=row_pass,
+    )
+    logits_BV: torch.Tensor = output.logits[0]
+    return logits_BV
 
 
 def _attention(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from crl.policies.cache import Pass, Piece, RowCache
+from crl.policies.cache import Piece, RowCache, hiding
 from crl.policies.limits import PASS_TOKENS
 
 _CALL = 1024
@@ -66,6 +66,27 @@ class PaddedPass:
         return out.flatten(1, 2)
 
 
+class RowAttention:
+    """Attention of equally many new tokens of some rows, in one call, in all layers of a pass."""
+
+    def __init__(self, limits_AN: torch.Tensor) -> None:
+        """`limits_AN`: the last slot that each token sees."""
+        self._limits_AN = limits_AN
+        self._masks: dict[int, torch.Tensor] = {}  # by G, in which layers may differ
+
+    def found(self, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Outputs, [A, H, G, N, D] as the queries `asked`, for the rows' own keys and values [A, H, C, D]."""
+        rows, heads, groups, _, width = asked.shape
+        if groups not in self._masks:
+            hidden = torch.arange(keys.shape[2], device=keys.device) > self._limits_AN[:, None, None, :, None]
+            mask = hiding(hidden, asked.dtype)
+            self._masks[groups] = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [A, 1, G N, C]
+        found = torch.nn.functional.scaled_dot_product_attention(
+            asked.reshape(rows, heads, -1, width), keys, values, attn_mask=self._masks[groups], scale=scaling
+        )
+        return found.view(asked.shape)
+
+
 class _Group:
     """Rows that attend in one call."""
 
@@ -75,38 +96,22 @@ class _Group:
         most = max(map(len, places.values()))
         # Padding asks what the first token of its row asks, and nobody reads the answer.
         index_AN = np.array([[*places[row], *[places[row][0]] * (most - len(places[row]))] for row in rows])
-        self.index_AN = torch.from_numpy(index_AN).to(device)
-        self.limits_AN = torch.from_numpy(positions_T[index_AN]).to(device)
-        self.reach = int(positions_T[index_AN].max()) + 1
+        self._index_AN = torch.from_numpy(index_AN).to(device)
+        self._attention = RowAttention(torch.from_numpy(positions_T[index_AN]).to(device))
+        self._reach = int(positions_T[index_AN].max()) + 1
         whole = rows == list(range(len(rows)))
-        self.rows_A = slice(len(rows)) if whole else torch.tensor(rows, device=device)
+        self._rows_A = slice(len(rows)) if whole else torch.tensor(rows, device=device)
         asked = sorted((place, a, n) for a, row in enumerate(rows) for n, place in enumerate(places[row]))
         self.places, self._a, self._n = torch.tensor(asked, device=device).T
-        self._masks: dict[int, torch.Tensor] = {}
 
     def attend(
         self, query_HGTD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Outputs [T, H, G, D] of this group's tokens, in their order."""
-        heads, groups, _, width = query_HGTD.shape
-        span = min(-(-self.reach // _ALIGNED) * _ALIGNED, keys.shape[2])
-        asked = query_HGTD[:, :, self.index_AN].permute(2, 0, 1, 3, 4)  # [A, H, G, N, D]
-        found = torch.nn.functional.scaled_dot_product_attention(
-            asked.reshape(len(asked), heads, -1, width),
-            keys[self.rows_A, :, :span],
-            values[self.rows_A, :, :span],
-            attn_mask=self._hidden(span, groups, asked.dtype),
-            scale=scaling,
-        )
-        return found.view(asked.shape)[self._a, :, :, self._n]
-
-    def _hidden(self, span: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
-        """Mask [A, 1, G N, span] that hides what comes after each token."""
-        if groups not in self._masks:
-            hidden = torch.arange(span, device=self.limits_AN.device) > self.limits_AN[:, None, None, :, None]
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, float("-inf"))
-            self._masks[groups] = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)
-        return self._masks[groups]
+        span = min(-(-self._reach // _ALIGNED) * _ALIGNED, keys.shape[2])
+        asked = query_HGTD[:, :, self._index_AN].permute(2, 0, 1, 3, 4)
+        keys, values = keys[self._rows_A, :, :span], values[self._rows_A, :, :span]
+        return self._attention.found(asked, keys, values, scaling)[self._a, :, :, self._n]
 
 
 def grouped(counts: Mapping[int, int]) -> list[list[int]]:
@@ -122,8 +127,3 @@ def grouped(counts: Mapping[int, int]) -> list[list[int]]:
     few = [number for number in range(1, len(ordered) + 1) if number * counts[ordered[number - 1]] <= most]
     together = min(few, key=cost)
     return [ordered[:together], *([row] for row in ordered[together:])]
-
-
-def pass_over(cache: RowCache, pieces: Sequence[Piece], device: torch.device) -> Pass | PaddedPass:
-    """The pass that suits the device."""
-    return (Pass if device.type == "cpu" else PaddedPass)(cache, pieces, device)

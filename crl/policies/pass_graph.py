@@ -21,8 +21,9 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from crl.policies.cache import RowCache
+from crl.policies.cache import RowCache, pass_logits
 from crl.policies.limits import PASS_TOKENS
+from crl.policies.padded_pass import RowAttention
 
 _LOG = logging.getLogger(__name__)
 _WIDTHS = (1, 16, 64)
@@ -143,16 +144,8 @@ class PassGraphs:
         """The logits [R, V] that a graph of this shape records."""
         numbers = self._numbers[width]
         ids_RN, positions_RN, slots_RN = numbers.tokens_3RN
-        output = self._model(
-            input_ids=ids_RN.reshape(1, -1),
-            position_ids=positions_RN.reshape(1, -1),
-            attention_mask=torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=ids_RN.device),
-            use_cache=False,
-            logits_to_keep=numbers.ends_R,
-            row_pass=_EveryRow(self._cache, positions_RN, slots_RN, span),
-        )
-        logits_RV: torch.Tensor = output.logits[0]
-        return logits_RV
+        every = _EveryRow(self._cache, positions_RN, slots_RN, span)
+        return pass_logits(self._model, ids_RN.flatten(), positions_RN.flatten(), numbers.ends_R, every)
 
 
 class _EveryRow:
@@ -161,8 +154,7 @@ class _EveryRow:
     def __init__(self, cache: RowCache, positions_RN: torch.Tensor, slots_RN: torch.Tensor, span: int) -> None:
         self._cache, self._span, self._slots_RN = cache, span, slots_RN
         self._rows_R1 = torch.arange(cache.rows, device=slots_RN.device)[:, None]
-        self._hidden = torch.arange(span, device=slots_RN.device) > positions_RN[:, None, None, :, None]
-        self._masks: dict[int, torch.Tensor] = {}
+        self._attention = RowAttention(positions_RN)
 
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -174,16 +166,5 @@ class _EveryRow:
         keys[self._rows_R1, :, self._slots_RN] = key.reshape(by_row).permute(1, 2, 0, 3)
         values[self._rows_R1, :, self._slots_RN] = value.reshape(by_row).permute(1, 2, 0, 3)
         asked = query.reshape(heads, -1, *self._slots_RN.shape, width).permute(2, 0, 1, 3, 4)  # [R, H, G, N, D]
-        groups = asked.shape[2]
-        if groups not in self._masks:
-            mask = torch.zeros(self._hidden.shape, dtype=key.dtype, device=key.device)
-            mask = mask.masked_fill(self._hidden, float("-inf"))
-            self._masks[groups] = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [R, 1, G N, span]
-        found = torch.nn.functional.scaled_dot_product_attention(
-            asked.reshape(len(asked), heads, -1, width),
-            keys[:, :, : self._span],
-            values[:, :, : self._span],
-            attn_mask=self._masks[groups],
-            scale=scaling,
-        )
-        return found.view(asked.shape).permute(0, 3, 1, 2, 4).reshape(query.shape[1], -1, width)
+        found = self._attention.found(asked, keys[:, :, : self._span], values[:, :, : self._span], scaling)
+        return found.permute(0, 3, 1, 2, 4).reshape(query.shape[1], -1, width)

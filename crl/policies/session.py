@@ -21,9 +21,9 @@ import torch
 
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
-from crl.policies.cache import Piece, RowCache
+from crl.policies.cache import Pass, Piece, RowCache, pass_logits
 from crl.policies.limits import PASS_TOKENS
-from crl.policies.padded_pass import pass_over
+from crl.policies.padded_pass import PaddedPass
 from crl.policies.pass_graph import PassGraphs
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import OwnPace, StopStrings, Turn
@@ -78,6 +78,7 @@ class BatchSession(OwnPace):
         on_gpu = model.device.type == "cuda"
         self._cache = RowCache(layers, rows, context, at_once=on_gpu)
         self._graphs = PassGraphs(model, self._cache) if on_gpu else None
+        self._pass: type[Pass | PaddedPass] = PaddedPass if on_gpu else Pass
         self._free = list(range(self._cache.rows))
         self._place: dict[int, int] = {}  # cache row of each row that is in the batch
         self._left: dict[int, list[int]] = {}  # what free cache rows still hold: the start of the row that left
@@ -250,20 +251,11 @@ class BatchSession(OwnPace):
             replayed = self._graphs.logits(rows, pasts, [reading.ids for reading in readings])
             if replayed is not None:
                 return replayed
-        current = pass_over(self._cache, pieces, device)
+        current = self._pass(self._cache, pieces, device)
         last = np.cumsum([len(reading.ids) for reading in readings]) - 1
         ends = last[[reading.ends is not None for reading in readings]]
-        output = self._model(
-            input_ids=torch.tensor([[index for reading in readings for index in reading.ids]], device=device),
-            position_ids=current.positions_T[None],
-            # A mask of four dimensions is taken as it is; the attention of a pass makes its own.
-            attention_mask=torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=device),
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(ends).to(device),
-            row_pass=current,
-        )
-        logits_BV: torch.Tensor = output.logits[0]
-        return logits_BV
+        ids_T = torch.tensor([index for reading in readings for index in reading.ids], device=device)
+        return pass_logits(self._model, ids_T, current.positions_T, torch.from_numpy(ends).to(device), current)
 
     def _draw(self, rows: Sequence[int], logits_BV: torch.Tensor) -> None:
         """Draw the next id of each row."""

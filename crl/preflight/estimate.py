@@ -90,11 +90,11 @@ def estimate(experiment: Experiment) -> Estimate:
     sampling: dict[str, SamplingMemory] = {}
     updates: dict[str, UpdateMemory] = {}
     work: dict[str, Work] = {}
+    on_gpu = gpu_count() > 0
     for name, shape in known.items():
         role, rows = computed(method.role(name)), _rows(method, name, outputs[name])
         new = _new_tokens(method, name)
-        nucleus, on_gpu = _nucleus(method, name), gpu_count() > 0
-        sampling[name] = sampling_memory(shape, role, rows, nucleus=nucleus, on_gpu=on_gpu)
+        sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
         if owner in method.trained():
             made = update_memory(shape, role, new)

@@ -83,8 +83,8 @@ def sampling_memory(
     section 3.3: grouped-query attention divides it by heads per key-value head).
     """
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
-    layer = rows * slots_at_once(role.context) if on_gpu else rows * role.context
-    layer *= 2 * shape.key_value * size
+    slots = slots_at_once(role.context) if on_gpu else role.context
+    layer = rows * slots * 2 * shape.key_value * size
     tokens = min(rows * role.context, PASS_TOKENS)
     widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
     # Queries that share keys have a row of the mask each.

@@ -116,22 +116,20 @@ def test_the_question_that_was_asked_again():
     header, *rows = table_under(PAPER, "With bank, minus Experience only")
     assert header[1:] == ["35 earlier seeds", "40 new seeds", "all 75"]
     assert [name for name, *_ in rows] == ["averaged over training", "at the end of training"]
-    new = studies[2]
-    for of, ahead, level in ((Raw.area, 36, 0), (Raw.final, 30, 2)):
-        own, against = (of(new, arm, True) for arm in ("recommended", "experience_only"))
-        assert sum(own[seed] > against[seed] for seed in own) == ahead
-        assert sum(own[seed] == against[seed] for seed in own) == level
-    new.last = 1
-    (told,) = re.findall(r"round 40 alone, at equal games, is ([^)]*\])\.", PAPER)
-    agree(told, difference_of(new.final("recommended", True), new.final("experience_only", True)))
-    new.last = 2
-    for of, (_, *cells) in zip((Raw.area, Raw.final), rows, strict=True):
+    for of, (_, *cells), ahead, level in zip((Raw.area, Raw.final), rows, (36, 30), (0, 2), strict=True):
         first, second, new = ((of(each, "recommended", True), of(each, "experience_only", True)) for each in studies)
         earlier = first[0] | second[0], first[1] | second[1]
         every = earlier[0] | new[0], earlier[1] | new[1]
         assert [len(own) for own, _ in (earlier, new, every)] == [35, 40, 75]
         for cell, (own, against) in zip(cells, (earlier, new, every), strict=True):
             agree(cell, difference_of(own, against))
+        pairs = [(new[0][seed], new[1][seed]) for seed in new[0]]
+        assert sum(own > against for own, against in pairs) == ahead
+        assert sum(own == against for own, against in pairs) == level
+    alone = Raw("coevolution_sooner")
+    alone.last = 1
+    (told,) = re.findall(r"round 40 alone, at equal games, is ([^)]*\])\.", PAPER)
+    agree(told, difference_of(alone.final("recommended", True), alone.final("experience_only", True)))
 
 
 def test_what_self_distillation_adds():

@@ -36,9 +36,10 @@ def _prompts(rng, groups, members, common=20, shared=8, own=12):
 class _AsAGraph(PassGraphs):
     """All of a graph but its being recorded, on a CPU."""
 
+    replays = 0
+
     def _record(self, width, span):
         logits_RV = self.computed(width, span)
-        self.replays = getattr(self, "replays", 0)
 
         def replay():
             self.replays += 1
@@ -59,10 +60,9 @@ def way(request, monkeypatch):
                 super().__init__(model, end_ids, context, prompts, seeds, limit, **more)
                 layers, rows = model.config.num_hidden_layers, self._cache.rows
                 self._cache = RowCache(layers, rows, context, at_once=True)
-                self._graphs = _AsAGraph(model, self._cache)
+                self._graphs, self._pass = _AsAGraph(model, self._cache), PaddedPass
                 made.append(self._graphs)
 
-        monkeypatch.setattr(session_module, "pass_over", PaddedPass)
         monkeypatch.setattr(language_model, "BatchSession", OnAGpu)
     return made
 
