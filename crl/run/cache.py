@@ -151,16 +151,18 @@ def _withdraw(directory: Path) -> None:
 
 def _faults_unless_withdrawn(run_path: Path, directory: Path) -> list[CacheFault]:
     """None of a directory that its run replaces or removes while it is read: that is no damage."""
-    before = _inode(directory)
+    before = _which(directory)
     found = _directory_faults(run_path, directory)
-    return found if before is not None and _inode(directory) == before else []
+    return found if before is not None and _which(directory) == before else []
 
 
-def _inode(path: Path) -> int | None:
+def _which(path: Path) -> tuple[int, int] | None:
+    """What tells a directory from another that took its place. An inode does not: a new one may have its number."""
     try:
-        return path.stat().st_ino
+        stat = path.stat()
     except FileNotFoundError:
         return None
+    return stat.st_ino, stat.st_ctime_ns
 
 
 def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from crl.run import cache
 from crl.run.cache import CacheFault, Shelf, cached, faults
 
 
@@ -34,6 +38,24 @@ def test_what_a_run_removes_while_it_is_checked_is_no_damage(tmp_path: Path) -> 
             ends.set()
         assert not checked.result()
     assert not [entry.name for entry in (tmp_path / "cache").iterdir() if entry.name.startswith(".")]
+
+
+def test_a_directory_that_took_the_place_of_the_one_that_was_read_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has the number of the inode that became free, as it often has."""
+    directory, read = cached(tmp_path, "index", _build), cache._directory_faults
+
+    def replaced(run_path: Path, place: Path) -> list[CacheFault]:
+        shutil.rmtree(place)
+        found = read(run_path, place)
+        cached(run_path, "index", _build, again=True)
+        return found
+
+    monkeypatch.setattr(cache, "_directory_faults", replaced)
+    for _ in range(20):
+        assert not faults(tmp_path)
+    assert directory.is_dir()
 
 
 def test_damage_is_still_found(tmp_path: Path) -> None:
