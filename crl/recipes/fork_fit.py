@@ -17,6 +17,8 @@ from crl.records import Weights, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 
+SAME_IN_FORKS = ("model", "lora")
+"""Keys of a role that say whose weights it has."""
 _OPTIMIZER = ("optimizer.kind", "deepspeed.zero_stage", "deepspeed.ranks")
 """Keys of a role that decide whether the optimizer state of a checkpoint can be loaded (`crl/learn/checkpoint.py`)."""
 
@@ -81,7 +83,7 @@ def check_weights(parent: RunDirectory, method: Method, owner: str, place: tuple
     if row is None:
         raise _no_weights(parent, owner, f"{key_of(*place)} wrote none")
     before, role = _role(parent.method_of(*place), owner), method.role(owner)
-    for key in ("model", "lora"):
+    for key in SAME_IN_FORKS:
         if before is not None and getattr(before, key) != getattr(role, key):
             raise BadInput(
                 f"the weights of round {place[0]} are those of {key} {getattr(before, key)!r}",

@@ -179,6 +179,38 @@ def test_an_arm_that_changed_is_refused_by_name(finished_study: Finished, tmp_pa
 
 
 @pytest.mark.slow
+def test_forks_begin_with_a_round_of_their_parent(finished_study: Finished, tmp_path: Path) -> None:
+    forked = {**ARMS["baseline"], "title": "Without it", "fork": {"arm": "complementary", "round": 1}}
+    arms = {"complementary": ARMS["complementary"], "without": forked}
+    file, runs = write(tmp_path, arms=arms, compare_with=[]), tmp_path / "runs"
+    # The parent of seed 11 dies behind that round, when its fork is there already; seed 12 is not asked for.
+    mishaps = fake(complementary_s11=f"kill {tmp_path / 'killed'}")
+    crl(runs, "compare", file, "--seeds", "11", "--jobs", "1", code=1, extra=mishaps)
+    parent, child = (runs / NAME / f"{NAME}-{arm}-s11" for arm in ("complementary", "without"))
+    first = digests(parent)
+    assert {place for place in first if place < "0002"} == {place for place in digests(child) if place < "0002"}
+    done = crl(runs, "compare", file, "--arms", "without", "--jobs", "1", extra=fake())
+    assert f"{NAME}-without-s11" not in done.stdout, "it is finished: its parent's death did not matter"
+    assert f"{NAME}-without-s12: begins with {NAME}-complementary-s12, once that has finished round 1" in done.stdout
+    unfinished = RunDirectory.open(runs / NAME / f"{NAME}-complementary-s12")
+    assert unfinished.rounds() == [0, 1], "asked for a fork only, no more of the parent is run"
+    done = crl(runs, "compare", file, "--jobs", "2", extra=fake())
+    assert "- Without it: every run begins with round 1 of Complementary" in done.stdout
+    assert arm_of(result(runs / NAME), "without")["fork"] == "round 1 of Complementary <b>RL</b>"
+    for seed in SEEDS:
+        parent, child = (runs / NAME / f"{NAME}-{arm}-s{seed}" for arm in ("complementary", "without"))
+        assert digests(parent) == digests(finished_study.directory / parent.name)
+        shared = {place: digest for place, digest in digests(parent).items() if place < "0002"}
+        assert shared.items() <= digests(child).items() and len(digests(child)) > len(shared)
+        ancestor = RunDirectory.open(child).lineage.parent
+        assert ancestor is not None and (ancestor.experiment, ancestor.round) == (parent.name, 1)
+    # An arm that is to begin with something else is another arm.
+    arms["without"] = {**forked, "fork": {"arm": "complementary", "round": 0}}
+    refused = crl_here(runs, "compare", write(tmp_path, arms=arms, compare_with=[]), code=2, extra=fake())
+    assert f"{NAME}-without-s11 begins with {NAME}-complementary-s11 up to round 1" in refused.stderr
+
+
+@pytest.mark.slow
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     file, runs = write(tmp_path, seeds=[11, 12]), tmp_path / "runs"
     mishaps = fake(baseline_s11="fail", complementary_s11=f"kill {tmp_path / 'killed'}")

@@ -28,6 +28,13 @@ def _of_an_experiment(overrides: dict[str, Any]) -> dict[str, Any]:
 Overrides = Annotated[dict[str, Any], AfterValidator(_of_an_experiment)]
 
 
+class Fork(Model):
+    """What an arm begins with instead of a preparation of its own."""
+
+    arm: str = Field(description="The arm whose run of the same seed it is a fork of.")
+    round: int = Field(0, ge=0, le=100_000, description="The last round it takes from there; 0 is the preparation.")
+
+
 class Arm(Model):
     """One arm: what it changes of the base experiment."""
 
@@ -38,6 +45,11 @@ class Arm(Model):
     set: Overrides = Field({}, description="Dotted keys of the base experiment and their values here.")
     seeds: list[Seed] | None = Field(None, min_length=1, description="Its own seeds; default those of the study.")
     rounds: int | None = Field(None, ge=1, le=100_000, description="Its own rounds; default those of the study.")
+    fork: Fork | None = Field(
+        None,
+        description="Its runs begin with a round of another arm's, which is made once: the same warm start for all. As "
+        "with `crl fork`, what was made there stays as it was made, whatever this arm sets.",
+    )
     compare_with: str | list[str] | None = Field(
         None, description="The arms its differences are against; default those of the study, an empty list: none."
     )
@@ -118,6 +130,7 @@ class Study(Model):
             if unknown:
                 raise ValueError(f"scales.{name}: {unknown[0]!r} is no arm; arms: {', '.join(self.arms)}")
         for name in self.arms:
+            self._check_fork(name)
             seeds = self.seeds_of(name)
             if len(set(seeds)) != len(seeds):
                 raise ValueError(f"arm {name}: a seed appears twice in {seeds}")
@@ -130,6 +143,19 @@ class Study(Model):
             if len(longest) > _LONGEST_NAME:
                 raise ValueError(f"the run {longest!r} has {len(longest)} characters, at most {_LONGEST_NAME} can be")
         return self
+
+    def _check_fork(self, name: str) -> None:
+        source = self.arms[name].fork
+        if source is None:
+            return
+        if source.arm not in self.arms or self.arms[source.arm].fork is not None:
+            others = ", ".join(each for each in self.arms if self.arms[each].fork is None)
+            raise ValueError(f"arm {name}: fork.arm {source.arm!r} is no arm with a beginning of its own: {others}")
+        if missing := sorted({*self.seeds_of(name)} - {*self.seeds_of(source.arm)}):
+            raise ValueError(f"arm {name}: {source.arm}, which it is a fork of, has no seed {missing[0]}")
+        shortest = min(self.rounds_of(name) - 1, self.rounds_of(source.arm))
+        if source.round > shortest:
+            raise ValueError(f"arm {name}: fork.round {source.round} leaves it no round; at most {shortest}")
 
 
 def load_study(path: str | Path, *, read_by: tuple[Path, ...] = ()) -> Study:

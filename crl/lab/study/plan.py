@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from crl.config import Experiment, Method
 from crl.config.load import is_index, parse_experiment, read_yaml
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.lab.study.config import Study
+from crl.recipes.fork_fit import SAME_IN_FORKS
 from crl.run import experiment_file
+from crl.run.lineage import load_lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ class PlannedRun:
     experiment: Experiment
     path: Path
     """Its run directory, made or not."""
+    parent: PlannedRun | None = field(default=None, repr=False)
+    """The run of the same seed that it is a fork of."""
+    fork_round: int = 0
+    """The last round that it takes from there."""
+    forks: list[PlannedRun] = field(default_factory=list, compare=False, repr=False)
+    """Runs that are forks of it."""
+    forking: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    """Held while it is run up to where a fork begins, and the fork is made."""
 
     @property
     def name(self) -> str:
@@ -55,11 +66,13 @@ def study_directory(study: Study, root: Path) -> Path:
 
 
 def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
-    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already.
+    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already. Forks come
+    last: none has to wait for the run that it begins with.
 
     Raises BadInput where a setting is wrong, two arms are the same, a seed reaches nothing, arms that are compared are
-    evaluated on different tasks, or the last round is not evaluated; FrozenMethodChanged where a run was begun
-    with another method than its arm has now.
+    evaluated on different tasks, a fork has other models than the arm it begins with, a run that is there begins with
+    something else, or the last round is not evaluated; FrozenMethodChanged where a run was begun with another method
+    than its arm has now.
     """
     arms = {name: _Arm(study, name) for name in study.arms}
     _check_arms(study, {name: arm.experiment(study.seeds[0]).method for name, arm in arms.items()})
@@ -70,6 +83,15 @@ def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
                 experiment = arm.experiment(seed)
                 path = study_directory(study, root) / experiment.name
                 runs.append(PlannedRun(name, seed, study.rounds_of(name), experiment, path))
+    by_place = {(run.arm, run.seed): run for run in runs}
+    for run in runs:
+        source = study.arms[run.arm].fork
+        if source is not None:
+            parent = by_place[source.arm, run.seed]
+            forked = replace(run, parent=parent, fork_round=source.round)
+            parent.forks.append(forked)
+            by_place[run.arm, run.seed] = forked
+    runs = sorted(by_place.values(), key=lambda run: run.parent is not None)
     for run in runs:
         _check_frozen(run)
     return runs
@@ -165,6 +187,7 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
                 next_step="leave one out: its runs would be the other's",
             )
     for name, method in methods.items():
+        _check_fork(study, name, methods)
         rounds, every = study.rounds_of(name), method.evaluation.every
         if every == 0 or rounds % every:
             raise BadInput(
@@ -182,6 +205,25 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
                 )
 
 
+def _check_fork(study: Study, name: str, methods: Mapping[str, Method]) -> None:
+    """Raise BadInput for a fork whose models cannot begin with the weights of its parent: before anything is run."""
+    source = study.arms[name].fork
+    if source is None:
+        return
+    parent, method = methods[source.arm], methods[name]
+    for role in sorted({*parent.recipe.roles()} & {*method.recipe.roles()}):
+        before, after = parent.role(role), method.role(role)
+        for key in SAME_IN_FORKS:
+            if getattr(before, key) != getattr(after, key):
+                raise BadInput(
+                    f"arm {name} begins with weights of arm {source.arm}, where method.roles.{role}.{key} is "
+                    f"{getattr(before, key)!r}, and sets {getattr(after, key)!r}",
+                    expected="the same",
+                    where=f"arm {name}",
+                    next_step="take the change back, or leave `fork` out: its runs then prepare for themselves",
+                )
+
+
 def _evaluated(method: Method) -> Any:
     """What held-out success is measured on."""
     tasks = [(family.name, family.environment, family.changes, family.evaluation_seeds) for family in method.families]
@@ -193,6 +235,7 @@ def _check_frozen(run: PlannedRun) -> None:
         return
     try:
         experiment_file.check_same(run.path, run.experiment)
+        _check_beginning(run)
     except FrozenMethodChanged as error:
         raise FrozenMethodChanged(
             f"arm {run.arm}, seed {run.seed}: {error.found}",
@@ -202,3 +245,21 @@ def _check_frozen(run: PlannedRun) -> None:
         ) from None
     except RecordDamaged:
         return  # opening the run holds it against its manifests, and says what is wrong
+
+
+def _check_beginning(run: PlannedRun) -> None:
+    """Raise BadInput where a run that is there does not begin with what its arm begins with now."""
+    found = load_lineage(run.path).parent
+    is_fork = None if found is None else (found.experiment, found.round)
+    wanted = None if run.parent is None else (run.parent.name, run.fork_round)
+    if is_fork != wanted:
+        raise BadInput(
+            f"the run {run.name} begins with {_beginning(is_fork)}",
+            expected=_beginning(wanted),
+            where=str(run.path),
+            next_step="take the change back, give the study or the arm another name, or remove that run",
+        )
+
+
+def _beginning(source: tuple[str, int] | None) -> str:
+    return "a round 0 of its own" if source is None else f"{source[0]} up to round {source[1]}"

@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
+from crl.lab.study.forks import make_forks
 from crl.lab.study.plan import PlannedRun
 from crl.run.problem import quoted
 
@@ -104,22 +106,34 @@ class Children:
 
 def run_one(planned: PlannedRun, children: Children, on_event: OnEvent) -> None:
     """Run one run of a study to its last round, unless it is there. Raises its error, or Interrupted."""
-    from crl.run.directory import RunDirectory
-
     if children.stopped:
         raise Interrupted
     if planned.is_finished():
         return
+    parent = planned.parent
+    if parent is not None and not planned.path.exists():
+        waiting = f"begins with {parent.name}, once that has finished round {planned.fork_round}"
+        on_event(planned, {"event": "note", "text": waiting})
+        make_forks(parent, partial(_advance, parent, children, lambda event: None))
+    on_event(planned, {"event": "started"})
+    advance = partial(_advance, planned, children, lambda event: on_event(planned, event))
+    make_forks(planned, advance)
+    advance(planned.rounds)
+    on_event(planned, {"event": "finished"})
+
+
+def _advance(planned: PlannedRun, children: Children, on_event: Callable[[dict[str, Any]], None], rounds: int) -> None:
+    """Run a run up to a round."""
+    from crl.run.directory import RunDirectory
+
     planned.path.parent.mkdir(parents=True, exist_ok=True)
     RunDirectory.create_or_open(planned.experiment, planned.path.parent)
-    on_event(planned, {"event": "started"})
     order = {
         "run": str(planned.path.absolute()),
-        "rounds": planned.rounds,
+        "rounds": rounds,
         "runtime": planned.experiment.runtime.model_dump(mode="json"),
     }
-    children.work(order, lambda event: on_event(planned, event))
-    on_event(planned, {"event": "finished"})
+    children.work(order, on_event)
 
 
 def run_all(runs: Sequence[PlannedRun], jobs: int, on_event: OnEvent) -> dict[str, CrlError]:

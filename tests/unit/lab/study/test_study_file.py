@@ -67,6 +67,17 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"arms": {**ARMS, "other": {"seeds": [2]}}}, "arm other: settings were chosen on seeds [2]"),
         ({"compare_with": "nobody"}, "compare_with 'nobody' is no arm; arms: complementary, baseline"),
         ({"arms": {**ARMS, "other": {"compare_with": ["nobody"]}}}, "compare_with 'nobody' is no arm"),
+        ({"arms": {**ARMS, "other": {"fork": {"arm": "nobody"}}}},
+         "fork.arm 'nobody' is no arm with a beginning of its own"),
+        ({"arms": {**ARMS, "other": {"fork": {"arm": "more"}}, "more": {"fork": {"arm": "baseline"}}}},
+         "fork.arm 'more' is no arm with a beginning of its own: complementary, baseline"),
+        ({"arms": {**ARMS, "other": {"seeds": [13], "fork": {"arm": "baseline"}}}},
+         "arm other: baseline, which it is a fork of, has no seed 13"),
+        ({"arms": {**ARMS, "other": {"fork": {"arm": "baseline", "round": 3}}}},
+         "arm other: fork.round 3 leaves it no round; at most 2"),
+        ({"arms": {**ARMS, "other": {"fork": {"arm": "complementary"}, "set": {
+            **ARMS["complementary"]["set"], "method.roles.actor.lora": {"rank": 2}}}}},
+         "arm other begins with weights of arm complementary, where method.roles.actor.lora is"),
         ({"name": "x" * 41, "arms": {**ARMS, "y" * 31: {}}}, "characters, at most 63"),
         ({"seed_keys": ["method.sede"]}, "seed_keys: 'method.sede' leads nowhere"),
         ({"seed_keys": ["method.families.*.environment.world"]}, "leads nowhere in this arm"),
@@ -190,6 +201,17 @@ def test_what_is_varied_is_arms_at_each_value_compared_at_the_same_value(tmp_pat
     assert study.point_of("size", "baseline", 4) == "baseline", "what has the value already is not run again"
     sizes = {run.arm: run.experiment.method.rollout.group_size for run in plan_runs(study, tmp_path) if run.seed == 12}
     assert (sizes["baseline_size_2"], sizes["baseline_size_0_5"], len(sizes)) == (2, 5, 6)
+
+
+def test_forks_come_last_and_know_their_parent(tmp_path: Path) -> None:
+    other = {**ARMS["baseline"], "fork": {"arm": "complementary", "round": 1}}
+    runs = planned(tmp_path, arms={"other": {**other, "set": {"method.threads": 2}}, **ARMS})
+    assert [run.name.removeprefix("trial-") for run in runs] == [
+        "complementary-s11", "baseline-s11", "complementary-s12", "baseline-s12", "other-s11", "other-s12",
+    ]  # fmt: skip
+    for run in runs[-2:]:
+        assert run.parent is not None and run.parent.forks == [run]
+        assert (run.parent.arm, run.parent.seed, run.fork_round) == ("complementary", run.seed, 1)
 
 
 def test_only_trackers_that_are_asked_for_are_written_to(tmp_path: Path) -> None:
