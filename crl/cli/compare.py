@@ -62,7 +62,7 @@ def compare(
         open_runs = [run for run in wanted if not run.is_finished()]
         out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
         if open_runs:  # before the directory of the study is made
-            prepare(open_runs, loaded.warm_starts, lambda line: out.print(f"  warm start: {line}", soft_wrap=True))
+            prepare(open_runs, loaded.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
         with only_one(directory):
             _conclude(loaded, planned, directory, _work(open_runs, jobs) if open_runs else {})
 

@@ -183,10 +183,12 @@ def make_warm_starts(paths: Sequence[Path], say: Callable[[str], None]) -> None:
 def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callable[[str], None]) -> None:
     """Hold what is to be run against this machine, and make warm starts that are missing; no run is touched.
 
-    One run an arm is checked, and the disk for all. Raises BadInput and its kinds, and what making a warm start raises.
+    One run of each arm is checked, and the disk for all; `say` is called with lines for a person. Raises BadInput and
+    its kinds, and what making a warm start raises.
     """
     from crl.lab.warm.config import load_warm_start
     from crl.lab.warm.make import check_warm_start
+    from crl.policies.precision import replaced
     from crl.preflight import check_before_warm_starts, check_ready
     from crl.preflight.estimate import still_to_write
     from crl.run.disk import require_free
@@ -196,9 +198,12 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
         check_warm_start(load_warm_start(path))
     for planned in arms:
         check_before_warm_starts(planned.experiment)
-    make_warm_starts(warm_starts, say)
+    make_warm_starts(warm_starts, lambda line: say(f"warm start: {line}"))
     for planned in arms:
         check_ready(planned.experiment, planned.path, planned.rounds)
+    for said in dict.fromkeys(replaced(planned.experiment.method) for planned in arms):
+        if said is not None:
+            say(said)
     if runs:
         left = ((run, run.rounds - max(run.rounds_done(), 0)) for run in runs)
         needed = sum(still_to_write(run.experiment, run.path, rounds) or 0 for run, rounds in left)

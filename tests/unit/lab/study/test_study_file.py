@@ -13,6 +13,7 @@ from crl.config.trackers import TrackerChoice
 from crl.errors import BadInput
 from crl.lab.study.config import load_study
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs
+from crl.lab.study.runs import prepare
 from tests.study.recipe import KIND
 from tests.study.studies import ARMS, write
 
@@ -218,6 +219,13 @@ def test_only_trackers_that_are_asked_for_are_written_to(tmp_path: Path) -> None
     assert {run.experiment.runtime.trackers for run in planned(tmp_path)} == {()}
     asked = planned(tmp_path, set={"runtime.trackers": ["tensorboard"]})
     assert {run.experiment.runtime.trackers for run in asked} == {(TrackerChoice(kind="tensorboard"),)}
+
+
+def test_another_precision_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.policies.precision.replaced", lambda method: "actor: computed in float32")
+    said: list[str] = []
+    prepare(planned(tmp_path), [], said.append)
+    assert said == ["actor: computed in float32"]
 
 
 def test_some_arms_and_seeds_only(tmp_path: Path) -> None:
