@@ -116,12 +116,20 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to each, and wait until they are gone."""
+    """SIGKILL to each, and wait until they are gone, or zombies that their parents have not reaped yet."""
     found = list(processes)
     for process in found:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, timeout=PATIENCE_SECONDS)
+    wait_until(lambda: all(map(ended, found)), lambda: f"these ended: {found}")
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or a zombie."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
 
 
 def reap(process: subprocess.Popen[bytes] | None) -> None:

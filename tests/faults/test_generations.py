@@ -19,7 +19,7 @@ import yaml
 from crl.run import guardian
 from crl.run.verify import verify
 from tests.faults.killing import MARK, WORKER, marked
-from tests.processes import PATIENCE_SECONDS, command_line, environ, kill, wait_until
+from tests.processes import PATIENCE_SECONDS, command_line, ended, environ, kill, wait_until
 from tests.study.studies import ARMS, NAME, fake, write
 from tests.tiny_run import ROOT, command, crl, environment
 from tests.unit.engine.harness import RECIPE
@@ -91,13 +91,6 @@ def tree(runs: Path, variables: dict[str, str], *arguments: str | Path) -> Itera
         made.process.kill()
         made.process.wait()
         kill(marked(made.mark))
-
-
-def ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def kill_one(victim: psutil.Process) -> None:

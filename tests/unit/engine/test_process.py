@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from crl.engine.process import ProcessGroup, describe_exit
-from tests.processes import PATIENCE_SECONDS, kill, wait_until
+from tests.processes import PATIENCE_SECONDS, ended, kill, wait_until
 
 FAMILY = """
 import signal, subprocess, sys, time
@@ -74,14 +74,7 @@ def test_nothing_of_the_group_is_left_in_whatever_way_it_ends(way: str) -> None:
         process.stop(0.2 if way == "deaf" else PATIENCE_SECONDS)
         codes = {"stops": -signal.SIGTERM, "leaves": 0}
         assert process.exit_code == codes.get(way, -signal.SIGKILL)
-        wait_until(lambda: not any(each.is_running() for each in family if not zombie(each)), "the family is gone")
+        wait_until(lambda: all(map(ended, family)), "the family is gone")
         process.kill()  # once more does no harm
     finally:
         kill(family)
-
-
-def zombie(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

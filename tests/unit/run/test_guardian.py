@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import PATIENCE_SECONDS, command_line, kill, wait_until
+from tests.processes import PATIENCE_SECONDS, command_line, ended, kill, wait_until
 
 ROOT = Path(__file__).parents[3]
 _PARENT = """
@@ -119,11 +119,3 @@ def test_an_engine_ends_with_its_parent_without_a_guardian() -> None:
 
 def guardians_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [each for each in psutil.Process(process.pid).children() if "guardian" in str(command_line(each))]
-
-
-def ended(process: psutil.Process) -> bool:
-    """Whether it runs no more; a zombie does not."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
