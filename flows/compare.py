@@ -136,6 +136,8 @@ def _tell(run: PlannedRun, event: dict[str, Any]) -> None:
         logger.info("round %d of %d%s", event["round"], run.rounds, rates)
     elif event["event"] == "retry":
         logger.warning("%s is tried again: %s", event["stage"], event["reason"])
+    elif event["event"] == "waits":
+        logger.info("%s", event["text"])
     elif event["event"] == "note":
         logger.warning("%s", event["text"])
 

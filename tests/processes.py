@@ -128,7 +128,7 @@ def ended(process: psutil.Process) -> bool:
     """Whether a process is gone, or a zombie."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return True
 
 

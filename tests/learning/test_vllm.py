@@ -189,6 +189,7 @@ class Killer:
 
     def __init__(self, mark: str) -> None:
         self.mark, self.killed, self.failed = mark, list[str](), list[str]()
+        self.armed = True
         self.over = threading.Event()
         """Set when the stage that runs is done."""
 
@@ -197,7 +198,7 @@ class Killer:
             self.failed.append(event.stage)
         if isinstance(event, StageDone):
             self.over.set()
-        if isinstance(event, StageStarted) and event.attempt == 1:
+        if self.armed and isinstance(event, StageStarted) and event.attempt == 1:
             self.over, stage = threading.Event(), f"{event.round}/{event.stage}"
             if not self.kill(stage):
                 threading.Thread(target=self.wait_and_kill, args=(stage, self.over), daemon=True).start()
@@ -222,6 +223,9 @@ def test_two_rounds_are_trained_though_the_servers_are_killed_in_every_stage(mod
         driver.subscribe(killer)
         driver.set_target(2)
         driver.run_rounds(2)
+        killer.armed = False
+        for stage in ("plan", "collect"):
+            driver.run_stage(3, stage)
         assert len([each for each in marked(mark) if API_SERVER in command_line(each)]) >= 1
         # What kills the engine ends its servers, and everything that they started.
         for pid in driver._engines.shard(0).pids:

@@ -1,7 +1,7 @@
 """A recipe of stages without models whose held-out success is known beforehand: studies of it take seconds.
 
 `$CRL_STUDY_FAKE` holds JSON: run name → `fail`, `kill` or `sleep`; it strikes in `evaluate` of round 2. With a marker
-file behind it (`kill MARKER`) it strikes once; `sleep MARKER` writes the file and sleeps.
+file behind it (`kill MARKER`) it strikes once; `sleep MARKER` writes the file and sleeps. `fail 0` fails in round 0.
 """
 
 from __future__ import annotations
@@ -127,6 +127,10 @@ def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
 def _mishap(ctx: StageContext) -> None:
     run = next(parent.parent.name for parent in ctx.directory.parents if parent.name == "rounds")
     order, _, marker = json.loads(os.environ.get("CRL_STUDY_FAKE", "{}")).get(run, "").partition(" ")
+    if order == "fail" and marker:
+        if ctx.round == int(marker):
+            raise BadInput("the fake refuses", next_step="let it")
+        return
     if ctx.round != 2 or not order or (marker and Path(marker).exists()):
         return
     if marker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -179,35 +180,60 @@ def test_an_arm_that_changed_is_refused_by_name(finished_study: Finished, tmp_pa
 
 
 @pytest.mark.slow
-def test_forks_begin_with_a_round_of_their_parent(finished_study: Finished, tmp_path: Path) -> None:
-    forked = {**ARMS["baseline"], "title": "Without it", "fork": {"arm": "complementary", "round": 1}}
-    arms = {"complementary": ARMS["complementary"], "without": forked}
+def test_one_arm_prepares_for_another(finished_study: Finished, tmp_path: Path) -> None:
+    without = {**ARMS["baseline"], "title": "Without it", "prepared_by": "complementary"}
+    arms = {"complementary": ARMS["complementary"], "without": without}
     file, runs = write(tmp_path, arms=arms, compare_with=[]), tmp_path / "runs"
-    # The parent of seed 11 dies behind that round, when its fork is there already; seed 12 is not asked for.
+    # The parent of seed 11 dies later on, when its fork is there already; seed 12 is not asked for.
     mishaps = fake(complementary_s11=f"kill {tmp_path / 'killed'}")
     crl(runs, "compare", file, "--seeds", "11", "--jobs", "1", code=1, extra=mishaps)
-    parent, child = (runs / NAME / f"{NAME}-{arm}-s11" for arm in ("complementary", "without"))
-    first = digests(parent)
-    assert {place for place in first if place < "0002"} == {place for place in digests(child) if place < "0002"}
     done = crl(runs, "compare", file, "--arms", "without", "--jobs", "1", extra=fake())
     assert f"{NAME}-without-s11" not in done.stdout, "it is finished: its parent's death did not matter"
-    assert f"{NAME}-without-s12: begins with {NAME}-complementary-s12, once that has finished round 1" in done.stdout
+    assert f"{NAME}-without-s12: waits for round 0 of {NAME}-complementary-s12, which prepares for it" in done.stdout
     unfinished = RunDirectory.open(runs / NAME / f"{NAME}-complementary-s12")
-    assert unfinished.rounds() == [0, 1], "asked for a fork only, no more of the parent is run"
+    assert unfinished.rounds() == [0], "no more of it was needed"
     done = crl(runs, "compare", file, "--jobs", "2", extra=fake())
-    assert "- Without it: every run begins with round 1 of Complementary" in done.stdout
-    assert arm_of(result(runs / NAME), "without")["fork"] == "round 1 of Complementary <b>RL</b>"
+    assert "prepared (round 0) for the runs of the same seed of Without it." in done.stdout
     for seed in SEEDS:
         parent, child = (runs / NAME / f"{NAME}-{arm}-s{seed}" for arm in ("complementary", "without"))
         assert digests(parent) == digests(finished_study.directory / parent.name)
-        shared = {place: digest for place, digest in digests(parent).items() if place < "0002"}
-        assert shared.items() <= digests(child).items() and len(digests(child)) > len(shared)
+        shared = {place: digest for place, digest in digests(parent).items() if place < "0001"}
+        assert shared and shared.items() <= digests(child).items() and len(digests(child)) > len(shared)
         ancestor = RunDirectory.open(child).lineage.parent
-        assert ancestor is not None and (ancestor.experiment, ancestor.round) == (parent.name, 1)
-    # An arm that is to begin with something else is another arm.
-    arms["without"] = {**forked, "fork": {"arm": "complementary", "round": 0}}
+        assert ancestor is not None and (ancestor.experiment, ancestor.round) == (parent.name, 0)
+    found = arm_of(result(runs / NAME), "without")
+    assert found["prepared_by"] == "Complementary <b>RL</b>" and found["with_bank"] is None
+    assert told(found["without_bank"]["mean"]) == pytest.approx(by_scipy(expected("baseline", bank=False)))
+    # A run that is there begins with what it begins with.
+    arms["without"] = ARMS["baseline"]
     refused = crl_here(runs, "compare", write(tmp_path, arms=arms, compare_with=[]), code=2, extra=fake())
-    assert f"{NAME}-without-s11 begins with {NAME}-complementary-s11 up to round 1" in refused.stderr
+    assert f"{NAME}-without-s11 begins with rounds 0 to 0 of {NAME}-complementary-s11" in refused.stderr
+    arms["without"] = without
+    arms["complementary"] = {"set": {**ARMS["complementary"]["set"], "method.threads": 2}}
+    for seed in SEEDS:
+        shutil.rmtree(runs / NAME / f"{NAME}-complementary-s{seed}")
+    refused = crl_here(runs, "compare", write(tmp_path, arms=arms, compare_with=[]), code=2, extra=fake())
+    assert f"round 0 of {NAME}-complementary-s11, as its arm is now" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_preparation_that_fails_is_tried_once_and_told_of_every_run(tmp_path: Path) -> None:
+    def without(threads: int) -> dict[str, Any]:
+        settings = {**ARMS["baseline"]["set"], "method.threads": threads}
+        return {"set": settings, "prepared_by": "complementary"}
+
+    arms = {"complementary": ARMS["complementary"], "one": without(1), "two": without(2)}
+    runs = tmp_path / "runs"
+    mishaps = fake(complementary_s11="fail 0")
+    file = write(tmp_path, seeds=[11], arms=arms, compare_with=[])
+    done = crl(runs, "compare", file, "--jobs", "2", code=1, extra=mishaps)
+    parent = f"{NAME}-complementary-s11"
+    assert "3 runs failed" in done.stderr and f"  {parent}: the fake refuses" in done.stderr
+    for arm in ("one", "two"):
+        assert f"  {NAME}-{arm}-s11: {parent} could not prepare for it: the fake refuses" in done.stderr
+    journal = (runs / NAME / parent / "journal.jsonl").read_text(encoding="utf-8")
+    assert journal.count('"stage_failed"') == 1
+    assert f"crl status {runs / NAME / parent}" in done.stderr.replace("\n", " ")
 
 
 @pytest.mark.slow

@@ -28,13 +28,6 @@ def _of_an_experiment(overrides: dict[str, Any]) -> dict[str, Any]:
 Overrides = Annotated[dict[str, Any], AfterValidator(_of_an_experiment)]
 
 
-class Fork(Model):
-    """What an arm begins with instead of a preparation of its own."""
-
-    arm: str = Field(description="The arm whose run of the same seed it is a fork of.")
-    round: int = Field(0, ge=0, le=100_000, description="The last round it takes from there; 0 is the preparation.")
-
-
 class Arm(Model):
     """One arm: what it changes of the base experiment."""
 
@@ -45,10 +38,10 @@ class Arm(Model):
     set: Overrides = Field({}, description="Dotted keys of the base experiment and their values here.")
     seeds: list[Seed] | None = Field(None, min_length=1, description="Its own seeds; default those of the study.")
     rounds: int | None = Field(None, ge=1, le=100_000, description="Its own rounds; default those of the study.")
-    fork: Fork | None = Field(
+    prepared_by: str | None = Field(
         None,
-        description="Its runs begin with a round of another arm's, which is made once: the same warm start for all. As "
-        "with `crl fork`, what was made there stays as it was made, whatever this arm sets.",
+        description="Another arm, whose run of the same seed prepares (round 0, such as a warm start) for this one, "
+        "too: it is made once. Runs of this arm are forks of that one, which is run as far as they need it.",
     )
     compare_with: str | list[str] | None = Field(
         None, description="The arms its differences are against; default those of the study, an empty list: none."
@@ -130,7 +123,7 @@ class Study(Model):
             if unknown:
                 raise ValueError(f"scales.{name}: {unknown[0]!r} is no arm; arms: {', '.join(self.arms)}")
         for name in self.arms:
-            self._check_fork(name)
+            self._check_preparation(name)
             seeds = self.seeds_of(name)
             if len(set(seeds)) != len(seeds):
                 raise ValueError(f"arm {name}: a seed appears twice in {seeds}")
@@ -144,18 +137,15 @@ class Study(Model):
                 raise ValueError(f"the run {longest!r} has {len(longest)} characters, at most {_LONGEST_NAME} can be")
         return self
 
-    def _check_fork(self, name: str) -> None:
-        source = self.arms[name].fork
-        if source is None:
+    def _check_preparation(self, name: str) -> None:
+        other = self.arms[name].prepared_by
+        if other is None:
             return
-        if source.arm not in self.arms or self.arms[source.arm].fork is not None:
-            others = ", ".join(each for each in self.arms if self.arms[each].fork is None)
-            raise ValueError(f"arm {name}: fork.arm {source.arm!r} is no arm with a beginning of its own: {others}")
-        if missing := sorted({*self.seeds_of(name)} - {*self.seeds_of(source.arm)}):
-            raise ValueError(f"arm {name}: {source.arm}, which it is a fork of, has no seed {missing[0]}")
-        shortest = min(self.rounds_of(name) - 1, self.rounds_of(source.arm))
-        if source.round > shortest:
-            raise ValueError(f"arm {name}: fork.round {source.round} leaves it no round; at most {shortest}")
+        if other not in self.arms or self.arms[other].prepared_by is not None:
+            known = ", ".join(each for each in self.arms if self.arms[each].prepared_by is None)
+            raise ValueError(f"arm {name}: prepared_by {other!r} is no arm that prepares for itself: {known}")
+        if missing := sorted({*self.seeds_of(name)} - {*self.seeds_of(other)}):
+            raise ValueError(f"arm {name}: {other}, which prepares for it, has no seed {missing[0]}")
 
 
 def load_study(path: str | Path, *, read_by: tuple[Path, ...] = ()) -> Study:
@@ -194,12 +184,16 @@ def _with_points(study: Study) -> Study:
             for value, changes in scale.values.items():
                 if changes:
                     references = [each for each in study.references_of(arm) if each in scale.arms]
+                    prepared_by = study.arms[arm].prepared_by
+                    if prepared_by in scale.arms:
+                        prepared_by = study.point_of(name, prepared_by, value)
                     points[study.point_of(name, arm, value)] = {
                         **study.arms[arm].model_dump(),
                         "title": f"{study.title_of(arm)}, {scale.title} {value:.12g}",
                         "switch": scale.title,
                         "set": {**study.arms[arm].set, **changes},
                         "seeds": scale.seeds or study.arms[arm].seeds,
+                        "prepared_by": prepared_by,
                         "compare_with": [study.point_of(name, each, value) for each in references],
                     }
     return Study.model_validate({**study.model_dump(), "arms": {**_arms_of(study), **points}})

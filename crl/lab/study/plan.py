@@ -30,18 +30,21 @@ class PlannedRun:
     path: Path
     """Its run directory, made or not."""
     parent: PlannedRun | None = field(default=None, repr=False)
-    """The run of the same seed that it is a fork of."""
-    fork_round: int = 0
-    """The last round that it takes from there."""
+    """The run of the same seed that prepares for it: it is a fork of that one, from round 0."""
     forks: list[PlannedRun] = field(default_factory=list, compare=False, repr=False)
-    """Runs that are forks of it."""
+    """Runs that it prepares for."""
     forking: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
-    """Held while it is run up to where a fork begins, and the fork is made."""
+    """Held while it prepares for others, and they are made."""
 
     @property
     def name(self) -> str:
         """Name of the run."""
         return self.experiment.name
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is such a run."""
+        return (self.path / experiment_file.EXPERIMENT).exists()
 
     def rounds_done(self) -> int:
         """The last round of the study up to which every stage is complete; −1 before round 0."""
@@ -66,13 +69,13 @@ def study_directory(study: Study, root: Path) -> Path:
 
 
 def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
-    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already. Forks come
-    last: none has to wait for the run that it begins with.
+    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already. Those that
+    others prepare for come last, so that they rarely wait.
 
     Raises BadInput where a setting is wrong, two arms are the same, a seed reaches nothing, arms that are compared are
-    evaluated on different tasks, a fork has other models than the arm it begins with, a run that is there begins with
-    something else, or the last round is not evaluated; FrozenMethodChanged where a run was begun with another method
-    than its arm has now.
+    evaluated on different tasks, an arm has other models than the one that prepares for it, a run that is there begins
+    with something else, or the last round is not evaluated; FrozenMethodChanged where a run was begun with another
+    method than its arm has now.
     """
     arms = {name: _Arm(study, name) for name in study.arms}
     _check_arms(study, {name: arm.experiment(study.seeds[0]).method for name, arm in arms.items()})
@@ -85,10 +88,10 @@ def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
                 runs.append(PlannedRun(name, seed, study.rounds_of(name), experiment, path))
     by_place = {(run.arm, run.seed): run for run in runs}
     for run in runs:
-        source = study.arms[run.arm].fork
-        if source is not None:
-            parent = by_place[source.arm, run.seed]
-            forked = replace(run, parent=parent, fork_round=source.round)
+        other = study.arms[run.arm].prepared_by
+        if other is not None:
+            parent = by_place[other, run.seed]
+            forked = replace(run, parent=parent)
             parent.forks.append(forked)
             by_place[run.arm, run.seed] = forked
     runs = sorted(by_place.values(), key=lambda run: run.parent is not None)
@@ -187,7 +190,7 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
                 next_step="leave one out: its runs would be the other's",
             )
     for name, method in methods.items():
-        _check_fork(study, name, methods)
+        _check_preparation(study, name, methods)
         rounds, every = study.rounds_of(name), method.evaluation.every
         if every == 0 or rounds % every:
             raise BadInput(
@@ -205,22 +208,29 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
                 )
 
 
-def _check_fork(study: Study, name: str, methods: Mapping[str, Method]) -> None:
-    """Raise BadInput for a fork whose models cannot begin with the weights of its parent: before anything is run."""
-    source = study.arms[name].fork
-    if source is None:
+def _check_preparation(study: Study, name: str, methods: Mapping[str, Method]) -> None:
+    """Raise BadInput for an arm that cannot begin with what another one prepares: before anything is run."""
+    other = study.arms[name].prepared_by
+    if other is None:
         return
-    parent, method = methods[source.arm], methods[name]
-    for role in sorted({*parent.recipe.roles()} & {*method.recipe.roles()}):
-        before, after = parent.role(role), method.role(role)
+    parent, method = methods[other], methods[name]
+    for role in method.recipe.roles():
+        if role not in parent.recipe.roles():
+            raise BadInput(
+                f"arm {other}, which prepares for arm {name}, has no role {role}",
+                expected="an arm whose preparation makes weights of every role",
+                where=f"arm {name}",
+                next_step="let the one with more roles prepare, or leave prepared_by out",
+            )
         for key in SAME_IN_FORKS:
-            if getattr(before, key) != getattr(after, key):
+            before, after = getattr(parent.role(role), key), getattr(method.role(role), key)
+            if before != after:
                 raise BadInput(
-                    f"arm {name} begins with weights of arm {source.arm}, where method.roles.{role}.{key} is "
-                    f"{getattr(before, key)!r}, and sets {getattr(after, key)!r}",
+                    f"method.roles.{role}.{key} is {after!r} in arm {name}, and {before!r} in {other}, which prepares "
+                    "for it",
                     expected="the same",
                     where=f"arm {name}",
-                    next_step="take the change back, or leave `fork` out: its runs then prepare for themselves",
+                    next_step="take the change back, or leave prepared_by out",
                 )
 
 
@@ -231,7 +241,7 @@ def _evaluated(method: Method) -> Any:
 
 
 def _check_frozen(run: PlannedRun) -> None:
-    if not (run.path / experiment_file.EXPERIMENT).exists():
+    if not run.begun:
         return
     try:
         experiment_file.check_same(run.path, run.experiment)
@@ -250,16 +260,14 @@ def _check_frozen(run: PlannedRun) -> None:
 def _check_beginning(run: PlannedRun) -> None:
     """Raise BadInput where a run that is there does not begin with what its arm begins with now."""
     found = load_lineage(run.path).parent
-    is_fork = None if found is None else (found.experiment, found.round)
-    wanted = None if run.parent is None else (run.parent.name, run.fork_round)
-    if is_fork != wanted:
-        raise BadInput(
-            f"the run {run.name} begins with {_beginning(is_fork)}",
-            expected=_beginning(wanted),
-            where=str(run.path),
-            next_step="take the change back, give the study or the arm another name, or remove that run",
-        )
-
-
-def _beginning(source: tuple[str, int] | None) -> str:
-    return "a round 0 of its own" if source is None else f"{source[0]} up to round {source[1]}"
+    is_fork = None if found is None else (found.experiment, found.round, found.method_digest)
+    wanted = None if run.parent is None else (run.parent.name, 0, run.parent.experiment.method.digest())
+    if is_fork == wanted:
+        return
+    begins = "a round 0 of its own" if found is None else f"rounds 0 to {found.round} of {found.experiment}"
+    raise BadInput(
+        f"the run {run.name} begins with {begins}",
+        expected="a round 0 of its own" if run.parent is None else f"round 0 of {run.parent.name}, as its arm is now",
+        where=str(run.path),
+        next_step="take the change back, give the study or the arm another name, or remove that run",
+    )

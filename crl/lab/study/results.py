@@ -77,8 +77,8 @@ class ArmResult(BaseModel):
     title: str
     switch: str | None
     rounds: int
-    fork: str | None = None
-    """What its runs begin with, in words; None: with a preparation of their own."""
+    prepared_by: str | None = None
+    """Title of the arm that prepared for its runs; None: they prepare for themselves."""
     seeds: list[int]
     """Seeds it is to be reported on."""
     finished: list[int]
@@ -225,7 +225,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         title=study.title_of(name),
         switch=study.arms[name].switch,
         rounds=study.rounds_of(name),
-        fork=_fork(study, name),
+        prepared_by=study.title_of(other) if (other := study.arms[name].prepared_by) is not None else None,
         seeds=study.seeds_of(name),
         finished=[seed for seed in study.seeds_of(name) if seed in runs],
         with_bank=_success(study, runs, bank=True) if has_bank else None,
@@ -244,11 +244,6 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         coverage=_mean(runs, lambda run: run.coverage),
         alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},
     )
-
-
-def _fork(study: Study, name: str) -> str | None:
-    source = study.arms[name].fork
-    return None if source is None else f"round {source.round} of {study.title_of(source.arm)}"
 
 
 def _cost(study: Study, runs: Sequence[Mapping[int, GameCost]]) -> Cost | None:

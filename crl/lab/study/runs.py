@@ -13,14 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from crl.engine.process import ProcessGroup, describe_exit
-from crl.errors import CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
-from crl.lab.study.forks import make_forks
+from crl.errors import BadInput, CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
 from crl.lab.study.plan import PlannedRun
 from crl.run.problem import quoted
 
@@ -31,7 +30,8 @@ _PATIENCE_SECONDS = 10.0
 _TICK_SECONDS = 0.2
 
 OnEvent = Callable[[PlannedRun, dict[str, Any]], None]
-"""Told of a run, from any thread: `started`, `round` (round, success), `retry`, `note` (text), `finished`, `failed`."""
+"""Told of a run, from any thread: `started`, `round` (round, success), `retry`, `note` and `waits` (text), `finished`,
+`failed`."""
 
 
 class Interrupted(BaseException):
@@ -45,6 +45,8 @@ class Children:
         self._processes: set[ProcessGroup] = set()
         self._changing = threading.Lock()
         self._stopped = threading.Event()
+        self.unprepared: dict[str, CrlError] = {}
+        """Why a run could not prepare for others, by its name, where trying again is of no use."""
 
     @property
     def stopped(self) -> bool:
@@ -110,16 +112,77 @@ def run_one(planned: PlannedRun, children: Children, on_event: OnEvent) -> None:
         raise Interrupted
     if planned.is_finished():
         return
-    parent = planned.parent
-    if parent is not None and not planned.path.exists():
-        waiting = f"begins with {parent.name}, once that has finished round {planned.fork_round}"
-        on_event(planned, {"event": "note", "text": waiting})
-        make_forks(parent, partial(_advance, parent, children, lambda event: None))
+    if planned.parent is not None and not planned.begun:
+        _begin_with(planned, planned.parent, children, on_event)
     on_event(planned, {"event": "started"})
-    advance = partial(_advance, planned, children, lambda event: on_event(planned, event))
-    make_forks(planned, advance)
-    advance(planned.rounds)
+    told = partial(on_event, planned)
+    _prepare_forks(planned, children, told)
+    _advance(planned, children, told, planned.rounds)
     on_event(planned, {"event": "finished"})
+
+
+def _begin_with(planned: PlannedRun, parent: PlannedRun, children: Children, on_event: OnEvent) -> None:
+    """Make a run that another one prepares for."""
+
+    def told(event: dict[str, Any]) -> None:
+        if event["event"] in ("retry", "note"):
+            on_event(planned, event)
+
+    on_event(planned, {"event": "waits", "text": f"waits for round 0 of {parent.name}, which prepares for it"})
+    try:
+        _prepare_forks(parent, children, told)
+    except CrlError as error:
+        raise from_payload(
+            {**error.payload(), "found": f"{parent.name} could not prepare for it: {error.found}"}
+        ) from None
+    if planned.begun:
+        return
+    try:
+        _fork(planned, parent)
+    except CrlError as error:
+        raise BadInput(
+            f"it cannot begin with round 0 of {parent.name}: {error.found}",
+            expected=error.expected,
+            where=f"arm {planned.arm}",
+            next_step=f"leave prepared_by of the arm out, or remove {parent.path}: it is then run again",
+        ) from None
+
+
+def _prepare_forks(parent: PlannedRun, children: Children, on_event: Callable[[dict[str, Any]], None]) -> None:
+    """Run round 0 of a run that prepares for others, and make these: when it goes on, what they begin with is deleted.
+
+    One that cannot be made does not stop it; it is told when that one's turn comes.
+    """
+    with parent.forking:
+        missing = [each for each in parent.forks if not each.begun]
+        if missing and parent.rounds_done() < 0:
+            if parent.name in children.unprepared:
+                raise children.unprepared[parent.name]
+            try:
+                _advance(parent, children, on_event, 0)
+            except CrlError as error:
+                if not error.transient:
+                    children.unprepared[parent.name] = error
+                raise
+        for each in missing:
+            if children.stopped:
+                raise Interrupted
+            with suppress(CrlError):
+                _fork(each, parent)
+
+
+def _fork(planned: PlannedRun, parent: PlannedRun) -> None:
+    from crl.engine.targets import remember_target
+    from crl.recipes.fork import fork
+    from crl.run.directory import RunDirectory
+    from crl.run.journal import Journal
+
+    def remember(directory: Path) -> None:
+        # Nothing is asked of it yet; `crl resume` takes the runtime from here.
+        runtime = planned.experiment.runtime
+        remember_target(Journal(directory), 1, 0, purpose=None, token=0, runtime=runtime)
+
+    fork(RunDirectory.open(parent.path), 0, planned.experiment, planned.path.parent, also=remember)
 
 
 def _advance(planned: PlannedRun, children: Children, on_event: Callable[[dict[str, Any]], None], rounds: int) -> None:
@@ -193,7 +256,8 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     from crl.preflight.estimate import still_to_write
     from crl.run.disk import require_free
 
-    arms = {run.arm: run for run in reversed(runs)}.values()
+    preparing = [run.parent for run in runs if run.parent is not None and not run.begun]
+    arms = {run.arm: run for run in reversed([*runs, *preparing])}.values()
     for path in warm_starts:  # first: making one takes minutes
         check_warm_start(load_warm_start(path))
     for planned in arms:
@@ -214,10 +278,12 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
 def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomplete:
     """The error that names the runs that failed."""
     lines = [f"  {name}: {str(error.found).splitlines()[0]}" for name, error in sorted(failed.items())]
+    begun = [directory / name for name in sorted(failed) if (directory / name).is_dir()]
+    more = f"`crl status {quoted(begun[0])}` says more; " if begun else ""
     return StudyIncomplete(
         f"{len(failed)} run{'' if len(failed) == 1 else 's'} failed:\n" + "\n".join(lines),
         where=str(directory),
-        next_step=f"`crl status {quoted(directory / min(failed))}` says more; the same command goes on with them",
+        next_step=f"{more}the same command goes on with them",
     )
 
 

@@ -212,7 +212,9 @@ def notes(result: StudyResult) -> list[str]:
             f"A run has recovered at the first of two successive evaluations in the changed world with {RECOVERED:.0%} "
             "of the success before. A note is stale if it was true before the change and no longer is."
         )
-    found += [f"{arm.title}: every run begins with {arm.fork}, same seed." for arm in result.arms if arm.fork]
+    for preparing in dict.fromkeys(arm.prepared_by for arm in result.arms if arm.prepared_by):
+        names = ", ".join(arm.title for arm in result.arms if arm.prepared_by == preparing)
+        found.append(f"{preparing} prepared (round 0) for the runs of the same seed of {names}.")
     if result.unequal_starts:
         found.append(
             f"Not comparable: runs began with different weights of {', '.join(result.unequal_starts)}, which was made "

@@ -68,17 +68,17 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"arms": {**ARMS, "other": {"seeds": [2]}}}, "arm other: settings were chosen on seeds [2]"),
         ({"compare_with": "nobody"}, "compare_with 'nobody' is no arm; arms: complementary, baseline"),
         ({"arms": {**ARMS, "other": {"compare_with": ["nobody"]}}}, "compare_with 'nobody' is no arm"),
-        ({"arms": {**ARMS, "other": {"fork": {"arm": "nobody"}}}},
-         "fork.arm 'nobody' is no arm with a beginning of its own"),
-        ({"arms": {**ARMS, "other": {"fork": {"arm": "more"}}, "more": {"fork": {"arm": "baseline"}}}},
-         "fork.arm 'more' is no arm with a beginning of its own: complementary, baseline"),
-        ({"arms": {**ARMS, "other": {"seeds": [13], "fork": {"arm": "baseline"}}}},
-         "arm other: baseline, which it is a fork of, has no seed 13"),
-        ({"arms": {**ARMS, "other": {"fork": {"arm": "baseline", "round": 3}}}},
-         "arm other: fork.round 3 leaves it no round; at most 2"),
-        ({"arms": {**ARMS, "other": {"fork": {"arm": "complementary"}, "set": {
+        ({"arms": {**ARMS, "other": {"prepared_by": "nobody"}}},
+         "prepared_by 'nobody' is no arm that prepares for itself"),
+        ({"arms": {**ARMS, "other": {"prepared_by": "more"}, "more": {"prepared_by": "baseline"}}},
+         "prepared_by 'more' is no arm that prepares for itself: complementary, baseline"),
+        ({"arms": {**ARMS, "other": {"seeds": [13], "prepared_by": "baseline"}}},
+         "arm other: baseline, which prepares for it, has no seed 13"),
+        ({"arms": {**ARMS, "other": {"prepared_by": "complementary", "set": {
             **ARMS["complementary"]["set"], "method.roles.actor.lora": {"rank": 2}}}}},
-         "arm other begins with weights of arm complementary, where method.roles.actor.lora is"),
+         "method.roles.actor.lora is LoraConfig("),
+        ({"arms": {**ARMS, "other": {"prepared_by": "complementary"}}},
+         "arm complementary, which prepares for arm other, has no role extractor"),
         ({"name": "x" * 41, "arms": {**ARMS, "y" * 31: {}}}, "characters, at most 63"),
         ({"seed_keys": ["method.sede"]}, "seed_keys: 'method.sede' leads nowhere"),
         ({"seed_keys": ["method.families.*.environment.world"]}, "leads nowhere in this arm"),
@@ -204,15 +204,25 @@ def test_what_is_varied_is_arms_at_each_value_compared_at_the_same_value(tmp_pat
     assert (sizes["baseline_size_2"], sizes["baseline_size_0_5"], len(sizes)) == (2, 5, 6)
 
 
-def test_forks_come_last_and_know_their_parent(tmp_path: Path) -> None:
-    other = {**ARMS["baseline"], "fork": {"arm": "complementary", "round": 1}}
-    runs = planned(tmp_path, arms={"other": {**other, "set": {"method.threads": 2}}, **ARMS})
+def test_those_that_another_prepares_for_come_last(tmp_path: Path) -> None:
+    other = {"set": {**ARMS["baseline"]["set"], "method.threads": 2}, "prepared_by": "complementary"}
+    runs = planned(tmp_path, arms={"other": other, **ARMS})
     assert [run.name.removeprefix("trial-") for run in runs] == [
         "complementary-s11", "baseline-s11", "complementary-s12", "baseline-s12", "other-s11", "other-s12",
     ]  # fmt: skip
     for run in runs[-2:]:
         assert run.parent is not None and run.parent.forks == [run]
-        assert (run.parent.arm, run.parent.seed, run.fork_round) == ("complementary", run.seed, 1)
+        assert (run.parent.arm, run.parent.seed) == ("complementary", run.seed)
+
+
+def test_at_each_value_of_a_scale_the_arm_of_that_value_prepares(tmp_path: Path) -> None:
+    arms = {**ARMS, "baseline": {**ARMS["baseline"], "prepared_by": "complementary"}}
+    parents = {run.arm: run.parent and run.parent.arm for run in planned(tmp_path, arms=arms, scales={"size": SIZE})}
+    assert parents["baseline_size_2"] == "complementary_size_2" and parents["complementary_size_2"] is None
+    assert parents["baseline"] == "complementary"
+    alone = {**SIZE, "arms": ["baseline"]}
+    parents = {run.arm: run.parent and run.parent.arm for run in planned(tmp_path, arms=arms, scales={"size": alone})}
+    assert parents["baseline_size_2"] == "complementary"
 
 
 def test_only_trackers_that_are_asked_for_are_written_to(tmp_path: Path) -> None:
