@@ -228,7 +228,7 @@ def test_two_rounds_are_trained_though_the_servers_are_killed_in_every_stage(mod
             driver.run_stage(3, stage)
         assert len([each for each in marked(mark) if API_SERVER in command_line(each)]) >= 1
         # What kills the engine ends its servers, and everything that they started.
-        for pid in driver._engines.shard(0).pids:
+        for pid in driver._tracks[0].engines.shard(0).pids:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not marked(mark), lambda: f"living: {[command_line(each) for each in marked(mark)]}")
     sampling = {f"{number}/{stage}" for number in (1, 2) for stage in ("collect", "distill")} | {"2/merge"}
