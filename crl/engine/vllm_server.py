@@ -32,6 +32,7 @@ _STOP_SECONDS = 2.0
 _LINES = 5
 _ERROR = re.compile(r"\b\w*(Error|Exception): .+")
 _PROBE_SECONDS = 60.0
+_TOKENS_OF_A_PASS = 4096
 
 
 def check_server(role: str, server: ServerConfig) -> None:
@@ -196,6 +197,9 @@ def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, se
         words += ["--tensor-parallel-size", str(server.gpus), "--gpu-memory-utilization", str(server.memory_share)]
     else:
         words.append("--enforce-eager")  # compiling for the CPU takes minutes and gains little
+        # A prompt that one pass cannot hold would be read in two, after which vLLM 0.32 turns the request's generator
+        # back: on a CPU it cannot, and its engine ends ("CPU Generator does not use offset").
+        words += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(role.context, _TOKENS_OF_A_PASS))]
     return words
 
 

@@ -143,6 +143,13 @@ def test_tokens_are_exact_and_the_same_for_every_batch_limit(policy: VllmPolicy,
     assert len({tuple(turn.token_ids) for turn in found[64].values()}) > 60
 
 
+def test_prompts_that_one_pass_cannot_hold(policy: VllmPolicy, model: Path) -> None:
+    random = np.random.default_rng(5)
+    prompts = [random.integers(5, 500, 200).tolist() for _ in range(96)]
+    found = policy.open(prompts, range(96)).sample(range(96), SAMPLING)
+    assert largest_gap(model, model, prompts, found) < LARGEST
+
+
 def test_answers_of_its_own_are_exact_under_the_distribution_they_were_drawn_from(
     policy: VllmPolicy, model: Path
 ) -> None:

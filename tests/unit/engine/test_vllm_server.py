@@ -14,7 +14,7 @@ import pytest
 
 from crl.config import RoleConfig
 from crl.config.servers import INTERPRETER, ServerConfig, interpreter
-from crl.engine.vllm_server import VllmServer, check_server, own_folder
+from crl.engine.vllm_server import VllmServer, check_server, command_line, own_folder
 from crl.errors import BadInput, EngineDied
 from tests.fake_vllm import serving
 from tests.processes import wait_until
@@ -155,3 +155,17 @@ def test_a_running_server_must_take_weights() -> None:
         assert "VLLM_SERVER_DEV_MODE=1" in str(raised.value)
     with pytest.raises(BadInput, match="cannot be reached"):
         check_server("actor", ServerConfig(address=fake.address))
+
+
+@pytest.mark.parametrize("context", [512, 8192])
+def test_on_a_cpu_no_prompt_is_read_in_parts(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = RoleConfig(context=context)
+
+    def words(gpus: int) -> list[str]:
+        monkeypatch.setattr("crl.engine.vllm_server.gpu_count", lambda: gpus)
+        return command_line(Path("python"), Path("weights"), Path("socket"), role, ServerConfig())
+
+    found = words(0)
+    assert "--no-enable-chunked-prefill" in found
+    assert int(found[found.index("--max-num-batched-tokens") + 1]) >= context, "vLLM refuses a budget below the context"
+    assert "--no-enable-chunked-prefill" not in words(1)
