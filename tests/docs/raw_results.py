@@ -24,6 +24,7 @@ PAGES = {
         "coevolution_sooner",
         "trials",
         "change",
+        "smollm2",
     )
 }
 """The page that a study's tables are in, by the name of its raw results."""

@@ -64,7 +64,7 @@ def test_a_path_with_a_space_is_quoted(tmp_path: Path) -> None:
         partial(_chosen, run, SimpleNamespace(), [], "newest"),
         decide,
         partial(fail, PendingApproval(run.path, 1, "approve", "x", ()).error()),
-        partial(fail, incomplete({"one": BadInput("no")}, run.path)),
+        partial(fail, incomplete({run.path.name: BadInput("no")}, run.path.parent)),
     ]
     said = [record_of(run.path).partition("verified by")[2]]
     for command in commands:
