@@ -64,7 +64,7 @@ def main(run_path: Path, folder: Path, longer: Path | None = None) -> None:
     found = blocks(run_path)
     (folder / PICTURE).write_text(picture(run_path) + "\n", encoding="utf-8")
     if longer is not None:
-        _, held_out = success_charts(summarize(longer))
+        _, held_out, *_ = success_charts(summarize(longer))  # of a mixture there is an average, too
         (folder / CURVE).write_text(held_out.picture() + "\n", encoding="utf-8")
     text, missing = inserted((folder / README).read_text(encoding="utf-8"), found)
     (folder / README).write_text(text, encoding="utf-8")
