@@ -132,6 +132,14 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
+def gone(pid: int) -> bool:
+    """Whether the process of an id is gone, or a zombie."""
+    try:
+        return ended(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True
+
+
 def reap(process: subprocess.Popen[bytes] | None) -> None:
     """Wait for a killed child, so that it stays no zombie."""
     if process is not None:

@@ -127,11 +127,10 @@ class StudyProgress(MovingLines):
     def _on_retry(self, run: PlannedRun, event: dict[str, Any]) -> None:
         self._say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
 
-    def _on_waits(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        self._say(f"{run.name}: {event['text']}")
-
     def _on_note(self, run: PlannedRun, event: dict[str, Any]) -> None:
         self._say(f"{run.name}: {event['text']}")
+
+    _on_waits = _on_note
 
     def _on_finished(self, run: PlannedRun, event: dict[str, Any]) -> None:
         self._close(run, f"finished: {self._standing.get(run.name, '')}")

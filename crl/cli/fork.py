@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,12 +35,11 @@ def fork(
     ] = False,
 ) -> None:
     """Continue from a round of a run, as a new run. It begins with that round's weights, optimizer state and bank."""
-    from crl.engine.targets import last_runtime, remember_target
+    from crl.engine.targets import begin_after, last_runtime
     from crl.preflight import check_ready
     from crl.recipes.fork import check_fork
     from crl.recipes.fork import fork as make
     from crl.run.directory import RunDirectory
-    from crl.run.journal import Journal
 
     path = find_run(run)
     parent, runtime = RunDirectory.open(path), last_runtime(path)
@@ -49,11 +49,9 @@ def fork(
     if experiment.method != parent.method:
         check_ready(experiment, root / name, 1)
 
-    def remember(directory: Path) -> None:
-        # What it sets out for is nothing yet; with which shards, limits and retention is the parent's.
-        remember_target(Journal(directory), round + 1, round, purpose=None, token=0, runtime=runtime)
-
-    made = make(parent, round, experiment, root, keep_rollouts=keep_rollouts, also=remember)
+    # Shards, limits and retention are the parent's.
+    also = partial(begin_after, round_number=round, runtime=runtime)
+    made = make(parent, round, experiment, root, keep_rollouts=keep_rollouts, also=also)
     _say(parent, made, round)
 
 

@@ -49,6 +49,11 @@ def remember_target(
     return first, last
 
 
+def begin_after(directory: Path, round_number: int, runtime: Runtime) -> None:
+    """Note the runtime of a fork that goes on after a round. Nothing is asked of it yet."""
+    remember_target(Journal(directory), round_number + 1, round_number, purpose=None, token=0, runtime=runtime)
+
+
 def last_runtime(run_path: Path) -> Runtime:
     """Shards, limits and retention that a run last set out with; the defaults where it never did.
 

@@ -127,16 +127,14 @@ def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
 def _mishap(ctx: StageContext) -> None:
     run = next(parent.parent.name for parent in ctx.directory.parents if parent.name == "rounds")
     order, _, marker = json.loads(os.environ.get("CRL_STUDY_FAKE", "{}")).get(run, "").partition(" ")
-    if order == "fail" and marker:
-        if ctx.round == int(marker):
-            raise BadInput("the fake refuses", next_step="let it")
+    if not order or ctx.round != (int(marker) if order == "fail" and marker else 2):
         return
-    if ctx.round != 2 or not order or (marker and Path(marker).exists()):
+    if order == "fail":
+        raise BadInput("the fake refuses", next_step="let it")
+    if marker and Path(marker).exists():
         return
     if marker:
         Path(marker).write_text(str(os.getpid()))
-    if order == "fail":
-        raise BadInput("the fake refuses", next_step="let it")
     if order == "kill":
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(3600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,8 @@ def study_directory(study: Study, root: Path) -> Path:
 
 
 def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
-    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already. Those that
-    others prepare for come last, so that they rarely wait.
+    """Every run of a study, seed by seed, so that a study that is not finished has whole pairs already. Runs that
+    another one prepares for come last, so that they rarely wait.
 
     Raises BadInput where a setting is wrong, two arms are the same, a seed reaches nothing, arms that are compared are
     evaluated on different tasks, an arm has other models than the one that prepares for it, a run that is there begins
@@ -79,25 +79,19 @@ def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
     """
     arms = {name: _Arm(study, name) for name in study.arms}
     _check_arms(study, {name: arm.experiment(study.seeds[0]).method for name, arm in arms.items()})
-    runs = []
-    for seed in dict.fromkeys([*study.seeds, *(seed for name in study.arms for seed in study.seeds_of(name))]):
-        for name, arm in arms.items():
-            if seed in study.seeds_of(name):
-                experiment = arm.experiment(seed)
-                path = study_directory(study, root) / experiment.name
-                runs.append(PlannedRun(name, seed, study.rounds_of(name), experiment, path))
-    by_place = {(run.arm, run.seed): run for run in runs}
-    for run in runs:
-        other = study.arms[run.arm].prepared_by
-        if other is not None:
-            parent = by_place[other, run.seed]
-            forked = replace(run, parent=parent)
-            parent.forks.append(forked)
-            by_place[run.arm, run.seed] = forked
-    runs = sorted(by_place.values(), key=lambda run: run.parent is not None)
-    for run in runs:
+    seeds = dict.fromkeys([*study.seeds, *(seed for name in study.arms for seed in study.seeds_of(name))])
+    places = [(name, seed) for seed in seeds for name in arms if seed in study.seeds_of(name)]
+    runs: dict[tuple[str, int], PlannedRun] = {}
+    for name, seed in sorted(places, key=lambda place: study.arms[place[0]].prepared_by is not None):
+        experiment, other = arms[name].experiment(seed), study.arms[name].prepared_by
+        path = study_directory(study, root) / experiment.name
+        parent = None if other is None else runs[other, seed]
+        runs[name, seed] = run = PlannedRun(name, seed, study.rounds_of(name), experiment, path, parent)
+        if parent is not None:
+            parent.forks.append(run)
+    for run in runs.values():
         _check_frozen(run)
-    return runs
+    return list(runs.values())
 
 
 def chosen(runs: Sequence[PlannedRun], arms: Sequence[str] | None, seeds: Sequence[int] | None) -> list[PlannedRun]:

@@ -172,17 +172,12 @@ def _prepare_forks(parent: PlannedRun, children: Children, on_event: Callable[[d
 
 
 def _fork(planned: PlannedRun, parent: PlannedRun) -> None:
-    from crl.engine.targets import remember_target
+    from crl.engine.targets import begin_after
     from crl.recipes.fork import fork
     from crl.run.directory import RunDirectory
-    from crl.run.journal import Journal
 
-    def remember(directory: Path) -> None:
-        # Nothing is asked of it yet; `crl resume` takes the runtime from here.
-        runtime = planned.experiment.runtime
-        remember_target(Journal(directory), 1, 0, purpose=None, token=0, runtime=runtime)
-
-    fork(RunDirectory.open(parent.path), 0, planned.experiment, planned.path.parent, also=remember)
+    also = partial(begin_after, round_number=0, runtime=planned.experiment.runtime)
+    fork(RunDirectory.open(parent.path), 0, planned.experiment, planned.path.parent, also=also)
 
 
 def _advance(planned: PlannedRun, children: Children, on_event: Callable[[dict[str, Any]], None], rounds: int) -> None:

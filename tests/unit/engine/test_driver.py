@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from crl.config import Runtime
@@ -44,19 +43,12 @@ from crl.run.committed import Committed, committed
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from tests.marks import sampled
-from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, wait_until
+from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, gone, wait_until
 from tests.unit.engine.harness import digests, leftovers, make_driver
 
 
 def of(kind: type, events: list[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, kind)]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_rounds_run_once_and_a_second_call_does_nothing(tmp_path, undisturbed, seen):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from crl.config import FamilyConfig
@@ -19,7 +18,7 @@ from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.isolated import EnvironmentLost, ForkServer, Isolated
 from crl.envs.side_by_side import SideBySide
 from crl.errors import BadInput
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, gone
 from tests.unit.envs.misbehaving import HANGS, WAYS, MisbehavingConfig
 
 ROOT = Path(__file__).parents[3]
@@ -37,13 +36,6 @@ def wait(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_rows_are_those_of_the_environment_itself() -> None:
