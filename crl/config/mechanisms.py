@@ -226,14 +226,21 @@ class ExtractorObjective(Model):
 
 
 class SelfDistillationConfig(Model):
-    """Guided episodes trained by next-token loss with all experience text stripped from their contexts."""
+    """Episodes trained by next-token loss, with all experience text stripped from their contexts."""
 
     every: int = Field(1, ge=1, le=MOST_ROUNDS, description="Every N rounds.")
     first_round: int = Field(1, ge=1, le=MOST_ROUNDS, description="First round it may happen in.")
-    episodes: Literal["beats_free", "wins"] = Field(
-        "beats_free", description="Guided episodes above the mean reward of unguided ones, or all that were won."
+    episodes: Literal["beats_free", "wins", "all_wins"] = Field(
+        "beats_free",
+        description="Guided episodes above the mean reward of unguided ones, all guided ones that were won, or all "
+        "that were won, guided or not (which a recipe without a bank can do, too).",
     )
     weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
+
+    @property
+    def guided_only(self) -> bool:
+        """Whether unguided episodes are left out."""
+        return self.episodes != "all_wins"
 
     def due(self, round_number: int) -> bool:
         """Whether it happens in a round: in multiples of `every`, from `first_round` on."""

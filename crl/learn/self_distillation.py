@@ -1,8 +1,9 @@
-"""Self-distillation: guided episodes that went well, trained by next-token loss without the experience.
+"""Self-distillation: episodes that went well, trained by next-token loss without the experience.
 
 The tokens that a guided actor sampled are learned in the context that a free one would have had: the rows
-`stripped_contexts`, which the stage that played the episodes wrote. In the paper it helps early and collapses late when
-done in every round; `method.recipe.self_distillation` says in which rounds it happens.
+`stripped_contexts`, which the stage that played the episodes wrote. A free one, where it is learned too, is learned as
+it was played. In the paper it helps early and collapses late when done in every round;
+`method.recipe.self_distillation` says in which rounds it happens.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from crl.records import Episode, Generation, Sample, StrippedContext
 
 
 def distilled_episodes(episodes: Sequence[Episode], config: SelfDistillationConfig) -> list[Episode]:
-    """The guided episodes to learn from, in their order.
+    """The episodes to learn from, in their order.
 
-    `beats_free`: those whose reward is above the mean reward of the free episodes of their group, so none where a
-    group has no free one. `wins`: all that were won. Episodes that the environment broke are left out.
+    `beats_free`: guided ones whose reward is above the mean reward of the free episodes of their group, so none where
+    a group has no free one. `wins`: guided ones that were won. `all_wins`: all that were won. Episodes that the
+    environment broke are left out.
     """
     sound = [episode for episode in episodes if usable(episode)]
-    if config.episodes == "wins":
-        return [episode for episode in sound if episode.guided and episode.success]
+    if config.episodes != "beats_free":
+        return [episode for episode in sound if episode.success and (episode.guided or not config.guided_only)]
     free: dict[tuple[str, int], list[float]] = defaultdict(list)
     for episode in sound:
         if not episode.guided:
@@ -50,12 +52,13 @@ def nll_samples(
 
     The loss of all of them is weight · mean over their trained tokens of −log π, beside the policy objective: the
     update divides by the tokens of these samples alone. Logits are divided by the temperature that sampled the tokens.
-    Nothing was sampled in these contexts, so there are no behavior log-probabilities: they are 0 and not read.
-    Raises RecordDamaged for an episode without a stripped context or token record.
+    Nothing was sampled in stripped contexts, so there are no behavior log-probabilities: they are 0 and not read.
+    Raises RecordDamaged for a guided episode without a stripped context, or any without a token record.
     """
     samples = []
     for episode in episodes:
-        context, generation = contexts.get(episode.episode_id), generations.get(episode.generation_id)
+        generation = generations.get(episode.generation_id)
+        context = contexts.get(episode.episode_id) if episode.guided else generation
         if context is None or generation is None:
             raise RecordDamaged(
                 f"episode {episode.episode_id} is to be distilled, but has no "

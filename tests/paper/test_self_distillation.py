@@ -54,6 +54,21 @@ def test_guided_episodes_that_beat_their_free_twins_or_all_that_won() -> None:
     assert [row.episode_id for row in wins] == ["g0m0", "g1m0", "g2m0", "g3m0"]
 
 
+def test_all_that_won_guided_or_not_those_as_they_were_played() -> None:
+    config = SelfDistillationConfig(episodes="all_wins", weight=0.5)
+    chosen = distilled_episodes(EPISODES, config)
+    assert [row.episode_id for row in chosen] == ["g0m0", "g0m2", "g1m0", "g1m2", "g2m0", "g3m0"]
+    contexts, generations = rows(chosen, np.random.default_rng(1))
+    free = [each for each in chosen if not each.guided]
+    for each in free:
+        del contexts[each.episode_id]  # as it is recorded: only guided episodes have one
+    samples = nll_samples(chosen, contexts, generations, config, round=4)
+    for each, sample in zip(chosen, samples, strict=True):
+        learned = contexts[each.episode_id] if each.guided else generations[each.generation_id]
+        assert (sample.token_ids, sample.loss_mask) == (learned.token_ids, learned.loss_mask)
+        assert (sample.objective, sample.weight, set(sample.logprobs)) == ("nll", 0.5, {0.0})
+
+
 def test_it_happens_in_multiples_of_a_number_of_rounds_from_a_first_one_on() -> None:
     config = SelfDistillationConfig(every=3, first_round=4)
     assert [number for number in range(1, 14) if config.due(number)] == [6, 9, 12]

@@ -293,11 +293,12 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     ends = (1, 1 + config.guided_share_rounds)
     groups = {method.group_size(family) for family in method.families}
     guided = {size: {config.guided_members(size, number) for number in ends} for size in groups}
+    distills = config.self_distillation
     needs_guided = {
         "method.recipe.trial": config.trial is not None,
         "method.recipe.suppress": config.suppress is not None,
         "method.recipe.actor_critic": config.actor_critic is not None,
-        "method.recipe.self_distillation": config.self_distillation is not None,
+        "method.recipe.self_distillation": distills is not None and distills.guided_only,
         "method.rollout.search_and_ask": rollout.search_and_ask is not None,
     }
     for where, asked in needs_guided.items():

@@ -126,6 +126,7 @@ def test_answers_in_which_no_action_would_be_found_are_refused_in_every_recipe(n
             "recipe__kind": "static_online",
         },
         {"recipe__self_distillation": {"episodes": "wins"}, "recipe__guided_share": 1.0},
+        {"recipe__self_distillation": {"episodes": "all_wins"}, "recipe__kind": "baseline"},
         # No twin is free at first; later some are.
         {
             "recipe__self_distillation": {}, "recipe__guided_share": 1.0, "recipe__guided_share_end": 0.5,
