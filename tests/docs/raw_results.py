@@ -46,11 +46,11 @@ class Raw:
         self.arm_of = {arm.get("title", key): key for key, arm in (taken | study["arms"]).items()}
         self.scales: dict[str, dict[str, list[tuple[str, str]]]] = {}
         titles = {key: title for title, key in self.arm_of.items()}
-        for name, scale in study.get("scales", {}).items():
+        for varied, scale in study.get("scales", {}).items():
             points = self.scales[scale["title"]] = {}
             for arm in scale["arms"]:
                 for value, changes in scale["values"].items():
-                    key = f"{arm}_{name}_{value}".replace(".", "_") if changes else arm
+                    key = f"{arm}_{varied}_{value}".replace(".", "_") if changes else arm
                     points.setdefault(titles[arm], []).append((str(value), key))
                     if changes:
                         self.arm_of[f"{titles[arm]}, {scale['title']} {value}"] = key
@@ -86,14 +86,21 @@ class Raw:
             for seed, points in self.curves.get((arm, bank), {}).items()
         }
 
-    def against(self, column: str, amount: float, which: str, title: str) -> dict[int, float]:
-        """A reference at a budget: with its bank, where it has one and that is asked for."""
-        arm = self.arm_of[title]
-        return (which == "with bank" and self.at(column, amount, arm, True)) or self.at(column, amount, arm, False)
+    def used(self, column: str, *arms: str) -> list[int]:
+        """What each run (of some arms) used of a budget in all."""
+        return [
+            int(points[-1][column])
+            for (arm, _), runs in self.curves.items()
+            if arm in arms or not arms
+            for points in runs.values()
+        ]
 
-    def used(self, column: str) -> list[int]:
-        """What each run used of a budget in all."""
-        return [int(points[-1][column]) for runs in self.curves.values() for points in runs.values()]
+
+def mean_until(points: list[dict[str, float]], column: str, amount: float) -> float:
+    """Mean success of a run while it used an amount of a budget, on straight lines between evaluations."""
+    used, success = [p[column] for p in points], [p["success"] for p in points]
+    at = [*(each for each in used if each < amount), amount]
+    return float(np.trapezoid(np.interp(at, used, success), at) / amount)
 
 
 def interval_of(values: dict[int, float]) -> list[float]:

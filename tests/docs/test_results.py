@@ -17,6 +17,7 @@ from tests.docs.raw_results import (
     agree,
     difference_of,
     interval_of,
+    mean_until,
     table_under,
 )
 
@@ -133,6 +134,23 @@ def test_the_question_that_was_asked_again():
     agree(told, difference_of(alone.final("recommended", True), alone.final("experience_only", True)))
 
 
+def test_the_lead_averaged_over_a_budget():
+    """By pair, up to the smaller of its two totals; in the last column all seeds."""
+    header, *rows = table_under(PAPER, "Averaged over a budget, with bank, minus Experience only")
+    assert header[1:] == ["10 seeds", "25 other seeds", "40 new seeds", "all 75"]
+    assert [name for name, *_ in rows] == list(BUDGETS)
+    for name, *cells in rows:
+        column, studies = BUDGETS[name], []
+        for raw in map(Raw, ("coevolution", "coevolution_again", "coevolution_sooner")):
+            pairs = [raw.curves[arm, True] for arm in ("recommended", "experience_only")]
+            ends = {seed: min(runs[seed][-1][column] for runs in pairs) for seed in pairs[0]}
+            own, other = ({seed: mean_until(runs[seed], column, end) for seed, end in ends.items()} for runs in pairs)
+            studies.append({seed: own[seed] - other[seed] for seed in ends})
+        studies.append(studies[0] | studies[1] | studies[2])
+        for cell, leads in zip(cells, studies, strict=True):
+            agree(cell, interval_of(leads))
+
+
 def test_the_readme_repeats_the_study_of_a_pretrained_model():
     raw, readme = Raw("smollm2"), (ROOT / "README.md").read_text()
     table = readme[readme.index("| seed | before |") :].split("\n\n", 1)[0].splitlines()[2:]
@@ -165,7 +183,7 @@ def test_what_the_paper_repeats_of_trials_and_of_a_changing_world():
         for games, cell in zip(header[1:], cells, strict=True):
             agree(cell, interval_of(raw.at("training_episodes", int(games.replace(",", "")), raw.arm_of[title], True)))
     page = (ROOT / "docs" / PAGES["change"]).read_text()
-    columns, *there = table_under(page, "Families that change, from round 32 to 60")
+    columns, *there = table_under(page, "Families that change, by games since the change")
     header, *rows = table_under(PAPER, "Families that change")
     whole = {row[0]: dict(zip(columns, row, strict=True)) for row in there}
     assert rows == [[whole[row[0]][name] for name in header] for row in rows], "computed below, for that page"
@@ -265,14 +283,12 @@ def test_success_at_equal_budgets(study, kind):
         agree(with_bank, interval_of(bank) if bank else None)
         agree(without, interval_of(free))
         for name, cell in zip(header[3:], differences, strict=True):
-            which, reference = name.split(", minus ")
+            which, other = name.split(", minus ")
             if cell != "–":
-                agree(
-                    cell,
-                    difference_of(
-                        bank if which == "with bank" else free, raw.against(column, amount, which, reference)
-                    ),
-                )
+                reference = raw.arm_of[other]
+                least = min(raw.used(column, arm, reference))
+                own, against = (raw.at(column, least, each, which == "with bank") for each in (arm, reference))
+                agree(cell, difference_of(own, against or raw.at(column, least, reference, False)))
 
 
 def test_success_with_the_bank_by_training_games():
@@ -331,20 +347,38 @@ def test_families_around_a_change(part, words, bank):
 
 
 def test_what_a_change_costs():
-    """Means over all evaluations in the changed world."""
+    """Means over the games since the change that every run has."""
     raw, page = Raw("change"), (ROOT / "docs" / PAGES["change"]).read_text()
+    games = {
+        (arm, seed, point["round"]): point["training_episodes"]
+        for (arm, _), runs in raw.curves.items()
+        for seed, points in runs.items()
+        for point in points
+    }
+    curves = {arm: curves_of("changed", True).get(arm) or curves_of("changed", False)[arm] for arm, _ in raw.curves}
+    since = {
+        (arm, seed): [(games[arm, seed, after] - games[arm, seed, 30], won) for after, won in run.items() if after > 30]
+        for arm, runs in curves.items()
+        for seed, run in runs.items()
+    }
+    first, last = max(min(points)[0] for points in since.values()), min(max(points)[0] for points in since.values())
+    assert f"from {first} to {last:,} since the change" in page
 
-    def since(title: str) -> dict[int, float]:
-        arm = raw.arm_of[title]
-        curves = curves_of("changed", True).get(arm) or curves_of("changed", False)[arm]
-        return {seed: np.mean([value for number, value in run.items() if number > 31]) for seed, run in curves.items()}
+    def means(title: str) -> dict[int, float]:
+        found = {}
+        for (arm, seed), points in since.items():
+            if arm == raw.arm_of[title]:
+                played, won = zip(*sorted(points), strict=True)
+                at = np.linspace(first, last, 20_001)
+                found[seed] = float(np.interp(at, played, won).mean())
+        return found
 
-    header, *table = table_under(page, "Families that change, from round 32 to 60")
+    header, *table = table_under(page, "Families that change, by games since the change")
     for title, mean, *differences in table:
-        agree(mean, interval_of(since(title)))
+        agree(mean, interval_of(means(title)))
         for name, cell in zip(header[2:], differences, strict=True):
             reference = name.removeprefix("minus ")
-            agree(cell, difference_of(since(title), since(reference)) if title != reference else None)
+            agree(cell, difference_of(means(title), means(reference)) if title != reference else None)
 
 
 def test_notes_around_a_change():

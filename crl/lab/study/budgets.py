@@ -1,7 +1,9 @@
 """Arms at equal budgets: what they had reached when they had used as much as the most frugal run uses in all.
 
-Success between two evaluations is interpolated. Budgets are those of training: episodes; tokens that were sampled, by
-whatever role; steps of the real environment (an episode that a model of the environment played has none).
+Two arms are compared where they had used as much as the most frugal run of these two: a third arm that uses little does
+not move their comparison to the beginning of both. Success between two evaluations is interpolated. Budgets are those
+of training: episodes; tokens that were sampled, by whatever role; steps of the real environment (an episode that a
+model of the environment played has none).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class AtBudget(BaseModel):
     """None for an arm without a bank."""
     without_bank: Interval
     differences: dict[str, tuple[Interval | None, Interval | None]]
-    """By reference, paired by seed: (with bank, against the reference with its bank or without where it has none;
-    without bank)."""
+    """By reference, paired by seed, at the smallest amount that a run of the two arms used: (with bank, against the
+    reference with its bank or without where it has none; without bank)."""
 
 
 class Budget(BaseModel):
@@ -49,19 +51,20 @@ def equal_budgets(study: Study, runs: Runs) -> list[Budget]:
     """Every budget that some runs used more of than others."""
     found = []
     for kind in KINDS:
-        used = [
-            amounts[max(amounts)]
-            for each in runs.values()
-            for run in each.values()
-            if (amounts := amounts_of(run, kind))
-        ]
-        if used and 0 < min(used) < max(used):
-            found.append(Budget(kind=kind, amount=min(used), arms=_arms(study, runs, kind, min(used))))
+        used = {
+            arm: totals
+            for arm, each in runs.items()
+            if (totals := [amounts[max(amounts)] for run in each.values() if (amounts := amounts_of(run, kind))])
+        }
+        least = {arm: min(totals) for arm, totals in used.items()}
+        most = max((max(totals) for totals in used.values()), default=0)
+        if least and 0 < min(least.values()) < most:
+            found.append(Budget(kind=kind, amount=min(least.values()), arms=_arms(study, runs, kind, least)))
     return found
 
 
 def reached(run: RunFigures, kind: str, amount: int, *, bank: bool) -> float:
-    """Held-out success of a run when it had used an amount of a budget."""
+    """Held-out success of a run when it had used an amount of a budget; without bank where it has none."""
     curve, used = run.success(bank=bank) or run.success(bank=False), getattr(run, kind)
     numbers = sorted(curve)
     return float(np.interp(amount, [used[number] for number in numbers], [curve[number] for number in numbers]))
@@ -73,27 +76,28 @@ def amounts_of(run: RunFigures, kind: str) -> dict[int, int]:
     return {number: used[number] for number in run.without_bank if number in used}
 
 
-def _arms(study: Study, runs: Runs, kind: str, amount: int) -> list[AtBudget]:
-    values = {
-        (arm, bank): {seed: reached(run, kind, amount, bank=bank) for seed, run in each.items()}
-        for arm, each in runs.items()
-        for bank in (True, False)
-        if not bank or any(run.with_bank for run in each.values())
-    }
+def _arms(study: Study, runs: Runs, kind: str, least: Mapping[str, int]) -> list[AtBudget]:
+    """`least`: what the most frugal run of an arm used in all."""
+    banks = {arm for arm, each in runs.items() if any(run.with_bank for run in each.values())}
+
+    def of(arm: str, amount: int, *, bank: bool) -> dict[int, float]:
+        return {seed: reached(run, kind, amount, bank=bank) for seed, run in runs[arm].items()}
+
     found = []
-    for arm in (name for name in study.arms if runs.get(name)):
-        mine = values.get((arm, True))
+    everywhere = min(least.values())
+    for arm in (name for name in study.arms if name in least):
         differences = {}
-        for reference in study.references_of(arm):
-            if (reference, False) in values:
-                against = values.get((reference, True), values[reference, False])
-                without = paired(values[arm, False], values[reference, False])
-                differences[reference] = (None if mine is None else paired(mine, against), without)
+        for reference in (name for name in study.references_of(arm) if name in least):
+            amount = min(least[arm], least[reference])
+            with_bank, without = (
+                paired(of(arm, amount, bank=bank), of(reference, amount, bank=bank)) for bank in (True, False)
+            )
+            differences[reference] = (with_bank if arm in banks else None, without)
         found.append(
             AtBudget(
                 arm=arm,
-                with_bank=None if mine is None else interval(list(mine.values())),
-                without_bank=interval(list(values[arm, False].values())),
+                with_bank=interval(list(of(arm, everywhere, bank=True).values())) if arm in banks else None,
+                without_bank=interval(list(of(arm, everywhere, bank=False).values())),
                 differences=differences,
             )
         )

@@ -202,8 +202,9 @@ def notes(result: StudyResult) -> list[str]:
     if result.budgets:
         found.append(
             "At equal budgets, every arm is taken where it had used as much in training as the most frugal run uses in "
-            "all; success between two evaluations is interpolated. Generated tokens are those of every role; steps in "
-            "a model of the environment are no real ones."
+            "all, and differences where both arms had used as much as the most frugal run of these two; success "
+            "between two evaluations is interpolated. Generated tokens are those of every role; steps in a model of "
+            "the environment are no real ones."
         )
     for changed, (before, after) in sorted({(each.round, each.evaluated) for each in result.changes}):
         found.append(

@@ -66,6 +66,16 @@ def test_every_arm_is_taken_where_it_had_used_as_much_as_the_most_frugal_run() -
     assert with_bank.mean == pytest.approx(np.mean([0.25 - 0.40, 0.60 - 0.30])), "a reference without a bank has none"
 
 
+def test_a_frugal_third_arm_does_not_move_a_comparison_of_two_others() -> None:
+    cheap = [0, 5, 10, 15, 20]
+    frugal = {seed: run([0, 10, 20], tokens=cheap, steps=[0, 5, 10, 15, 20]) for seed in (1, 2)}
+    study = STUDY.model_copy(update={"arms": {**STUDY.arms, "frugal": STUDY.arms["plain"]}})
+    (budget,) = equal_budgets(study, {**FIGURES, "frugal": frugal})
+    assert budget.amount == 20, "means are where the most frugal of all runs ended"
+    (before,) = equal_budgets(STUDY, FIGURES)
+    assert budget.arms[1].arm == "costly" and budget.arms[1].differences == before.arms[1].differences
+
+
 def test_the_table_says_how_much_that_is() -> None:
     result = summarize_study(STUDY, FIGURES)
     (table,) = [each for each in tables(result) if each.title.startswith("At equal")]
