@@ -69,7 +69,8 @@ KINDS = (
         "no update of the actor is possible: all rewards of each baseline are equal, and not all episodes succeed",
         "actor",
         ("success", "actor_groups_equal"),
-        lambda of: of["actor_groups_equal"] == 1.0 and of["success"] < 1.0,
+        # A step all the same is that of another loss, such as self-distillation's.
+        lambda of: of["actor_groups_equal"] == 1.0 and of["success"] < 1.0 and not of.get("actor_stepped"),
     ),
 )
 

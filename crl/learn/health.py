@@ -172,12 +172,13 @@ def reward_figures(rewards: Sequence[float], advantages: Sequence[float]) -> Fig
     }
 
 
-def clip_figures(role: str, figures: Mapping[str, float]) -> Figures:
-    """Clipped share of the trained tokens, ratio and gap of a role's update; nothing where it took no step."""
-    if "ratio_mean" not in figures:
-        return {}
-    found = {f"{role}_{name}": figures[name] for name in UPDATE_FIGURES if name in figures}
-    return {f"{role}_clipped": figures.get("clipped_low", 0.0) + figures.get("clipped_high", 0.0), **found}
+def update_figures(role: str, figures: Mapping[str, float]) -> Figures:
+    """Steps of a role's update, and where it took one, the clipped share of the trained tokens, ratio and gap."""
+    found = {f"{role}_stepped": figures["stepped"]} if "stepped" in figures else {}
+    if "ratio_mean" in figures:
+        found |= {f"{role}_{name}": figures[name] for name in UPDATE_FIGURES if name in figures}
+        found[f"{role}_clipped"] = figures.get("clipped_low", 0.0) + figures.get("clipped_high", 0.0)
+    return found
 
 
 def mismatch_alarms(figures: Mapping[str, float]) -> dict[str, str]:

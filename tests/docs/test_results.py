@@ -204,7 +204,7 @@ def test_notes_that_are_true_in_the_last_bank():
         agree(cell, interval_of(found))
 
 
-@pytest.mark.parametrize("name", ["change", "coevolution_sooner"])
+@pytest.mark.parametrize("name", ["change", "coevolution_sooner", "smollm2"])
 def test_budget_and_extractor(name):
     page, raw = (ROOT / "docs" / PAGES[name]).read_text(), Raw(name)
     runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
@@ -217,7 +217,11 @@ def test_budget_and_extractor(name):
     header, *rows = table_under(page, "Budget and extractor")
     for row in rows:
         told = dict(zip(header, row, strict=True))
-        games = runs.filter(f"arm = '{raw.arm_of[row[0]]}'").project("training_episodes").fetchall()
+        of_arm = runs.filter(f"arm = '{raw.arm_of[row[0]]}'")
+        games, alarms = (of_arm.project(column).fetchall() for column in ("training_episodes", "alarms"))
+        assert told["collapsed"] == f"{sum(bool(said) for (said,) in alarms)} of {len(games)}"
+        if not games:
+            continue
         low, high = min(games)[0], max(games)[0]
         assert told["training episodes per run"] == (str(low) if low == high else f"{low} to {high}")
         for column, share in shares.items():

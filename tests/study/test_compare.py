@@ -246,7 +246,9 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     found = result(runs / NAME)
     assert [arm["finished"] for arm in found["arms"]] == [[12], [12]]
     assert found["differences"][0]["without_bank"]["seeds"] == 1
-    assert "2 runs are not finished" in (runs / NAME / "study.md").read_text(encoding="utf-8")
+    said = (runs / NAME / "study.md").read_text(encoding="utf-8")
+    assert "2 runs are not finished" in said
+    assert f"Among them {NAME}-baseline-s11 failed in round 2, " in said and "the fake refuses" in said
     # The same command goes on; only what is missing runs.
     again = crl(runs, "compare", file, extra=fake())
     assert "4 runs, 2 of them finished" in again.stdout and "-s12: " not in again.stdout

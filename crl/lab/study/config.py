@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,6 +123,12 @@ class Study(Model):
             unknown = [arm for arm in scale.arms if arm not in self.arms]
             if unknown:
                 raise ValueError(f"scales.{name}: {unknown[0]!r} is no arm; arms: {', '.join(self.arms)}")
+            for arm in scale.arms:
+                as_it_is = [value for value, changes in scale.values.items() if not changes]
+                if scale.seeds and as_it_is and set(scale.seeds) != set(self.seeds_of(arm)):
+                    raise ValueError(
+                        f"scales.{name}: its seeds are not those of arm {arm}, which is its value {as_it_is[0]:g}"
+                    )
         for name in self.arms:
             self._check_preparation(name)
             seeds = self.seeds_of(name)
@@ -183,7 +190,11 @@ def _with_points(study: Study) -> Study:
         for arm in scale.arms:
             for value, changes in scale.values.items():
                 if changes:
-                    references = [each for each in study.references_of(arm) if each in scale.arms]
+                    references = [
+                        study.point_of(name, each, value) if each in scale.arms else each
+                        for each in study.references_of(arm)
+                        if each in scale.arms or _same_tasks(changes)
+                    ]
                     prepared_by = study.arms[arm].prepared_by
                     if prepared_by in scale.arms:
                         prepared_by = study.point_of(name, prepared_by, value)
@@ -194,9 +205,14 @@ def _with_points(study: Study) -> Study:
                         "set": {**study.arms[arm].set, **changes},
                         "seeds": scale.seeds or study.arms[arm].seeds,
                         "prepared_by": prepared_by,
-                        "compare_with": [study.point_of(name, each, value) for each in references],
+                        "compare_with": [*references, arm] if _same_tasks(changes) else references,
                     }
     return Study.model_validate({**study.model_dump(), "arms": {**_arms_of(study), **points}})
+
+
+def _same_tasks(changes: Mapping[str, Any]) -> bool:
+    """Whether a value leaves the tasks as they are, so that it can be compared with arms that do not have it."""
+    return not any(key.startswith("method.families") and not key.endswith(".groups") for key in changes)
 
 
 def _arms_of(study: Study) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from crl.lab.study.change import CHANGED
 from crl.lab.study.config import Study
 from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
-from crl.lab.study.results import RunsByArm, StudyResult, read_figures, summarize_study
+from crl.lab.study.results import RunsByArm, StudyResult, read_failures, read_figures, summarize_study
 from crl.lab.study.table import study_markdown
 from crl.recipes.complementary.evaluate import WITH_BANK
 from crl.run.files import making, write_atomically
@@ -75,7 +75,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
     from crl.lab.study.page import write_study_page
 
     figures = read_figures(runs)
-    result = summarize_study(study, figures)
+    result = summarize_study(study, figures, read_failures(runs))
     contents = {
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),

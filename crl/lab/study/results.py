@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +23,8 @@ from crl.lab.study.statistics import (
     median_reached,
     paired,
 )
+from crl.report.standing import last_failure
+from crl.run.journal import Journal
 
 
 class Difference(BaseModel):
@@ -141,6 +144,8 @@ class StudyResult(BaseModel):
     """Arms in whose runs the world changes."""
     unequal_starts: list[str] = []
     """Models whose weights were not the same at the start of every run: what was begun from one and another."""
+    failed: dict[str, str] = {}
+    """Why runs have stopped, by name: those that would not go on are no random part of the seeds."""
 
     @property
     def titles(self) -> dict[str, str]:
@@ -158,6 +163,8 @@ class StudyResult(BaseModel):
         return any(budget.kind == "real_steps" for budget in self.budgets)
 
 
+INTERRUPTIONS = ("KeyboardInterrupt", "SystemExit", "Cancelled")
+"""Errors in a journal that are a person's doing."""
 RunsByArm = dict[str, dict[int, RunFigures]]
 """Of the finished runs, by arm and seed."""
 
@@ -171,7 +178,19 @@ def read_figures(runs: Sequence[PlannedRun]) -> RunsByArm:
     return found
 
 
-def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
+def read_failures(runs: Sequence[PlannedRun]) -> dict[str, str]:
+    """What the last failure was of every run that is not finished and has one, by name; no interruption is one."""
+    found = {}
+    for planned in runs:
+        event = None if planned.is_finished() or not planned.begun else last_failure(Journal(planned.path).read())
+        error = event and event.get("error")
+        if event and error and error.get("type") not in INTERRUPTIONS:
+            reason = str(error.get("found") or "no reason is recorded").splitlines()[0]
+            found[planned.name] = f"failed in round {event['round']}, {event['stage']}: {reason}"
+    return found
+
+
+def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] = MappingProxyType({})) -> StudyResult:
     """Means, intervals and differences. Pure: the same figures give the same result."""
     arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
     by_name = {arm.arm: arm for arm in arms}
@@ -195,6 +214,7 @@ def summarize_study(study: Study, figures: RunsByArm) -> StudyResult:
         budgets=equal_budgets(study, figures),
         changes=[found for name in study.arms if (found := _change(study, name, figures.get(name, {}))) is not None],
         unequal_starts=_unequal_starts(figures),
+        failed=dict(failed),
     )
 
 

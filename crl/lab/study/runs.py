@@ -253,6 +253,10 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
 
     preparing = [run.parent for run in runs if run.parent is not None and not run.begun]
     arms = {run.arm: run for run in reversed([*runs, *preparing])}.values()
+    models = {role.model for planned in arms for role in planned.experiment.method.roles.values()}
+    named = {path: f"warm:{load_warm_start(path).name}/" for path in warm_starts}
+    # Those that these runs begin with: others may be for other arms.
+    warm_starts = [path for path, name in named.items() if any(model.startswith(name) for model in models if model)]
     for path in warm_starts:  # first: making one takes minutes
         check_warm_start(load_warm_start(path))
     for planned in arms:

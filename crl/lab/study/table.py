@@ -232,6 +232,7 @@ def notes(result: StudyResult) -> list[str]:
         found += [f"{arm.title}, seed {seed}: {'; '.join(said)}." for seed, said in arm.alarms.items()]
     if result.unfinished:
         found.append(f"{result.unfinished} runs are not finished and not in these figures.")
+    found += [f"Among them {name} {told}." for name, told in result.failed.items()]
     return found
 
 

@@ -21,7 +21,6 @@ from crl.learn.health import (
     Note,
     age_figures,
     claim_share,
-    clip_figures,
     coverage,
     cut_alarm,
     cut_figures,
@@ -33,6 +32,7 @@ from crl.learn.health import (
     reading_figures,
     reward_figures,
     truth_share,
+    update_figures,
     written_figures,
 )
 from crl.protocols import Judge
@@ -99,7 +99,7 @@ def health(ctx: StageContext) -> None:
         figures |= _notes(ctx, episodes)
         figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
-        figures |= clip_figures(role, ctx.figures(update_name(role)))
+        figures |= update_figures(role, ctx.figures(update_name(role)))
     alarms |= cut_alarm(figures) | mismatch_alarms(figures)
     ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))
 

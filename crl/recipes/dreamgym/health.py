@@ -7,7 +7,7 @@ from collections import Counter
 from crl.learn.collapse import health_metrics
 from crl.learn.credit import usable
 from crl.learn.form import turn_figures
-from crl.learn.health import Figures, clip_figures, group_figures, mismatch_alarms, play_figures
+from crl.learn.health import Figures, group_figures, mismatch_alarms, play_figures, update_figures
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE
@@ -73,7 +73,7 @@ def health(ctx: StageContext) -> None:
             "nothing there; `ending_accuracy` says whether the model knows how a game ends"
         )
     for owner in sorted(ctx.recipe.trains):
-        figures |= clip_figures(owner, ctx.figures(update_name(owner))) if owner != EXPERIENCE else {}
+        figures |= update_figures(owner, ctx.figures(update_name(owner))) if owner != EXPERIENCE else {}
     experience = ctx.figures(update_name(EXPERIENCE))
     if "loss" in experience:
         figures["experience_loss"] = experience["loss"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crl.learn.collapse import health_metrics
 from crl.learn.form import turn_figures
-from crl.learn.health import clip_figures, group_figures, mismatch_alarms, play_figures
+from crl.learn.health import group_figures, mismatch_alarms, play_figures, update_figures
 from crl.protocols import StopReason
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.context import StageContext
@@ -54,7 +54,7 @@ def health(ctx: StageContext) -> None:
     if config.has_memory:
         figures |= memory_figures(ctx.rows(BankEvent, NEW_BANK))
     for owner in sorted(ctx.recipe.trains):
-        figures |= clip_figures(owner, ctx.figures(update_name(owner)))
+        figures |= update_figures(owner, ctx.figures(update_name(owner)))
     alarms |= mismatch_alarms(figures)
     ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
 

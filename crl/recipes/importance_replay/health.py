@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from crl.learn.collapse import health_metrics
 from crl.learn.form import turn_figures
-from crl.learn.health import Figures, age_figures, clip_figures, group_figures, mismatch_alarms, play_figures
+from crl.learn.health import Figures, age_figures, group_figures, mismatch_alarms, play_figures, update_figures
 from crl.recipes.context import StageContext
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.credit import COLLECT
@@ -34,7 +34,7 @@ def health(ctx: StageContext) -> None:
         **group_figures(episodes, subgroups=False),
         "actor_tokens_read": float(sum(row.tokens_read for row in episodes)),
         "actor_tokens_sampled": float(sum(row.tokens_sampled for row in episodes)),
-        **clip_figures(owner, update),
+        **update_figures(owner, update),
         **({"actor_loss": update["loss"]} if "loss" in update else {}),
     }
     if episodes:

@@ -41,7 +41,10 @@ def alarms(rounds: Sequence[dict[str, float | None]], *, trained=BOTH) -> list[s
         ({"notes_one_text": 0.9}, "the extractor repeats itself: one text is more than 80% of the new notes"),
         ({"extractor_without_gradient": 1.0}, "no update of the extractor is possible: all rewards"),
         ({"success": 0.0}, "no episode succeeds any more"),
-        ({"actor_groups_equal": 1.0}, "no update of the actor is possible: all rewards of each baseline are equal"),
+        (
+            {"actor_groups_equal": 1.0, "actor_stepped": 0.0},
+            "no update of the actor is possible: all rewards of each baseline are equal",
+        ),
     ],
 )
 def test_a_sign_that_stands_is_named_with_its_first_round(sign, told):
@@ -61,6 +64,7 @@ def test_a_sign_that_stands_is_named_with_its_first_round(sign, told):
         {"success": 0.01},
         {"actor_groups_equal": 0.97},
         {"actor_groups_equal": 1.0, "success": 1.0},  # solved
+        {"actor_groups_equal": 1.0, "actor_stepped": 1.0},  # self-distillation trains it
     ],
 )
 def test_a_near_miss_is_no_collapse(near):

@@ -10,7 +10,6 @@ from crl.learn.health import (
     Note,
     age_figures,
     claim_share,
-    clip_figures,
     coverage,
     cut_alarm,
     cut_figures,
@@ -21,6 +20,7 @@ from crl.learn.health import (
     reading_figures,
     reward_figures,
     truth_share,
+    update_figures,
     written_figures,
 )
 from crl.records import Episode
@@ -127,12 +127,15 @@ def test_the_rewards_of_a_batch():
 
 
 def test_clipping_is_told_of_a_step_only():
-    update = {"clipped_low": 0.1, "clipped_high": 0.2, "ratio_mean": 1.01, "ratio_max": 2.0, "logprob_mismatch": 0.3}
-    assert clip_figures("actor", update) == {
-        "actor_clipped": pytest.approx(0.3), "actor_ratio_mean": 1.01, "actor_ratio_max": 2.0,
+    update = {
+        "clipped_low": 0.1, "clipped_high": 0.2, "ratio_mean": 1.01, "ratio_max": 2.0, "logprob_mismatch": 0.3,
+        "stepped": 1.0,
+    }  # fmt: skip
+    assert update_figures("actor", update) == {
+        "actor_stepped": 1.0, "actor_clipped": pytest.approx(0.3), "actor_ratio_mean": 1.01, "actor_ratio_max": 2.0,
         "actor_logprob_mismatch": 0.3,
     }  # fmt: skip
-    assert clip_figures("actor", {"samples": 8.0, "stepped": 0.0}) == {}
+    assert update_figures("actor", {"samples": 8.0, "stepped": 0.0}) == {"actor_stepped": 0.0}
 
 
 def test_ages():

@@ -189,19 +189,44 @@ def test_arms_with_other_tasks_may_be_compared_among_themselves(tmp_path: Path) 
 
 
 def test_what_is_varied_is_arms_at_each_value_compared_at_the_same_value(tmp_path: Path) -> None:
-    study = load_study(write(tmp_path, scales={"size": {**SIZE, "seeds": [12]}}))
+    study = load_study(write(tmp_path, scales={"size": SIZE}))
     assert list(study.arms)[2:] == [
         "complementary_size_2", "complementary_size_0_5", "baseline_size_2", "baseline_size_0_5",
     ]  # fmt: skip
     point = study.arms["complementary_size_0_5"]
-    assert (point.title, point.seeds) == ("Complementary <b>RL</b>, group size 0.5", [12])
+    assert (point.title, point.seeds) == ("Complementary <b>RL</b>, group size 0.5", None)
     assert point.set == {**ARMS["complementary"]["set"], "method.rollout.group_size": 5}
-    assert study.references_of("complementary_size_2") == ["baseline_size_2"] and not study.references_of(
-        "baseline_size_2"
-    )
+    assert study.references_of("complementary_size_2") == ["baseline_size_2", "complementary"]
+    assert study.references_of("baseline_size_2") == ["baseline"], "what a value adds, with a pair per seed"
     assert study.point_of("size", "baseline", 4) == "baseline", "what has the value already is not run again"
     sizes = {run.arm: run.experiment.method.rollout.group_size for run in plan_runs(study, tmp_path) if run.seed == 12}
     assert (sizes["baseline_size_2"], sizes["baseline_size_0_5"], len(sizes)) == (2, 5, 6)
+
+
+def test_a_value_is_compared_with_what_is_not_varied_unless_its_tasks_are_others(tmp_path: Path) -> None:
+    alone = {**SIZE, "arms": ["complementary"]}
+    study = load_study(write(tmp_path, scales={"size": alone}))
+    assert study.references_of("complementary_size_2") == ["baseline", "complementary"]
+    tasks = {"title": "games", "values": {3: {"method.families.0.evaluation_seeds.count": 3}, 9: {}}}
+    study = load_study(write(tmp_path, scales={"games": {**tasks, "arms": ["complementary", "baseline"]}}))
+    assert study.references_of("complementary_games_3") == ["baseline_games_3"]
+    assert study.references_of("baseline_games_3") == []
+
+
+def test_a_curve_has_the_same_seeds_at_every_value(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="its seeds are not those of arm complementary, which is its value 4"):
+        load_study(write(tmp_path, scales={"size": {**SIZE, "seeds": [12]}}))
+
+
+def test_only_warm_starts_that_the_runs_begin_with_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr("crl.lab.study.runs.make_warm_starts", lambda paths, say: made.extend(paths))
+    monkeypatch.setattr("crl.preflight.check_ready", lambda *_: None)
+    monkeypatch.setattr("crl.preflight.check_before_warm_starts", lambda *_: None)
+    warm = [ROOT / "conf" / "warm" / f"{name}.yaml" for name in ("realms", "recipes")]
+    runs = planned(tmp_path, set={"method.roles.actor.model": "warm:recipes/actor"})
+    prepare(runs, warm, lambda _: None)
+    assert made == warm[1:]
 
 
 def test_those_that_another_prepares_for_come_last(tmp_path: Path) -> None:
