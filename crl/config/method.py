@@ -174,8 +174,8 @@ class Method(Model):
     overlap: bool = Field(
         False,
         exclude_if=lambda value: not value,
-        description="Rounds overlap: what follows collecting, but for the actor's update, runs beside the next round, "
-        "which reads bank and extractor of two rounds before it.",
+        description="Rounds overlap: everything after collecting, except the actor's update, runs beside the next "
+        "round, which therefore reads the bank and extractor of two rounds before.",
     )
     threads: int = Field(2, ge=1, le=1024, description="CPU threads of a process: they can change the last digit.")
 
