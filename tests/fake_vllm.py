@@ -25,6 +25,7 @@ class FakeVllm:
         self.weights: str | None = None
         """The directory that it was told to load."""
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
+        self.logprobs_mode = "processed_logprobs"
         self.scores: Callable[[list[int]], list[float]] = lambda ids: [-1.0] * len(ids)
         """Log-probabilities that it gives a prompt."""
         self.faults: dict[str, Callable[[Any], Answer | None]] = {}
@@ -60,7 +61,9 @@ class FakeVllm:
         drawn: list[int] = []
         while len(drawn) < sampling["max_tokens"] and not set(drawn) & set(sampling.get("stop_token_ids", [])):
             drawn.append(int(random.choice(sampling.get("allowed_token_ids", np.arange(2, 40)))))
-        content = [{"token_id": index, "logprob": -index / 10} for index in drawn]
+        # Nothing else could be drawn: only where the restriction is part of what is reported is that certain.
+        certain = self.logprobs_mode == "processed_logprobs" and len(sampling.get("allowed_token_ids", ())) == 1
+        content = [{"token_id": index, "logprob": 0.0 if certain else -index / 10} for index in drawn]
         scores = self.scores(ids) if "prompt_logprobs" in sampling else []
         return {
             "choices": [

@@ -44,14 +44,18 @@ def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
         ranks = method.role(owner).deepspeed.ranks
         each = "" if ranks == 1 else f" on each of {ranks} ranks"
         yield Need(f"update, {owner}", _sum(parts_of(update)) + each)
+    for name, parts in needed.servers.items():
+        yield Need(f"vLLM server, {name}", _sum(parts))
 
 
 def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
     import psutil
 
+    from crl.policies.determinism import gpu_count
     from crl.policies.precision import computes_bfloat16
     from crl.policies.rates import device_bytes
     from crl.preflight.estimate import gigabytes
+    from crl.preflight.placement import engines_by_gpu
 
     settings = (
         "gradient_checkpointing, lora or dtype bfloat16" if computes_bfloat16() else "gradient_checkpointing or lora"
@@ -63,7 +67,12 @@ def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
     largest, all_of_them = needed.memory_bytes or 0, needed.machine_bytes
     device, machine = device_bytes(), psutil.virtual_memory().total
     if device is not None:
-        said = f"about {gigabytes(needed.device_bytes)} for the largest process; the GPU has {gigabytes(device)}"
+        most = max(map(len, engines_by_gpu(experiment, gpu_count())))
+        whose = "the largest process" if most == 1 else f"the {most} engines that share one"
+        said = f"about {gigabytes(needed.device_bytes)} for {whose}"
+        if needed.servers:
+            said, mend = f"{said}, vLLM servers included", f"lower runtime.servers.<role>.memory_share; {mend}"
+        said += f"; the GPU has {gigabytes(device)}"
         yield Need("memory of the GPU", said, needed.device_bytes <= device, mend)
         return
     said = f"about {gigabytes(all_of_them)}"
@@ -78,10 +87,11 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
     written, rows = gigabytes(needed.written_bytes), gigabytes(needed.round_bytes)
     kept = gigabytes(needed.disk_bytes(rounds) or 0)
     counted = f"{rounds} round{'' if rounds == 1 else 's'}"
+    given = "".join(f"; {gigabytes(size)} in {folder} for vLLM servers" for folder, size in needed.handed_over.items())
     return Need(
         "disk",
         f"about {gigabytes(needed.written_bytes + needed.round_bytes)} per round (checkpoints {written}, rows {rows}); "
-        f"{kept} for {counted} under {run_path}, after pruning older checkpoints",
+        f"{kept} for {counted} under {run_path}, after pruning older checkpoints{given}",
     )
 
 

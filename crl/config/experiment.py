@@ -35,7 +35,9 @@ class Runtime(Model):
     """What changes no number: paths, shards, limits, retries, retention."""
 
     runs: Path | None = Field(None, description="Directory that holds the runs; default $CRL_RUNS or ./runs.")
-    shards: int = Field(1, ge=1, le=256, description="Engines side by side, each with a part of every stage that samples.")
+    shards: int = Field(
+        1, ge=1, le=256, description="Engines side by side, each with a part of every stage that samples."
+    )
     overlap_engines: int = Field(
         2,
         ge=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,35 @@ class NodesConfig(Model):
                 next_step=f"add machines to {self.hostfile}",
             )
         return placed
+
+    def address_here(self) -> str:
+        """The address of this machine that the others reach it at: the one it would itself reach the endpoint from.
+
+        Raises BadInput where there is no way to the endpoint, or several machines and a way that stays on this one.
+        """
+        where = "runtime.nodes.endpoint"
+        host, _, port = self.endpoint.partition(":")
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+                asking.connect((host, int(port)))  # of a datagram socket: nothing is sent
+                found = str(asking.getsockname()[0])
+        except (OSError, OverflowError, UnicodeError) as error:  # a port, a name that cannot be
+            raise BadInput(
+                f"there is no way from here to {self.endpoint}: {error}",
+                expected="address:port on the first machine",
+                where=where,
+                next_step="correct it, or give it as an IP address",
+            ) from None
+        # Ranks elsewhere would look for their supervisor on their own machine, and it would wait for them.
+        if found.startswith("127.") and len(self.hosts()) > 1:
+            raise BadInput(
+                f"the way from here to {self.endpoint} stays on this machine ({found})",
+                expected="an address that every machine of the hostfile reaches",
+                where=where,
+                next_step=f"give the endpoint as an IP address of the machines' network, such as 10.0.0.1:{port}: in "
+                "/etc/hosts a machine's own name often stands for 127.0.1.1",
+            )
+        return found
 
     def shell_for(self, host: Host) -> list[str]:
         """The words before a command that is to run there."""

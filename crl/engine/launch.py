@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -27,14 +26,6 @@ def start_of(
     here = {PARENT: str(os.getpid()), "PYTHONPATH": there["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
     made = json.dumps(orders(nodes, world_size, there, _WORKER))
     return [sys.executable, "-m", "crl.engine.nodes"], {**here, VARIABLE: made}
-
-
-def address_toward(nodes: NodesConfig) -> str:
-    """The address of this machine that the others reach it at: the one it would itself reach the endpoint from."""
-    host, _, port = nodes.endpoint.partition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect((host, int(port)))  # of a datagram socket: nothing is sent
-        return str(asking.getsockname()[0])
 
 
 def command_line(world_size: int) -> list[str]:

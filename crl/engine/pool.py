@@ -39,8 +39,13 @@ class EnginePool:
         return self._engine(f"{self._prefix}shard-{number}", 1, environment, None)
 
     def ranks(self, number: int) -> Engine:
-        """The engine of so many ranks."""
-        return self._engine(f"{self._prefix}ranks-{number}", number, {}, self._nodes)
+        """The engine of so many ranks. On several machines that of another number ends: all meet at one port."""
+        name = f"{self._prefix}ranks-{number}"
+        if self._nodes is not None:
+            for engine in self.started():
+                if engine.world_size > 1 and engine.name != name:
+                    engine.stop()
+        return self._engine(name, number, {}, self._nodes)
 
     def shards(self, count: int) -> list[Engine]:
         """The first engines, one per shard."""
@@ -50,10 +55,13 @@ class EnginePool:
         """Every engine that was asked for so far."""
         return tuple(self._engines.values())
 
-    def release_others(self, kept: Engine) -> None:
-        """Have every engine but one free its models."""
+    def release_others(self, kept: Engine, *, to_train: bool) -> None:
+        """Have the other engines free their models: all of them where one is to be trained, else those of ranks.
+
+        What samples in the others is needed again soon: a vLLM server takes minutes to start.
+        """
         for engine in self.started():
-            if engine is not kept:
+            if engine is not kept and (to_train or engine.world_size > 1):
                 engine.release()
 
     def cancel(self) -> None:

@@ -1,10 +1,10 @@
 """What the engine lends its stages: environments, policies, trainers, the embedder. All of it is cache.
 
 At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
-state is several times its model, so at most one is held, and no sampling copy of its role beside it; of small models
-(:data:`SMALL_BYTES`) both trainers stay, and new weights are read into the living copy. A trainer that a stage asked
-for counts as dirty until the stage says which update it has reached (`trained`); a stage that failed in between never
-hands on half an update.
+state is several times its model, so at most one is held, no sampling copy of its role beside it, and none on a GPU when
+a server starts there; of small models (:data:`SMALL_BYTES`) both trainers stay, and new weights are read into the
+living copy. A trainer that a stage asked for counts as dirty until the stage says which update it has reached
+(`trained`); a stage that failed in between never hands on half an update.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ class EngineServices:
                 _collect()
             from crl.policies import load_policy
 
+            server = self._server(role) if config.engine.SERVED else None
+            if config.engine.SERVED and not config.engine.REMOTE and (server is None or server.address is None):
+                self._make_room_for_server()
             with self._seeded("weights", role):
                 # Of a role that writes one turn the template may drop thoughts from what came before.
                 multi_turn = self._method.recipe.roles()[role].multi_turn
@@ -102,11 +105,18 @@ class EngineServices:
                     checkpoint,
                     threads=self._method.threads,
                     multi_turn=multi_turn,
-                    server=self._server(role) if config.engine.SERVED else None,
+                    server=server,
                     weights=weights.weights_digest,
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
+
+    def _make_room_for_server(self) -> None:
+        """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
+        from crl.policies.determinism import gpu_count
+
+        if gpu_count() and not self._all_small():
+            self._drop_trainers([role for role, (digest, _) in self._trainers.items() if digest])
 
     def _server(self, role: str) -> ServerConfig | None:
         return last_runtime(self._run.path).servers.get(self._method.owner(role))

@@ -17,7 +17,7 @@ from typing import Any
 
 from crl.config import NodesConfig
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.launch import address_toward, start_of
+from crl.engine.launch import start_of
 from crl.engine.listener import WorkerListener
 from crl.engine.output import LINE_LENGTH, OnLine, ProcessOutput
 from crl.engine.process import ProcessGroup, describe_exit
@@ -132,7 +132,7 @@ class Engine:
             return
         self.kill()
         nodes = self._nodes
-        with WorkerListener(self.world_size, None if nodes is None else address_toward(nodes)) as listener:
+        with WorkerListener(self.world_size, None if nodes is None else nodes.address_here()) as listener:
             workers = {**self._environment, **listener.environment()}
             command, environment = start_of(self.world_size, nodes, workers)
             self._process = ProcessGroup(
@@ -164,9 +164,15 @@ class Engine:
     # -- one job ---------------------------------------------------------------------------------------------------
 
     def _converse(self, job: Job, on_message: OnMessage, deadline: float | None) -> dict[str, Any]:
-        """Send the job to rank 0; once it began to write, to the others; commit when all are done."""
-        self._send(0, {"type": "job", "job": job.to_json()}, job)
-        others_busy, wants_to_commit = 0, False
+        """Send the job to rank 0; once it began to write, to the others; commit when all are done.
+
+        What frees memory begins nothing and goes to every rank at once: each holds models of its own.
+        """
+        asked = self.world_size if job.kind is JobKind.release else 1
+        for rank in range(asked):
+            self._send(rank, {"type": "job", "job": job.to_json()}, job)
+        others_busy, wants_to_commit = asked - 1, False
+        result: dict[str, Any] | None = None
         while True:
             self._check_waiting(job, deadline)
             # One place reads: a connection that `wait` found ready has a message only until somebody took it.
@@ -181,9 +187,8 @@ class Engine:
                     raise self._rebuilt(message)
                 if kind == "result" and rank == 0:
                     self._hear_out(message)
-                    result: dict[str, Any] = message["result"]
-                    return result
-                if kind == "begun":
+                    result = message["result"]
+                elif kind == "begun":
                     for other in range(1, self.world_size):
                         job_there = Job.from_json({**job.to_json(), "directory": message["directory"]})
                         self._send(other, {"type": "job", "job": job_there.to_json()}, job)
@@ -194,6 +199,8 @@ class Engine:
                     on_message(message)
                 elif kind == "ready":
                     wants_to_commit = True
+            if result is not None and not others_busy:
+                return result
             if wants_to_commit and not others_busy:
                 wants_to_commit = False
                 self._send(0, {"type": "commit"}, job)

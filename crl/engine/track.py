@@ -21,6 +21,7 @@ from crl.engine.pool import EnginePool
 from crl.engine.spread import PartOrder, PartRunner, Spread, run_on
 from crl.engine.supervisor import Engine
 from crl.recipes.stage import Stage
+from crl.records import Weights
 
 
 class Track:
@@ -65,7 +66,7 @@ class Track:
 
     def _attempt(self, stage: Stage, job: Job, place: tuple[int, str], started: float) -> StageOutcome:
         main = self._engine_of(stage)
-        self.engines.release_others(main)
+        self.engines.release_others(main, to_train=stage.update or Weights in stage.writes)
         missing: list[int] = []
         progress = self._progress_of(place, started)
         if stage.parts is not None and self._runtime.shards > 1:

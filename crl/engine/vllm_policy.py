@@ -8,7 +8,9 @@ wrong shows in the probe. A server of our own is then started anew once. A dead 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
 from crl.config.servers import ServerConfig
-from crl.engine.vllm_server import VllmServer, own_folder
+from crl.engine.vllm_server import VllmServer, own_folder, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
@@ -27,6 +29,7 @@ from crl.policies.precision import cpu_computes_bfloat16
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
+from crl.run.files import disk_error
 
 _PROBE_SEQUENCES, _PROBE_TOKENS = 4, 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
@@ -62,9 +65,10 @@ class VllmPolicy:
         self._name = f"the vLLM server of {role.model}"
         self._server: VllmServer | None = None
         self._remote: Client | None = None
-        if server.folder is not None:
-            server.folder.mkdir(parents=True, exist_ok=True)
-        self._folder = own_folder(server.folder)
+        with _written(server.folder or Path(tempfile.gettempdir())):
+            if server.folder is not None:
+                server.folder.mkdir(parents=True, exist_ok=True)
+            self._folder = own_folder(server.folder)
         self._exported: tuple[str, Path, list[NDArray[np.float32]]] | None = None
         """Digest of the weights that are ready to be handed over, where they are, and the canary's answer."""
         self._serving = ""
@@ -112,6 +116,10 @@ class VllmPolicy:
                 self._remote = Client(self._name, self._config, self._config.address)
             client = self._remote
             if self._serving != self._weights:
+                # Asked again with all weights: the server may have been started anew, and the canary does not see it.
+                wrong = wrong_logprobs(client, "runtime.servers.<role>.address")
+                if wrong is not None:
+                    raise wrong
                 directory = self._export()
                 self._reload(client, directory)
                 self._require(client, "it was asked to load them")
@@ -181,11 +189,12 @@ class VllmPolicy:
         """The directory with the weights as a server takes them; the canary's answer is computed beside it."""
         if self._exported is not None and self._exported[0] == self._weights:
             return self._exported[1]
-        self._folder.mkdir(exist_ok=True)
         before = self._exported
         directory = self._folder / self._weights[:16]
         model = load_model(self._model_path, self._checkpoint, dtype=getattr(torch, self._role.dtype)).eval()
-        save_untied(model, directory)
+        with _written(self._folder):
+            self._folder.mkdir(exist_ok=True)
+            save_untied(model, directory)
         if not cpu_computes_bfloat16():  # this copy stays on the CPU: the same weights in a hundredth of the time
             model = model.float()
         expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
@@ -201,6 +210,25 @@ class VllmPolicy:
             return error
         died = self._server.died(f"{error.found.partition(self._name)[2].strip()}; it")
         return EngineDied(died.found, expected=error.expected, where=died.where, next_step=died.next_step)
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Where the block cannot write weights into a folder, the error names it: a stage would name the run directory's
+    disk."""
+    try:
+        yield
+    except Exception as error:
+        known = disk_error(error, folder)
+        if known is None:
+            raise
+        raise type(known)(
+            f"the weights cannot be handed over to a vLLM server: {known.found}",
+            expected=known.expected,
+            where=str(folder),
+            next_step="make room or give access there, or name another folder: runtime.servers.<role>.folder; then "
+            "`crl resume`",
+        ) from error
 
 
 def save_untied(model: Any, directory: Path) -> None:

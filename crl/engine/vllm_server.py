@@ -25,6 +25,7 @@ from crl.config.servers import ServerConfig, interpreter
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import BadInput, EngineDied
 from crl.policies.determinism import gpu_count
+from crl.policies.served import GENERATE
 from crl.policies.serving import Client
 
 _TICK_SECONDS = 0.1
@@ -33,6 +34,9 @@ _LINES = 5
 _ERROR = re.compile(r"\b\w*(Error|Exception): .+")
 _PROBE_SECONDS = 60.0
 _TOKENS_OF_A_PASS = 4096
+_LOGPROBS_MODE = "processed_logprobs"
+_CERTAIN = 1e-3
+"""Distance from 0, in nats, at which a log-probability still says that nothing else could be drawn."""
 
 
 def check_server(role: str, server: ServerConfig) -> None:
@@ -41,15 +45,19 @@ def check_server(role: str, server: ServerConfig) -> None:
         client = Client(f"the server of role {role}", server, server.address)
         try:
             client.get("/weight_info", timeout=_PROBE_SECONDS)
+            wrong = wrong_logprobs(client, f"runtime.servers.{role}.address")
         except (BadInput, EngineDied) as error:
             raise BadInput(
                 f"no vLLM server that takes weights answers at {server.address}: {error.found}",
-                expected="a server in development mode (VLLM_SERVER_DEV_MODE=1); GET /weight_info is answered",
+                expected="a server in development mode (VLLM_SERVER_DEV_MODE=1); GET /weight_info and "
+                f"POST {GENERATE} are answered",
                 where=f"runtime.servers.{role}.address",
                 next_step="start it (docs/engines.md has the command), or leave the address out",
             ) from None
         finally:
             client.close()
+        if wrong is not None:
+            raise wrong
         return
     python = interpreter(server)
     where = f"runtime.servers.{role}.python"
@@ -80,6 +88,33 @@ def check_server(role: str, server: ServerConfig) -> None:
             where=f"runtime.servers.{role}.gpus",
             next_step="lower it, or start the server elsewhere and name its address",
         )
+
+
+def wrong_logprobs(client: Client, where: str) -> BadInput | None:
+    """Why the log-probabilities that a running server reports are not those that it samples with; None where they are.
+
+    One that samples the only id that it is allowed must report 0. Prompts do not tell: they score alike in every mode.
+    """
+    told = []
+    for index in (0, 1):  # without the restriction one of the two may be as good as certain, not both
+        sampling = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "allowed_token_ids": [index]}
+        found = client.post(GENERATE, {"token_ids": [0], "sampling_params": {**sampling, "detokenize": False}})
+        try:
+            told.append(float(found["choices"][0]["logprobs"]["content"][0]["logprob"]))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineDied(
+                f"{client.name} gave an answer without log-probabilities ({type(error).__name__}: {error})",
+                where=client.address,
+            ) from None
+    if all(abs(each) < _CERTAIN for each in told):
+        return None
+    return BadInput(
+        f"{client.name} at {client.address} reports other log-probabilities than those that it samples with: "
+        f"{min(told):.3g} for a token that alone was allowed",
+        expected=f"0, as with --logprobs-mode {_LOGPROBS_MODE}; vLLM's default is raw_logprobs",
+        where=where,
+        next_step=f"start it again with --logprobs-mode {_LOGPROBS_MODE} (docs/engines.md has the command)",
+    )
 
 
 class VllmServer:
@@ -187,7 +222,7 @@ def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, se
         "--dtype", role.dtype,
         "--max-model-len", str(role.context),
         "--tokens-only",
-        "--logprobs-mode", "processed_logprobs",
+        "--logprobs-mode", _LOGPROBS_MODE,
         # The checkpoint's generation_config would else change what is sampled.
         "--generation-config", "vllm",
         "--seed", "0",

@@ -20,7 +20,7 @@ from typing import Any, cast
 from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
 from crl.engine.failures import failure_of
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.listener import connect
+from crl.engine.listener import ADDRESS_VARIABLE, connect
 from crl.engine.output import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
@@ -133,8 +133,13 @@ def main() -> None:
     """Connect to the supervisor named in the environment and serve it."""
     end_with_parent()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    address = os.environ[ADDRESS_VARIABLE]
+    try:
+        connection = connect(os.environ)
+    except (EOFError, OSError) as error:  # an exit code of 0 would let the supervisor wait
+        sys.exit(f"rank {rank} does not reach its supervisor at {address}: {type(error).__name__}: {error}")
     with contextlib.suppress(EOFError, ConnectionError):  # without a supervisor there is nothing to live for
-        Worker(connect(os.environ), rank, world_size).serve()
+        Worker(connection, rank, world_size).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: thread pools of torch may abort there, which would look like a crash.

@@ -22,8 +22,11 @@ R = TypeVar("R")
 
 _LONGEST_WAIT = 60.0
 """Seconds that are waited at most because a busy server asks for it."""
-_BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-"""Answers after which the same request may succeed."""
+_BUSY = frozenset({408, 409, 425, 429, *range(500, 600)}) - {501, 505}
+"""Answers after which the same request may succeed. Networks in front of endpoints have codes of their own, 520 to 529;
+501 and 505 say that the server cannot do it at all."""
+_NOT_THERE = frozenset({401, 403, 404})
+"""Answers that say that the address, the model's name or the key is wrong."""
 _SHOWN = 500
 """Characters of an answer that a message shows."""
 
@@ -139,7 +142,7 @@ class Client:
                         f"{self.name} {problem}",
                         expected="an answer to the request",
                         where=self.address,
-                        next_step="check its address, the model's name and the key (runtime.servers)",
+                        next_step=_advice(response),
                     )
                 asked = _asked_to_wait(response)
             if left:
@@ -161,6 +164,14 @@ class Client:
     def _shown(self, text: str) -> str:
         """The beginning of what somebody else wrote, without the key."""
         return (text.replace(self._key, "(the key)") if self._key else text)[:_SHOWN]
+
+
+def _advice(response: httpx.Response) -> str:
+    """What to do about a refusal."""
+    # A redirect is not followed: the address that it names may be the right one.
+    if response.is_redirect or response.status_code in _NOT_THERE:
+        return "check its address, the model's name and the key (runtime.servers)"
+    return "its answer above says what it does not take: change that setting of the role, or of the server"
 
 
 def _asked_to_wait(response: httpx.Response) -> float:

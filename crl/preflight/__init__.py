@@ -8,9 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from crl.config import Experiment, FamilyConfig, Method, Runtime, TaskRunnerName
+from crl.config.servers import ServerConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.directory import RunDirectory
+from crl.run.lease import lease_state
 
 Check = Callable[[], None]
 EMBEDDER = "the embedder of the recipe"
@@ -45,10 +47,29 @@ def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None 
 
     `method` is that of the run with the tasks that are played, where those are not all.
     """
-    experiment = _experiment_of(run, Runtime(oversubscribe=runtime.oversubscribe, trackers=()))
+    _check_not_sampled_from(run, runtime)
+    alone = Runtime(oversubscribe=runtime.oversubscribe, trackers=(), servers=runtime.servers, overlap_engines=1)
+    experiment = _experiment_of(run, alone)
     if method is not None:
         experiment = experiment.model_copy(update={"method": method})
     _raise_first(checks_here(experiment, trains=False))
+
+
+def _check_not_sampled_from(run: RunDirectory, runtime: Runtime) -> None:
+    """Raise BadInput where an evaluation would give its weights to a server that a live attempt samples from."""
+    state = lease_state(run.path)
+    if state is None or not state.live:
+        return
+    for owner in run.method.owners():
+        engine, server = run.method.role(owner).engine, runtime.servers.get(owner, ServerConfig())
+        if engine.SERVED and not engine.REMOTE and server.address is not None:
+            raise BadInput(
+                f"the run is going on (process {state.owner.pid} on {state.owner.host}) and samples from the server "
+                f"{server.address}, which would be given the weights of the round that is evaluated",
+                expected="a run that has ended, or servers without an address, of which an evaluation starts its own",
+                where=f"runtime.servers.{owner}.address",
+                next_step="wait for the run to end (`crl status` shows it), or go on with it without the address",
+            )
 
 
 def check_before_warm_starts(experiment: Experiment) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,12 +26,14 @@ from crl.preflight.memory import (
     SamplingMemory,
     UpdateMemory,
     checkpoint_bytes,
+    handed_over_bytes,
     sampling_memory,
     update_memory,
 )
+from crl.preflight.placement import EnginePlace, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, config_file, shape_of
 from crl.preflight.work import Work, longest, work_of
-from crl.run.disk import require_free
+from crl.run.disk import require_free, same_disk
 
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""
@@ -51,7 +54,8 @@ class Estimate:
     unknown: tuple[str, ...] = ()
     """Models whose size is not known."""
     device_bytes: int = 0
-    """What of it is on the GPU where there is one: models are loaded, and adapters merged, in the machine's memory."""
+    """On the fullest GPU where there are any, by the engines that share it and the servers that they start: models are
+    loaded, and adapters merged, in the machine's memory."""
     machine_bytes: int = 0
     """All processes that work at the same time, ranks and shards, on one machine."""
     written_bytes: int = 0
@@ -64,6 +68,10 @@ class Estimate:
     """Of one rank, by the role that owns the weights."""
     work: Mapping[str, Work] = field(default_factory=dict)
     """Of a round of full contexts, by role."""
+    servers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What the server that an engine starts for a role holds: on the GPU where there is one."""
+    handed_over: Mapping[Path, int] = field(default_factory=dict)
+    """Weights that servers are given, by the folder; they go with their engines."""
 
     def disk_bytes(self, rounds: int) -> int | None:
         """What so many rounds write in all; None where a model is unknown."""
@@ -104,25 +112,38 @@ def estimate(experiment: Experiment) -> Estimate:
         )
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
-    engine = PROCESS + reading + _engine(method, known, sampling, updates)
-    player = PROCESS + reading + _playing(sampling)
+    handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
+    # The engine itself has the weights only while it writes them for the server.
+    sampling |= {
+        name: SamplingMemory(weights=0, cache=0, working=0, loading=sampling[name].loading + size)
+        for name, size in handed.items()
+    }
+    servers = _servers(experiment, handed, on_gpu=on_gpu)
+    held = {
+        name: replace(each, weights=each.weights + sum(servers.get(name, {}).values()))
+        for name, each in sampling.items()
+    }
+    largest = [PROCESS + reading + _engine(method, known, sampling, updates)]
+    largest += [sum(parts.values()) for parts in servers.values()]
+    engine = PROCESS + reading + _engine(method, known, held, updates)
+    player = PROCESS + reading + _playing(held)
     ranks = [method.role(owner).deepspeed.ranks * (PROCESS + made.peak) for owner, made in updates.items()]
     first = engine + (experiment.runtime.shards - 1) * player
     # Beside it a second track has engines of its own.
     others = experiment.runtime.overlap_engines - 1 if method.overlap else 0
     return Estimate(
-        memory_bytes=engine,
+        memory_bytes=max(largest),
         checkpoint_bytes=(experiment.runtime.keep_checkpoints + 1) * sum(written.values()),
         round_bytes=round_bytes,
-        device_bytes=_engine(
-            method, known, {name: replace(each, loading=0) for name, each in sampling.items()}, updates
-        ),
+        device_bytes=_on_gpu(experiment, known, held, updates, frozenset(servers) if on_gpu else frozenset()),
         machine_bytes=max(first, *ranks) + others * first,
         written_bytes=sum(written.values()),
         kept_every_bytes=sum(written.values()) // every if every else 0,
         sampling=sampling,
         updates=updates,
         work=work,
+        servers=servers,
+        handed_over=_by_folder(experiment, handed),
     )
 
 
@@ -186,9 +207,20 @@ def evaluated_of(method: Method, role: str) -> tuple[int, int]:
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     """Raise NotEnoughDisk where what a run still has to write does not fit, with `min_free_gigabytes` left over."""
     wanted = still_to_write(experiment, run_path, rounds)
-    if wanted is not None:
-        reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
-        require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
+    if wanted is None:
+        return
+    reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
+    require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
+    written = [(run_path, wanted)]
+    for folder, size in estimate(experiment).handed_over.items():
+        written.append((folder, size))
+        require_free(
+            folder,
+            needed_bytes=sum(size for place, size in written if same_disk(place, folder)),
+            reserve_bytes=reserve,
+            what="the folder for the weights of vLLM servers",
+            next_step="free some space, or name another folder: runtime.servers.<role>.folder",
+        )
 
 
 def still_to_write(experiment: Experiment, run_path: Path, rounds: int) -> int | None:
@@ -216,6 +248,48 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
 
 
+def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool) -> dict[str, dict[str, int]]:
+    """What each server that an engine starts holds, by its parts; on a GPU its share, which it takes at once."""
+    from crl.policies.rates import device_bytes
+
+    made = {}
+    for name, server in served(experiment).items():
+        share, cache = server.memory_share, server.cache_gigabytes * 2**30
+        if server.address is None and on_gpu:
+            made[name] = {f"{share:g} of the GPU's memory:": int(share * (device_bytes() or 0))}
+        elif server.address is None:
+            made[name] = {"process": PROCESS, "weights": handed[name], "cache": cache}
+    return made
+
+
+def _by_folder(experiment: Experiment, handed: Mapping[str, int]) -> dict[Path, int]:
+    """Bytes of the weights that servers are given, by the folder that the engines write them to, each for itself."""
+    found: dict[Path, int] = {}
+    engines = [engine for engines in engines_by_gpu(experiment, gpu_count()) for engine in engines]
+    for name, server in served(experiment).items():
+        folder = server.folder or Path(tempfile.gettempdir())
+        writing = sum(name in engine.sampled for engine in engines)
+        found[folder] = found.get(folder, 0) + writing * handed[name]
+    return found
+
+
+def _on_gpu(
+    experiment: Experiment,
+    shapes: Mapping[str, ModelShape],
+    held: Mapping[str, SamplingMemory],
+    updates: Mapping[str, UpdateMemory],
+    starting: Set[str],
+) -> int:
+    """What the engines that share the fullest GPU hold on it."""
+
+    def of(engine: EnginePlace) -> int:
+        here = {name: replace(each, loading=0) for name, each in held.items() if name in engine.sampled}
+        learned = {owner: update for owner, update in updates.items() if owner in engine.trained}
+        return _engine(experiment.method, shapes, here, learned, starting)
+
+    return max(sum(map(of, engines)) for engines in engines_by_gpu(experiment, gpu_count()))
+
+
 def _playing(sampling: Mapping[str, SamplingMemory]) -> int:
     """While episodes are played or read: every role's weights, and one role at a time at work or being loaded."""
     busiest = max((max(each.cache + each.working, each.loading) for each in sampling.values()), default=0)
@@ -227,11 +301,13 @@ def _engine(
     shapes: Mapping[str, ModelShape],
     sampling: Mapping[str, SamplingMemory],
     updates: Mapping[str, UpdateMemory],
+    starting: Set[str] = frozenset(),
 ) -> int:
     """Peak of the models of one engine.
 
     A trainer stays until another is asked for, beside the models that play the next round; the sampling copies of the
-    weights that it trains go. An update over several ranks has an engine of its own. Small models all stay.
+    weights that it trains go. Before a server of theirs starts on a GPU (for the roles `starting`), it goes as well. An
+    update over several ranks has an engine of its own. Small models all stay.
     """
     here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
     playing = _playing(sampling)
@@ -242,8 +318,12 @@ def _engine(
         for owner, update in here.items()
     ]
     several = [update.peak for owner, update in updates.items() if owner not in here]
-    kept = max((update.kept for update in here.values()), default=0)
-    return max([playing + kept, *training, *several])
+    kept = [
+        update.kept
+        + _playing({name: sampling[name] for name in sampling if name not in starting or method.owner(name) != owner})
+        for owner, update in here.items()
+    ]
+    return max([playing, *kept, *training, *several])
 
 
 def _first(method: Method, owner: str) -> str:

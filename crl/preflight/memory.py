@@ -132,6 +132,12 @@ def checkpoint_bytes(shape: ModelShape, role: RoleConfig) -> int:
     return FLOAT32 * trained_parameters(shape, role) * (1 + MOMENTS[role.optimizer.kind])
 
 
+def handed_over_bytes(shape: ModelShape, role: RoleConfig) -> int:
+    """The weights that a server is given, in a folder: in the role's dtype, with an output head of their own."""
+    head = shape.vocabulary * shape.hidden if shape.tied else 0
+    return (shape.parameters + head) * (FLOAT16 if role.dtype == "bfloat16" else FLOAT32)
+
+
 def activations(shape: ModelShape, role: RoleConfig) -> int:
     """What the forward pass of a micro-batch keeps for the backward pass, without the head.
 

@@ -29,6 +29,8 @@ def machine_checks(experiment: Experiment, *, trains: bool = True) -> list[tuple
     if nodes is not None:
         most = max((method.role(owner).deepspeed.ranks for owner in method.trained()), default=1)
         found.append(("runtime.nodes.hostfile", partial(_check_hosts, nodes, most)))
+        found.append(("runtime.nodes.endpoint", partial(_check_endpoint, nodes)))
+        found.append(("runtime.overlap_engines", partial(_check_meetings, experiment)))
     if runtime.oversubscribe:
         return found
     found.append(("method.threads", partial(check_threads, method.threads)))
@@ -105,6 +107,29 @@ def check_ranks(ranks: int, where: str, next_step: str = _ALLOW) -> None:
 
 def _check_hosts(nodes: NodesConfig, ranks: int) -> None:
     nodes.placed(ranks)
+
+
+def _check_endpoint(nodes: NodesConfig) -> None:
+    nodes.address_here()
+
+
+def _check_meetings(experiment: Experiment) -> None:
+    """Raise BadInput where both tracks of rounds that overlap update over several ranks, which all meet at one port."""
+    from crl.recipes import recipe_of
+
+    method = experiment.method
+    if not method.overlap or experiment.runtime.overlap_engines == 1:
+        return
+    wide = {owner for owner in method.trained() if method.role(owner).deepspeed.ranks > 1}
+    found = {each.second_track: each.name for each in recipe_of(method).stages if each.update and each.role in wide}
+    if len(found) == 2:
+        raise BadInput(
+            f"`{found[False]}` of a round and `{found[True]}` of the one before may run side by side, each over "
+            "several ranks, and all of them would meet at runtime.nodes.endpoint",
+            expected="one engine for both tracks, or several ranks in one of them only",
+            where="runtime.overlap_engines",
+            next_step="set runtime.overlap_engines: 1, or deepspeed.ranks: 1 for one of the roles",
+        )
 
 
 def _check_top_k(top_k: int, model: str, where: str) -> None:

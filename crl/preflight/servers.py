@@ -5,17 +5,16 @@ A run may go on with other servers than it began with (`runtime.servers`), so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from crl.config import Experiment
 from crl.config.engines import ServedEngine
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput
+from crl.preflight.placement import due_stages, engines_by_gpu, served
 from crl.recipes.stage import Recipe, Stage
 
-_LOOKED_AHEAD = 1000
-"""Rounds in one of which a stage must be due to count."""
 _MOST_OF_A_GPU = 0.95
 """Share of its memory that servers may take together, as one may alone (`memory_share`)."""
 
@@ -25,7 +24,6 @@ def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]
     method, servers = experiment.method, experiment.runtime.servers
     found: list[tuple[str, Callable[[], None]]] = []
     holders: dict[str, str] = {}
-    started: dict[str, float] = {}
     for owner in method.owners():
         engine, server = method.role(owner).engine, servers.get(owner, ServerConfig())
         if not isinstance(engine, ServedEngine):
@@ -37,8 +35,7 @@ def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]
             checks.insert(0, partial(_check_alone, owner, other, server.address))
             checks.insert(1, partial(_check_tracks, experiment, owner, server.address))
         if server.address is None and not engine.REMOTE:
-            started[owner] = server.memory_share
-            checks.append(partial(_check_memory, dict(started)))
+            checks.append(partial(_check_memory, experiment, owner))
         found.append((f"runtime.servers.{owner}", partial(_all, checks)))
     return found
 
@@ -59,21 +56,32 @@ def _check_alone(owner: str, other: str, address: str) -> None:
         )
 
 
-def _check_memory(shares: Mapping[str, float]) -> None:
-    """Raise BadInput where the servers that one engine starts, on the same GPUs, would take all of their memory."""
-    if len(shares) == 1 or sum(shares.values()) < _MOST_OF_A_GPU + 1e-9:
-        return
+def _check_memory(experiment: Experiment, owner: str) -> None:
+    """Raise BadInput where the servers that start on one GPU would take all of its memory.
+
+    Each engine starts one per role, also of roles that share weights. It is said at the last that has one.
+    """
     from crl.policies.determinism import gpu_count  # torch takes seconds to import
 
-    if gpu_count():
-        *_, owner = shares
-        told = " and ".join(f"{share} for {name}" for name, share in shares.items())
-        raise BadInput(
-            f"the servers of an engine would take {told} of each GPU's memory",
-            expected=f"at most {_MOST_OF_A_GPU} together: they run side by side on the same GPUs",
-            where=f"runtime.servers.{owner}.memory_share",
-            next_step="lower the shares, or start a server elsewhere and name its address",
-        )
+    started = {name: each.memory_share for name, each in served(experiment).items() if each.address is None}
+    if not (gpus := gpu_count()) or owner != experiment.method.owner([*started][-1]):
+        return
+    taken = [
+        (len(engines), {name: share * sum(name in each.sampled for each in engines) for name, share in started.items()})
+        for engines in engines_by_gpu(experiment, gpus)
+    ]
+    count, shares = max(taken, key=lambda each: sum(each[1].values()))
+    if sum(shares.values()) < _MOST_OF_A_GPU + 1e-9:
+        return
+    told = " and ".join(f"{share:g} for {name}" for name, share in shares.items())
+    raise BadInput(
+        f"the servers that start on one GPU would take {told} of its memory"
+        + (f": {count} engines share it" if count > 1 else ""),
+        expected=f"at most {_MOST_OF_A_GPU} together: they run side by side, one per role in each engine",
+        where=f"runtime.servers.{owner}.memory_share",
+        next_step="lower the shares, or start a server elsewhere and name its address"
+        + (", or run fewer engines: runtime.shards, runtime.overlap_engines" if count > 1 else ""),
+    )
 
 
 def _check_tracks(experiment: Experiment, owner: str, address: str) -> None:
@@ -85,7 +93,7 @@ def _check_tracks(experiment: Experiment, owner: str, address: str) -> None:
 
     recipe = recipe_of(method)
     roles = {role for role in method.recipe.roles() if method.owner(role) == owner}
-    due = [stage for stage in recipe.stages if any(stage.due(method, number) for number in range(1, _LOOKED_AHEAD + 1))]
+    due = due_stages(recipe, method)
     # The first track is a round ahead: the ages of its reads are compared as the second track counts rounds.
     ahead = {age + 1: stage.name for stage in due if not stage.second_track for age in _ages(recipe, stage, roles)}
     behind = {age: stage.name for stage in due if stage.second_track for age in _ages(recipe, stage, roles)}

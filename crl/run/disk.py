@@ -30,12 +30,24 @@ def require_writable(path: Path, what: str) -> None:
         raise unwritable(OSError(code, os.strerror(code)), path, what)
 
 
-def require_free(path: Path, *, needed_bytes: int, reserve_bytes: int = 0) -> None:
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two paths, which need not be there yet, share the room that is free."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def require_free(
+    path: Path,
+    *,
+    needed_bytes: int,
+    reserve_bytes: int = 0,
+    what: str = "the run directory",
+    next_step: str = "free some space, put the runs elsewhere (CRL_RUNS), or lower runtime.keep_checkpoints",
+) -> None:
     """Raise NotEnoughDisk unless `needed_bytes` fit at `path` and `reserve_bytes` stay free beside them.
 
-    RunDirectoryUnusable where nothing may be written at all.
+    RunDirectoryUnusable where nothing may be written at all; `what` it is in words.
     """
-    require_writable(path, "the run directory")
+    require_writable(path, what)
     free = free_bytes(path)
     if free >= needed_bytes + reserve_bytes:
         return
@@ -43,7 +55,7 @@ def require_free(path: Path, *, needed_bytes: int, reserve_bytes: int = 0) -> No
         f"{free / GIGABYTE:.2f} GB are free; the run is estimated to write {needed_bytes / GIGABYTE:.2f} GB",
         expected=f"{(needed_bytes + reserve_bytes) / GIGABYTE:.2f} GB, with {reserve_bytes / GIGABYTE:.2f} GB to spare",
         where=str(path),
-        next_step="free some space, put the runs elsewhere (CRL_RUNS), or lower runtime.keep_checkpoints",
+        next_step=next_step,
     )
 
 

@@ -26,6 +26,7 @@ from crl.config.servers import ServerConfig, interpreter
 from crl.engine.driver import Driver
 from crl.engine.events import Event, StageDone, StageErrored, StageStarted
 from crl.engine.vllm_policy import VllmPolicy
+from crl.engine.vllm_server import wrong_logprobs
 from crl.policies.served import ServedSession
 from crl.policies.serving import Client
 from crl.protocols import Sampled
@@ -134,6 +135,7 @@ def test_tokens_are_exact_and_the_same_for_every_batch_limit(policy: VllmPolicy,
         found[limit] = session.sample(range(64), SAMPLING)
         again = session.sample([5, 60], SAMPLING)
         assert again[5].token_ids != found[limit][5].token_ids
+        assert wrong_logprobs(client, "") is None
         client.close()
     assert largest_gap(model, model, prompts, found[7]) < LARGEST
     for limit in (1, 7):

@@ -107,3 +107,20 @@ def test_a_rank_that_never_comes_to_its_end_is_given_up_at_the_time_limit(monkey
 
     with pytest.raises(StageTimedOut):
         ranks.run(speak, time_limit=3000)
+
+
+def test_every_rank_frees_its_models_and_is_waited_for() -> None:
+    """Only rank 0 was told: trainers stayed on the GPUs of the others, beside what samples there."""
+    ranks, freed = Ranks(3), []
+
+    def speak() -> None:
+        for rank in range(3):
+            assert ranks.heard(rank) == "job"
+            ranks.says(rank, "result", result={}, jobs=1)
+            freed.append(rank)
+            time.sleep(0.1)  # an engine that waited for rank 0 alone would be through
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    ranks.engine.release()
+    assert freed == [0, 1, 2]

@@ -15,9 +15,9 @@ import pytest
 
 from crl.config import NodesConfig
 from crl.config.nodes import Host
-from crl.engine import nodes
-from crl.engine.launch import address_toward, start_of
-from crl.engine.listener import KEY_VARIABLE, WorkerListener, connect
+from crl.engine import nodes, worker
+from crl.engine.launch import start_of
+from crl.engine.listener import ADDRESS_VARIABLE, KEY_VARIABLE, WorkerListener, connect
 from crl.engine.nodes import VARIABLE
 from crl.errors import BadInput
 from crl.preflight.numbers import machine_checks
@@ -54,7 +54,7 @@ def test_a_hostfile_of_another_form_is_refused(line: str, tmp_path: Path) -> Non
 
 
 def test_ranks_are_held_against_the_machines_and_not_against_this_one(tmp_path: Path) -> None:
-    experiment = make_experiment(ranks=64, nodes=nodes_of(tmp_path, "a slots=32\nb slots=32\n").model_dump())
+    experiment = make_experiment(ranks=64, nodes=nodes_of(tmp_path, "a slots=64\n").model_dump())
     for _, check in machine_checks(experiment):
         check()
     smaller = make_experiment(ranks=65, nodes=experiment.runtime.nodes)
@@ -87,7 +87,7 @@ def test_each_machine_gets_its_part_and_the_key_on_no_command_line(
 
 
 def test_workers_elsewhere_come_to_an_address_with_the_key(tmp_path: Path) -> None:
-    address = address_toward(nodes_of(tmp_path))
+    address = nodes_of(tmp_path, "one slots=2\n").address_here()
     assert address == "127.0.0.1"
     with WorkerListener(1, address) as listener, connect(listener.environment()) as worker:
         there = listener.accept(PATIENCE_SECONDS)
@@ -95,6 +95,36 @@ def test_workers_elsewhere_come_to_an_address_with_the_key(tmp_path: Path) -> No
         with there:
             worker.send_bytes(b"hello")
             assert there.recv_bytes() == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("localhost:29500", "stays on this machine (127.0.0.1)"),
+        ("127.0.1.1:29500", "stays on this machine"),
+        ("no..name:29500", "there is no way from here to no..name:29500"),
+        ("127.0.0.1:99999", "there is no way from here to 127.0.0.1:99999"),
+    ],
+)
+def test_an_endpoint_that_ranks_elsewhere_would_look_for_on_their_own_machine_is_refused_before_work_starts(
+    endpoint: str, told: str, tmp_path: Path
+) -> None:
+    made = make_experiment(ranks=2, nodes=nodes_of(tmp_path, endpoint=endpoint).model_dump())
+    with pytest.raises(BadInput) as raised:
+        for _, check in machine_checks(made):
+            check()
+    assert told in raised.value.found and raised.value.where == "runtime.nodes.endpoint"
+    assert "as an IP address" in str(raised.value.next_step)
+
+
+def test_a_rank_that_does_not_reach_its_supervisor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"tcp:127.0.0.1:{free_port()}"
+    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # this process is not the worker's
+    for name, value in {ADDRESS_VARIABLE: address, KEY_VARIABLE: "00" * 32, "RANK": "3", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=f"rank 3 does not reach its supervisor at {address}: ConnectionRefusedError"):
+        worker.main()
 
 
 def test_what_runs_on_a_machine_ends_when_its_input_does(tmp_path: Path) -> None:
@@ -148,8 +178,9 @@ def test_words_survive_the_shell_at_the_other_end_of_ssh(shell: str, monkeypatch
 
 
 @pytest.mark.slow
-def test_two_launchers_make_one_engine(tmp_path: Path) -> None:
+def test_two_launchers_make_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way with a shell that stays here; tests/faults/test_two_machines.py has two machines."""
+    monkeypatch.setattr(NodesConfig, "address_here", lambda nodes: "127.0.0.1")  # refused for machines that are two
     with make_driver(tmp_path / "a", ranks=2, nodes=nodes_of(tmp_path, interface="lo").model_dump()) as driver:
         driver.run_rounds(1)
         pids = driver._tracks[0].engines.ranks(2).pids

@@ -7,7 +7,9 @@ import hashlib
 
 import pytest
 
+from crl.config.engines import VllmEngine
 from crl.config.environments import FamilyConfig
+from crl.config.servers import ServerConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.terms import objectives
 from crl.recipes.complementary.config import BaselineConfig
@@ -256,3 +258,29 @@ def test_a_served_policy_is_closed_where_the_files_of_its_next_weights_are_missi
         services.policy("actor", dataclasses.replace(base, checkpoint="rounds/0001/lost", weights_digest="2" * 64))
     services.release()
     assert served.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "server", "goes"),
+    [(1, ServerConfig(), True), (0, ServerConfig(), False), (1, ServerConfig(address="http://gpu:8000"), False)],
+)
+def test_a_trainer_that_is_kept_goes_before_a_server_starts_on_a_gpu(services, base, monkeypatch, gpus, server, goes):
+    """A server takes its share of the GPU's memory when it starts, or does not start."""
+    method, served = services._method, ServedPolicy()
+    extractor = method.role("extractor").model_copy(update={"engine": VllmEngine()})
+    services._method = method.model_copy(update={"roles": {**method.roles, "extractor": extractor}})
+    monkeypatch.setattr("crl.engine.services.SMALL_BYTES", 0)
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.load_policy", lambda *role, **settings: served)
+    monkeypatch.setattr(services, "_server", lambda role: server)
+    trainer = services.trainer("actor", base)
+    services.policy("extractor", dataclasses.replace(base, role="extractor"))
+    services.trained("actor", base)
+    assert services.trainer("actor", base) is trainer, "a stage trained it"
+    services.trained("actor", base)
+    services.policy("extractor", dataclasses.replace(base, role="extractor"))
+    assert services.trainer("actor", base) is trainer, "the server ran already"
+    services.trained("actor", base)
+    services._policies.clear()
+    services.policy("extractor", dataclasses.replace(base, role="extractor"))
+    assert (services.trainer("actor", base) is not trainer) == goes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,13 +18,16 @@ from crl.config.engines import VllmEngine  # noqa: E402
 from crl.config.servers import ServerConfig  # noqa: E402
 from crl.engine import vllm_policy  # noqa: E402
 from crl.engine.vllm_policy import VllmPolicy  # noqa: E402
-from crl.errors import BadInput, EngineDied, WrongWeights  # noqa: E402
+from crl.errors import BadInput, CrlError, DiskFull, EngineDied, RunDirectoryUnusable, WrongWeights  # noqa: E402
 from crl.policies import load_policy, resolve_model  # noqa: E402
 from crl.policies.language_model import load_model  # noqa: E402
 from crl.policies.scoring import sequence_logprobs  # noqa: E402
 from crl.policies.served import GENERATE  # noqa: E402
 from crl.policies.serving import Client  # noqa: E402
+from crl.run.directory import RunDirectory  # noqa: E402
+from crl.run.lease import Lease  # noqa: E402
 from tests.fake_vllm import FakeVllm, serving  # noqa: E402
+from tests.unit.engine.harness import make_experiment  # noqa: E402
 from tests.windowed import write_windowed  # noqa: E402
 
 SAMPLING = SamplingConfig(max_new_tokens=3)
@@ -213,6 +217,46 @@ def test_a_running_server_is_used_as_it_is_and_outlives_the_policy(process: type
             sample(loaded)
         loaded.close()
         assert fake.asked("/health") == [] and not process.started
+
+
+def test_a_running_server_that_was_started_again_in_another_mode_is_given_no_weights(other: Path) -> None:
+    with serving(Honest()) as fake:
+        loaded = policy(address=fake.address)
+        sample(loaded)
+        fake.logprobs_mode = "raw_logprobs"
+        loaded.hand_over(other, "b" * 64)
+        with pytest.raises(BadInput, match="reports other log-probabilities") as raised:
+            sample(loaded)
+        assert raised.value.where == "runtime.servers.<role>.address" and len(fake.asked("/collective_rpc")) == 1
+        loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFull),
+        (PermissionError(errno.EACCES, "Permission denied", "/there"), RunDirectoryUnusable),
+    ],
+)
+def test_a_folder_that_takes_no_weights_is_named_and_not_the_run_directory(
+    process: type[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: OSError, kind: type[CrlError]
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise refused
+
+    loaded = policy(folder=tmp_path)
+    run = RunDirectory.create_or_open(make_experiment(), tmp_path / "run")
+    with Lease.acquire(run.path, seconds=60) as lease, monkeypatch.context() as patched, pytest.raises(kind) as raised:
+        patched.setattr(vllm_policy, "save_untied", refuse)
+        with run.begin(1, "collect", token=lease.token):
+            sample(loaded)
+    assert raised.value.found.startswith("the weights cannot be handed over to a vLLM server: ")
+    assert Path(str(raised.value.where)).parent == tmp_path and "runtime.servers.<role>.folder" in str(raised.value)
+    sample(loaded)
+    loaded.close()
+    monkeypatch.setattr(vllm_policy, "own_folder", refuse)
+    with pytest.raises(kind, match="cannot be handed over"):
+        policy(folder=tmp_path)
 
 
 def test_adapters_are_merged_before_they_are_handed_over(process: type[Process], tmp_path: Path) -> None:

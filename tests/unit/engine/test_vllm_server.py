@@ -16,6 +16,7 @@ from crl.config import RoleConfig
 from crl.config.servers import INTERPRETER, ServerConfig, interpreter
 from crl.engine.vllm_server import VllmServer, check_server, command_line, own_folder
 from crl.errors import BadInput, EngineDied
+from crl.policies.served import GENERATE
 from tests.fake_vllm import serving
 from tests.processes import wait_until
 
@@ -155,6 +156,18 @@ def test_a_running_server_must_take_weights() -> None:
         assert "VLLM_SERVER_DEV_MODE=1" in str(raised.value)
     with pytest.raises(BadInput, match="cannot be reached"):
         check_server("actor", ServerConfig(address=fake.address))
+
+
+def test_a_running_server_must_report_what_it_samples_with() -> None:
+    with serving() as fake:
+        fake.logprobs_mode = "raw_logprobs"
+        with pytest.raises(BadInput, match=r"of role actor at .* reports other .*: -0\.1 for a token") as raised:
+            check_server("actor", ServerConfig(address=fake.address))
+        assert raised.value.where == "runtime.servers.actor.address"
+        assert "--logprobs-mode processed_logprobs" in str(raised.value.next_step)
+        fake.faults[GENERATE] = lambda body: (200, {"choices": [{"token_ids": [0], "logprobs": None}]})
+        with pytest.raises(BadInput, match=r"no vLLM server that takes weights .* without log-probabilities"):
+            check_server("actor", ServerConfig(address=fake.address))
 
 
 @pytest.mark.parametrize("context", [512, 8192])

@@ -167,6 +167,28 @@ def test_a_busy_endpoint_is_tried_again_and_a_dead_one_named(fake: FakeVllm) -> 
     assert len(fake.requests) == 8
 
 
+@pytest.mark.parametrize(
+    ("code", "tries"),
+    [(408, 5), (429, 5), (500, 5), (504, 5), (520, 5), (524, 5), (529, 5), (501, 1), (505, 1), (400, 1), (422, 1)],
+)
+def test_what_may_pass_is_tried_again_and_a_refusal_is_not(fake: FakeVllm, code: int, tries: int) -> None:
+    fake.faults[CHAT] = lambda body: (code, {"error": "no such parameter: seed"})
+    with pytest.raises(EngineDied if tries > 1 else BadInput, match=f"with {code}: .*no such parameter: seed"):
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert len(fake.requests) == tries
+
+
+@pytest.mark.parametrize(
+    ("code", "address"), [(401, 1), (403, 1), (404, 1), (307, 1), (400, 0), (413, 0), (422, 0), (501, 0)]
+)
+def test_a_refusal_is_blamed_on_the_address_only_where_it_says_so(fake: FakeVllm, code: int, address: int) -> None:
+    fake.faults[CHAT] = lambda body: (code, {})
+    with pytest.raises(BadInput) as raised:
+        policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
+    assert ("the model's name and the key" in str(raised.value)) == bool(address)
+    assert ("its answer above" in str(raised.value)) == (not address)
+
+
 def test_a_redirect_is_not_followed_with_the_key(fake: FakeVllm) -> None:
     fake.faults[CHAT] = lambda body: (307, {})
     with pytest.raises(BadInput, match="with 307"):

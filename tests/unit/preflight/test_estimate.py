@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from crl.cli.needs import Need, needs
 from crl.config import Experiment, LoraConfig, Runtime
 from crl.config.load import load_experiment
 from crl.errors import BadInput, NotEnoughDisk
 from crl.preflight import check_ready
 from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes, still_to_write
-from crl.preflight.shapes import ModelShape, shape_of
+from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from tests.unit.engine.harness import make_experiment
 
 ROOT = Path(__file__).parents[3]
+TINY = SHAPES["tiny"]
 
 
 def changed(experiment: Experiment, recipe: str | None = None, **method: object) -> Experiment:
@@ -116,6 +118,91 @@ def test_what_goes_while_a_run_is_measured_counts_nothing(tmp_path: Path) -> Non
     tmp_path.joinpath("deep", "er", "file").write_bytes(bytes(1000))
     tmp_path.joinpath("gone").symlink_to(tmp_path / "nowhere")  # listed, and not there
     assert _bytes_in(tmp_path) == 1000 and _bytes_in(tmp_path / "nowhere") == 0
+
+
+SERVED = {"method.roles.actor.engine": "vllm", "method.roles.extractor.engine": "vllm"}
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
+    """GPUs of 80 GB."""
+    monkeypatch.setattr("crl.preflight.estimate.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.rates.device_bytes", lambda: 80_000_000_000)
+
+
+def test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch)
+    path = ROOT / "conf/scale/qwen-7b.yaml"
+    here, served = (estimate(load_experiment(path, more)) for more in ({}, {"method.roles.actor.engine": "vllm"}))
+    update = here.updates["actor"]
+    assert here.device_bytes > update.kept + 2 * here.sampling["actor"].weights
+    assert update.peak < served.device_bytes == 64_000_000_000, "two servers, of the extractor as well"
+    assert {sum(parts.values()) for parts in served.servers.values()} == {32_000_000_000}
+    assert served.sampling["actor"].cache == 0 < served.sampling["actor"].loading
+    # With weights of its own, the server of one role stays while the other is updated.
+    own = {"model": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16", "engine": "vllm", "lora": {}, "context": 4096}
+    two = estimate(load_experiment(path, {"method.roles.actor.engine": "vllm", "method.roles.extractor": own}))
+    assert two.device_bytes == max(each.peak for each in two.updates.values()) + 32_000_000_000
+    elsewhere = {"actor": {"address": "http://gpu:8000"}}
+    made = load_experiment(path, {"method.roles.actor.engine": "vllm", "runtime.servers": elsewhere})
+    assert estimate(made).device_bytes == update.peak and not estimate(made).servers
+
+
+@pytest.mark.parametrize(("gpus", "engines"), [(1, 3), (2, 2), (3, 1)])
+def test_engines_that_share_a_gpu_are_counted_together(
+    gpus: int, engines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu(monkeypatch, gpus)
+    changes = {**SERVED, "runtime.shards": 3, "runtime.servers": {"actor": {"memory_share": 0.1}}}
+    servers = engines * 40_000_000_000
+    assert servers < estimate(load_experiment(ROOT / "conf/tiny.yaml", changes)).device_bytes < servers + 1_000_000_000
+
+
+def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch)
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    monkeypatch.setattr("crl.cli.needs._time", lambda experiment, needed: Need("time", ""))
+
+    def told(**runtime: object) -> dict[str, Need]:
+        settings = {f"runtime.{name}": value for name, value in runtime.items()}
+        made = load_experiment(ROOT / "conf/tiny.yaml", {**SERVED, **settings})
+        return {need.name: need for need in needs(made, estimate(made), 1, tmp_path)}
+
+    alone, two = told(), told(shards=2, servers={"actor": {"folder": str(tmp_path)}})
+    assert alone["vLLM server, actor"].said == "0.4 of the GPU's memory: 32.0 GB"
+    assert "for the largest process, vLLM servers included; the GPU has 80.0 GB" in alone["memory of the GPU"].said
+    assert alone["memory of the GPU"].fits and not two["memory of the GPU"].fits
+    assert "for the 2 engines that share one" in two["memory of the GPU"].said
+    assert "memory_share" in two["memory of the GPU"].mend
+    assert f"in {tmp_path} for vLLM servers" in two["disk"].said
+
+
+def test_without_a_gpu_a_server_is_a_process_with_weights_and_a_cache() -> None:
+    plain, served = (estimate(load_experiment(ROOT / "conf/tiny.yaml", more)) for more in ({}, SERVED))
+    parts = served.servers["actor"]
+    assert parts["cache"] == 2**30 and parts["weights"] == 4 * (TINY.parameters + TINY.vocabulary * TINY.hidden)
+    assert served.memory_bytes == sum(parts.values()), "a server is the largest process"
+    assert served.machine_bytes > plain.machine_bytes + 2 * parts["cache"]
+
+
+def test_the_weights_that_servers_are_given_must_fit_where_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    changes = {**SERVED, "runtime.min_free_gigabytes": 0, "runtime.shards": 2}
+    own = {**changes, "runtime.servers": {"actor": {"folder": str(tmp_path / "shared")}}}
+    made = load_experiment(ROOT / "conf/tiny.yaml", own)
+    each = 2 * 4 * (TINY.parameters + TINY.vocabulary * TINY.hidden)
+    assert estimate(made).handed_over == {tmp_path / "shared": each, tmp_path: each}
+    enough = (still_to_write(made, tmp_path / "run", 1) or 0) + 2 * each
+    monkeypatch.setattr("crl.run.disk.free_bytes", lambda path: enough)
+    check_disk(made, tmp_path / "run", 1)
+    monkeypatch.setattr("crl.run.disk.free_bytes", lambda path: enough - 1)
+    with pytest.raises(NotEnoughDisk) as caught:
+        check_disk(made, tmp_path / "run", 1)
+    assert caught.value.where == str(tmp_path)
+    assert "runtime.servers.<role>.folder" in (caught.value.next_step or "")
+    monkeypatch.setattr("crl.preflight.estimate.same_disk", lambda one, other: one == other)
+    check_disk(made, tmp_path / "run", 1)
 
 
 def tiny() -> Experiment:

@@ -105,6 +105,32 @@ def test_ranks_are_held_against_the_gpus_where_there_are_some(monkeypatch):
         checked({RANKS: 2}, machine_checks)
 
 
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, True),
+        ({"runtime.overlap_engines": 1}, False),
+        ({"method.overlap": False}, False),
+        ({"method.roles.extractor.deepspeed.ranks": 1}, False),
+        ({"runtime.nodes": None}, False),
+    ],
+)
+def test_two_tracks_do_not_meet_at_one_port(changes, refused, tmp_path):
+    """All ranks of an update over several machines meet at the endpoint, and torch's launcher keeps its port."""
+    (tmp_path / "hosts").write_text("one slots=4\n")
+    wide = {RANKS: 2, "method.roles.extractor.deepspeed.ranks": 4, "method.overlap": True, **ALLOWED}
+    wide["runtime.nodes"] = {"hostfile": str(tmp_path / "hosts"), "endpoint": "127.0.0.1:29500"}
+    made = load_experiment(CONF / "tiny.yaml", {**wide, **changes})
+    found = dict(machine_checks(made))
+    if not refused:
+        for check in found.values():
+            check()
+        return
+    with pytest.raises(BadInput, match="`update_actor` of a round and `update_extractor` of the one before") as caught:
+        found["runtime.overlap_engines"]()
+    assert caught.value.where == "runtime.overlap_engines" and "overlap_engines: 1" in caught.value.next_step
+
+
 def test_modules_are_those_of_the_checkpoint_with_a_matrix(checkpoint):
     checked({"method.roles.actor.model": checkpoint, MODULES: ["q_proj", "h.0.up"]}, model_checks)
     for name in ("norm", "lm_head", "roj"):

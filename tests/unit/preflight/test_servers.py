@@ -65,8 +65,67 @@ def test_servers_of_one_engine_share_the_memory_of_its_gpus(
     found = refusals(BOTH, servers)
     assert len(found) == told
     for error in found.values():
-        assert "0.5 for actor and 0.5 for extractor" in error.found
+        assert "0.5 for actor and 0.5 for extractor" in error.found and "engines share" not in error.found
         assert error.where == "runtime.servers.extractor.memory_share"
+
+
+def test_roles_that_share_weights_have_a_server_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    shared = {"method.roles.actor.engine": "vllm", "method.roles.extractor": {"weights": "actor"}}
+    shared["method.recipe.warm_start.extractor_episodes"] = 0
+    assert not refusals(shared, {"actor": {"memory_share": 0.45}})
+    error = refusals(shared, {"actor": {"memory_share": 0.6}})["actor"]
+    assert "0.6 for actor and 0.6 for extractor" in error.found
+    assert error.where == "runtime.servers.actor.memory_share"
+    alone = {**shared, "method.recipe.kind": "baseline", "method.recipe.warm_start": None}
+    assert not refusals(alone, {"actor": {"memory_share": 0.6}}), "the baseline has no extractor"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "runtime", "told"),
+    [
+        (1, {"shards": 2}, "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"),
+        (2, {"shards": 2}, ""),
+        (3, {"shards": 4}, "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"),
+        (1, {"shards": 2, "task_runner": "dask"}, ""),
+        (0, {"shards": 2}, ""),
+    ],
+)
+def test_engines_that_share_a_gpu_share_its_memory(
+    gpus: int, runtime: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines take the GPUs in turn, and begin again with the first."""
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
+    found = refusals(BOTH, {role: {"memory_share": 0.3} for role in ("actor", "extractor")}, **runtime)
+    assert [error.found.partition("would take ")[2] for error in found.values()] == [told] * bool(told)
+    assert all("runtime.shards" in (error.next_step or "") for error in found.values())
+
+
+def test_a_server_on_two_gpus_leaves_half_as_many_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 4)
+    wide = {"actor": {"gpus": 2, "memory_share": 0.5}}
+    changes = {"method.roles.actor.engine": "vllm"}
+    assert not refusals(changes, wide, shards=2)
+    assert "3 engines" not in refusals(changes, wide, shards=3)["actor"].found
+    assert "1 for actor" in refusals(changes, wide, shards=3)["actor"].found
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        # The actor plays in the first track and is evaluated in the second, where the extractor writes.
+        ({}, "0.8 for actor and 0.4 for extractor"),
+        ({"method.evaluation.every": 0}, ""),
+        ({**ASKS, "method.evaluation.every": 0}, "0.4 for actor and 0.8 for extractor"),
+    ],
+)
+def test_tracks_that_share_a_gpu_have_the_servers_that_their_stages_ask_for(
+    changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    found = [error.found for error in refusals({**OVERLAP, **changes}, {}).values()]
+    assert len(found) == bool(told) and all(told in each for each in found)
+    assert not refusals({**OVERLAP, **changes}, {}, overlap_engines=1)
 
 
 def test_an_endpoint_may_have_many_models() -> None:
