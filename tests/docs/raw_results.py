@@ -22,6 +22,7 @@ PAGES = {
         "coevolution",
         "coevolution_again",
         "coevolution_sooner",
+        "controls",
         "trials",
         "change",
         "smollm2",

@@ -150,9 +150,24 @@ def test_the_lead_averaged_over_a_budget():
             agree(cell, interval_of(leads))
 
 
+def test_the_controls_beside_the_arms_that_they_are_for():
+    raw, study = Raw("controls"), Raw("coevolution_again")
+    page = (ROOT / "docs" / PAGES["controls"]).read_text()
+    header, *rows = table_under(page, "Minus an arm of the study")
+    assert header == ["arm", "minus", "with bank", "without bank", "pairs"]
+    for title, minus, *cells, pairs in rows:
+        arm, reference = raw.arm_of[title], study.arm_of[minus]
+        for cell, bank in zip(cells, (True, False), strict=True):
+            own = raw.final(arm, bank)
+            agree(
+                cell, difference_of(own, study.final(reference, bank) or study.final(reference, False)) if own else None
+            )
+        assert int(pairs) == len(raw.final(arm, False))
+
+
 def test_the_readme_repeats_the_study_of_a_pretrained_model():
     raw, readme = Raw("smollm2"), (ROOT / "README.md").read_text()
-    table = readme[readme.index("| seed | before |") :].split("\n\n", 1)[0].splitlines()[2:]
+    table = readme[readme.index("| seed | round 0 |") :].split("\n\n", 1)[0].splitlines()[2:]
     assert len(table) == len(raw.final("recommended", True))
 
     def won(arm, bank, number, seed):
@@ -203,7 +218,7 @@ def test_notes_that_are_true_in_the_last_bank():
         agree(cell, interval_of(found))
 
 
-@pytest.mark.parametrize("name", ["change", "coevolution_sooner", "smollm2"])
+@pytest.mark.parametrize("name", ["change", "coevolution_sooner", "controls", "smollm2"])
 def test_budget_and_extractor(name):
     page, raw = (ROOT / "docs" / PAGES[name]).read_text(), Raw(name)
     runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
