@@ -206,13 +206,14 @@ def evaluated_of(method: Method, role: str) -> tuple[int, int]:
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     """Raise NotEnoughDisk where what a run still has to write does not fit, with `min_free_gigabytes` left over."""
-    wanted = still_to_write(experiment, run_path, rounds)
+    needed = estimate(experiment)
+    wanted = _still_to_write(needed, run_path, rounds)
     if wanted is None:
         return
     reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
     require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
     written = [(run_path, wanted)]
-    for folder, size in estimate(experiment).handed_over.items():
+    for folder, size in needed.handed_over.items():
         written.append((folder, size))
         require_free(
             folder,
@@ -225,7 +226,10 @@ def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
 
 def still_to_write(experiment: Experiment, run_path: Path, rounds: int) -> int | None:
     """Bytes that so many more rounds of a run add to its directory; None where a model is unknown."""
-    needed = estimate(experiment)
+    return _still_to_write(estimate(experiment), run_path, rounds)
+
+
+def _still_to_write(needed: Estimate, run_path: Path, rounds: int) -> int | None:
     total = needed.disk_bytes(rounds)
     if total is None:
         return None

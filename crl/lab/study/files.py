@@ -75,7 +75,8 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
     from crl.lab.study.page import write_study_page
 
     figures = read_figures(runs)
-    result = summarize_study(study, figures, read_failures(runs))
+    unfinished = [run for run in runs if run.seed not in figures.get(run.arm, {})]
+    result = summarize_study(study, figures, read_failures(unfinished))
     contents = {
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),

@@ -179,10 +179,10 @@ def read_figures(runs: Sequence[PlannedRun]) -> RunsByArm:
 
 
 def read_failures(runs: Sequence[PlannedRun]) -> dict[str, str]:
-    """What the last failure was of every run that is not finished and has one, by name; no interruption is one."""
+    """What the last failure was of every one of these unfinished runs that has one, by name; no interruption is one."""
     found = {}
     for planned in runs:
-        event = None if planned.is_finished() or not planned.begun else last_failure(Journal(planned.path).read())
+        event = last_failure(Journal(planned.path).read()) if planned.begun else None
         error = event and event.get("error")
         if event and error and error.get("type") not in INTERRUPTIONS:
             reason = str(error.get("found") or "no reason is recorded").splitlines()[0]

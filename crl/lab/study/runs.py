@@ -253,15 +253,15 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
 
     preparing = [run.parent for run in runs if run.parent is not None and not run.begun]
     arms = {run.arm: run for run in reversed([*runs, *preparing])}.values()
-    models = {role.model for planned in arms for role in planned.experiment.method.roles.values()}
-    named = {path: f"warm:{load_warm_start(path).name}/" for path in warm_starts}
+    models = {role.model or "" for planned in arms for role in planned.experiment.method.roles.values()}
+    starts = {path: load_warm_start(path) for path in warm_starts}
     # Those that these runs begin with: others may be for other arms.
-    warm_starts = [path for path, name in named.items() if any(model.startswith(name) for model in models if model)]
-    for path in warm_starts:  # first: making one takes minutes
-        check_warm_start(load_warm_start(path))
+    needed_starts = [path for path, start in starts.items() if any(m.startswith(f"warm:{start.name}/") for m in models)]
+    for path in needed_starts:  # first: making one takes minutes
+        check_warm_start(starts[path])
     for planned in arms:
         check_before_warm_starts(planned.experiment)
-    make_warm_starts(warm_starts, lambda line: say(f"warm start: {line}"))
+    make_warm_starts(needed_starts, lambda line: say(f"warm start: {line}"))
     for planned in arms:
         check_ready(planned.experiment, planned.path, planned.rounds)
     for said in dict.fromkeys(replaced(planned.experiment.method) for planned in arms):
