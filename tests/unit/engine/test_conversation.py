@@ -116,9 +116,9 @@ def test_every_rank_frees_its_models_and_is_waited_for() -> None:
     def speak() -> None:
         for rank in range(3):
             assert ranks.heard(rank) == "job"
-            ranks.says(rank, "result", result={}, jobs=1)
-            freed.append(rank)
             time.sleep(0.1)  # an engine that waited for rank 0 alone would be through
+            freed.append(rank)  # before it is said: what is said last ends the wait, and this thread may be slower
+            ranks.says(rank, "result", result={}, jobs=1)
 
     thread = threading.Thread(target=speak, daemon=True)
     thread.start()
