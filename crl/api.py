@@ -29,10 +29,11 @@ WITH counts AS (
     SELECT entry_id, count FROM retrieval_counts WHERE round <= {round} QUALIFY round = max(round) OVER ()
 ),
 scores AS (
-    SELECT entry_id, uses, mean_outcome FROM entry_scores WHERE round <= {round} QUALIFY round = max(round) OVER ()
+    SELECT entry_id, content_digest, uses, mean_outcome FROM entry_scores
+    WHERE round <= {round} QUALIFY round = max(round) OVER ()
 )
 SELECT entries.*, coalesce(counts.count, 0) AS retrieved, coalesce(uses, 0) AS uses, mean_outcome
-FROM bank_at({round}) AS entries LEFT JOIN counts USING (entry_id) LEFT JOIN scores USING (entry_id)
+FROM bank_at({round}) AS entries LEFT JOIN counts USING (entry_id) LEFT JOIN scores USING (entry_id, content_digest)
 ORDER BY entry_id
 """
 _CURVES = """

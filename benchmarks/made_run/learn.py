@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
+from crl.learn.credit import entry_scores
 from crl.records import (
     BufferItem,
     Credit,
@@ -153,15 +154,12 @@ def credit(rng: np.random.Generator, number: int, episodes: pa.Table, planned: d
                 guided_minus_free=None if mean is None else outcome - mean,
             )
         )  # fmt: skip
-        uses.outcomes[each.entry_id] = uses.outcomes.get(each.entry_id, 0.0) + outcome
-        uses.scored[each.entry_id] = uses.scored.get(each.entry_id, 0) + 1
-        uses.last_scored[each.entry_id] = number
         if writer in outputs.origin:
             outputs.uses[writer] = outputs.uses.get(writer, 0) + 1
             outputs.score[writer] = outputs.score.get(writer, 0.0) + outcome
     for name in made:
         outputs.origin[name] = (number, "merge" if "-m" in name else "distill")
-    listed = sorted(uses.scored)
+    uses.scores = entry_scores(uses.scores, credits)
     waiting = list(outputs.origin)
     ripe = [name for name in waiting if outputs.uses.get(name, 0) > 1][:8]
     status = dict.fromkeys(waiting, "waiting") | dict.fromkeys(ripe, "selected")
@@ -182,11 +180,7 @@ def credit(rng: np.random.Generator, number: int, episodes: pa.Table, planned: d
     metrics = [("share_malformed", rng.random()), ("waiting", float(len(waiting)))]
     return {
         Credit: table_of(Credit, credits),
-        EntryScore: columns(
-            EntryScore, len(listed), entry_id=listed, uses=[uses.scored[each] for each in listed],
-            mean_outcome=[uses.outcomes[each] / uses.scored[each] for each in listed],
-            last_used_round=[uses.last_scored[each] for each in listed],
-        ),
+        EntryScore: table_of(EntryScore, uses.scores),
         BufferItem: buffer,
         Sample: schema_of(Sample).empty_table(),
         Metric: table_of(

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from crl.bank.snapshot import Snapshot
-from crl.records import Episode, Evaluation, Generation, Retrieval, RetrievalCount, Row, Task, Turn
+from crl.records import EntryScore, Episode, Evaluation, Generation, Retrieval, RetrievalCount, Row, Task, Turn
 
 from .columns import columns
 
@@ -19,13 +19,11 @@ Tables = dict[type[Row], pa.Table]
 
 @dataclass
 class Uses:
-    """Counters of the entries that were ever chosen, by entry id."""
+    """Counters of the entries that were ever chosen, by entry id, and the scores of those that were used."""
 
     count: dict[str, int]
     last_round: dict[str, int]
-    outcomes: dict[str, float]
-    scored: dict[str, int]
-    last_scored: dict[str, int]
+    scores: list[EntryScore]
 
 
 def plan(

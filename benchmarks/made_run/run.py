@@ -77,7 +77,7 @@ class Made:
         self._summary: BankSnapshot | None = None
         self._texts: dict[str, str] = {}
         self._places: dict[str, tuple[str, str]] = {}
-        self._uses = play.Uses({}, {}, {}, {}, {})
+        self._uses = play.Uses({}, {}, [])
         self._outputs = learn.Outputs()
         self._limits = run.method.recipe.bank.model_copy(update={"capacity": size.capacity, "eviction": "least_useful"})
         self._begin_with_an_import()

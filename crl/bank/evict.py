@@ -1,7 +1,8 @@
 """Eviction: which entries of a full family go, from columns.
 
 `fifo` takes the smallest `order`. `least_useful` takes the smallest sum of outcomes / (uses + 1), the mean shrunk
-toward 0 (unknown) by one pseudo-use; entries whose text was written in this round go last, ties take the oldest.
+toward 0 (unknown) by one pseudo-use. Uses of an earlier text of an entry do not count: a note that was mended does not
+go for what it said before. Entries whose text was written in this round go last, ties take the oldest.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def evict(
         return []
     keys = [_joined(table["order"].to_numpy()[rows_U], [entry.order for entry in beside])]
     if config.eviction == "least_useful":
-        keys.append(np.concatenate([_usefulness(table["entry_id"], scores)[rows_U], _of(beside, scores)]))
+        keys.append(np.concatenate([_usefulness(table, scores)[rows_U], _of(beside, scores)]))
         fresh_U = table["updated_round"].to_numpy()[rows_U] == round
         keys.append(np.concatenate([fresh_U, [entry.updated_round == round for entry in beside]]))
     leaving: list[int] = []
@@ -79,17 +80,25 @@ def _value(score: EntryScore) -> float:
 
 
 def _of(entries: list[BankEntry], scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
+    own = (scores.get(entry.entry_id) for entry in entries)
     return np.array(
-        [_value(scores[entry.entry_id]) if entry.entry_id in scores else 0.0 for entry in entries], dtype=np.float64
+        [
+            _value(score) if score is not None and score.content_digest == entry.content_digest else 0.0
+            for entry, score in zip(entries, own, strict=True)
+        ],
+        dtype=np.float64,
     )
 
 
-def _usefulness(entry_ids: pa.ChunkedArray, scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
-    """Value [N] of every row; 0 where nothing is known."""
-    values_N = np.zeros(len(entry_ids))
+def _usefulness(table: pa.Table, scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
+    """Value [N] of every row; 0 where nothing is known of its text."""
+    values_N = np.zeros(table.num_rows)
     if scores:
-        places = pc.index_in(entry_ids, value_set=pa.array(list(scores), pa.string())).combine_chunks()
+        places = pc.index_in(table["entry_id"], value_set=pa.array(list(scores), pa.string())).combine_chunks()
         scored = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
+        found = places.drop_null().to_numpy()
+        used = pa.array([score.content_digest for score in scores.values()], pa.string())
+        same = pc.equal(table["content_digest"].take(scored), used.take(found)).to_numpy()
         values = np.array([_value(score) for score in scores.values()], dtype=np.float64)
-        values_N[scored] = values[places.drop_null().to_numpy()]
+        values_N[scored[same]] = values[found[same]]
     return values_N

@@ -319,6 +319,7 @@ SUITES: dict[type[Row], Suite] = {
     EntryScore: Suite(
         key=("entry_id",),
         filled=("entry_id",),
+        sha256=("content_digest",),
         ranges={"uses": (1, None), "mean_outcome": (-1, 1)},
     ),
     BufferItem: Suite(

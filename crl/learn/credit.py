@@ -110,15 +110,25 @@ def _check_played_as_judged(episodes: Iterable[Episode], judgments: Iterable[Jud
 
 
 def entry_scores(previous: Iterable[EntryScore], credits: Iterable[Credit]) -> list[EntryScore]:
-    """Cumulative usefulness of every entry ever used, by entry id: the previous scores and this round's credits."""
+    """Cumulative usefulness of every entry ever used, by entry id: the previous scores and this round's credits.
+
+    What was earned with earlier words says nothing about a text: an entry that was rewritten begins again with its
+    first use since.
+    """
     scores = {score.entry_id: score for score in previous}
     for credit in credits:
         old = scores.get(credit.entry_id)
+        if old is not None and old.content_digest != credit.content_digest:
+            old = None
         uses = (old.uses if old else 0) + 1
         total = (old.mean_outcome * old.uses if old else 0.0) + credit.outcome
         # Outcomes are whole numbers, so rounding the running sum keeps the mean exact however long the run is.
         scores[credit.entry_id] = EntryScore(
-            entry_id=credit.entry_id, uses=uses, mean_outcome=round(total) / uses, last_used_round=credit.round
+            entry_id=credit.entry_id,
+            content_digest=credit.content_digest,
+            uses=uses,
+            mean_outcome=round(total) / uses,
+            last_used_round=credit.round,
         )
     return [scores[entry_id] for entry_id in sorted(scores)]
 

@@ -52,11 +52,12 @@ class EntryUsefulness(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryScore(Row):
-    """Cumulative usefulness of an entry."""
+    """Cumulative usefulness of an entry in the words that were used last: a new text starts anew."""
 
     table: ClassVar[str] = "entry_scores"
     entry_id: A[str, "bank entry"]
-    uses: A[int, "guided episodes so far"]
+    content_digest: A[str, "version of the entry that the uses are of"]
+    uses: A[int, "guided episodes of that version so far"]
     mean_outcome: A[float, "mean of +1 / -1 over them"]
     last_used_round: A[int, "round of the last use"]
 

@@ -128,17 +128,25 @@ class BankAfter:
 
     @cached_property
     def uses_N(self) -> NDArray[np.int64]:
-        """Credited uses of every entry."""
+        """Credited uses of every entry in its present words."""
         return self._column({row.entry_id: row.uses for row in self._scores}).astype(np.int64)
 
     @cached_property
     def mean_outcome_N(self) -> NDArray[np.float64]:
-        """Mean outcome of every entry; 0 without uses."""
+        """Mean outcome of these uses; 0 without any."""
         return self._column({row.entry_id: row.mean_outcome for row in self._scores})
 
     @cached_property
     def _scores(self) -> list[EntryScore]:
-        return self._newest(EntryScore, "credit")
+        """Those of the texts that the bank has."""
+        scores = self._newest(EntryScore, "credit")
+        rows = self.snapshot.rows_of([score.entry_id for score in scores])
+        held = self.snapshot.table["content_digest"].to_pylist() if scores else []
+        return [
+            score
+            for score, row in zip(scores, rows, strict=True)
+            if row is not None and held[row] == score.content_digest
+        ]
 
     def _newest(self, row_type: type[R], stage: str) -> list[R]:
         """Cumulative rows of the newest round up to this one whose stage is complete: a round publishes its bank before

@@ -31,21 +31,14 @@ _RAMP = 11
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One entry of the bank that has guided episodes."""
+    """One entry of the bank that has guided episodes in its present words."""
 
     entry_id: str
     family: str
     text: str
-    updated_round: int
-    """Round of its text."""
     last_used_round: int
     episodes: Rate
     """Of those it guided, the ones that were won."""
-
-    @property
-    def reworded(self) -> bool:
-        """Whether no episode has seen the text as it is now: the outcomes are those of earlier words."""
-        return self.updated_round >= self.last_used_round
 
     @property
     def mean(self) -> float:
@@ -66,9 +59,9 @@ class Usefulness:
     round: int
     entries: int
     used: int
-    """Of them, those that have guided an episode."""
+    """Of them, those that have guided an episode with the text that they have."""
     gone: int
-    """Entries that guided an episode and have left the bank."""
+    """Entries that guided an episode and have left the bank, or were rewritten since."""
     charts: Sequence[Chart]
     helpful: Sequence[Standing]
     """Those whose interval is above 0, the surest first: by its lower end."""
@@ -106,6 +99,8 @@ def judge(
     """
     every = {score.entry_id: score for score in scores}
     rows = rows_with(bank.table, "entry_id", every)
+    held = zip(rows["entry_id"].to_pylist(), rows["content_digest"].to_pylist(), strict=True)
+    rows = rows.filter(pa.array([every[name].content_digest == digest for name, digest in held], pa.bool_()))
     names = rows["entry_id"].to_pylist()
     rates = {name: _episodes(every[name]) for name in names}
     bounds = {name: wilson(rates[name].successes, rates[name].episodes) for name in names}
@@ -118,10 +113,10 @@ def judge(
     texts = texts_of(listed)
     standing = {
         row["entry_id"]: Standing(
-            row["entry_id"], row["family"], texts[row["content_digest"]], row["updated_round"],
+            row["entry_id"], row["family"], texts[row["content_digest"]],
             every[row["entry_id"]].last_used_round, rates[row["entry_id"]],
         )
-        for row in listed.select(["entry_id", "family", "content_digest", "updated_round"]).to_pylist()
+        for row in listed.select(["entry_id", "family", "content_digest"]).to_pylist()
     }  # fmt: skip
     return Usefulness(
         bank.round,

@@ -151,7 +151,8 @@ class _Bank:
 
         def usefulness(entry: BankEntry) -> tuple[bool, float, int]:
             score = scores.get(entry.entry_id)
-            value = 0.0 if score is None else score.mean_outcome * score.uses / (score.uses + 1)
+            own = score is not None and score.content_digest == entry.content_digest
+            value = 0.0 if score is None or not own else score.mean_outcome * score.uses / (score.uses + 1)
             return entry.updated_round == self._round, value, entry.order
 
         by_family: dict[str, list[BankEntry]] = {}

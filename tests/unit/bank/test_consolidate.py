@@ -237,24 +237,37 @@ def test_fifo_evicts_the_smallest_order_of_the_full_family_only():
     assert (evicted.before_digest, evicted.after_digest, evicted.operation_id) == (text_digest("1"), None, None)
 
 
-def score(name: str, uses: int, mean: float) -> EntryScore:
-    return EntryScore(entry_id=name, uses=uses, mean_outcome=mean, last_used_round=4)
+def score(name: str, uses: int, mean: float, text: str) -> EntryScore:
+    digest = text_digest(text)
+    return EntryScore(entry_id=name, content_digest=digest, uses=uses, mean_outcome=mean, last_used_round=4)
 
 
 def test_least_useful_weighs_the_mean_by_its_uses():
     previous = [entry("once_bad", "1", 0), entry("often_bad", "2", 1), entry("unused", "3", 2), entry("good", "4", 3)]
     # −1/2, −0.8·9/10 = −0.72, 0, +1/2
-    scores = [score("once_bad", 1, -1), score("often_bad", 9, -0.8), score("good", 1, 1)]
+    scores = [score("once_bad", 1, -1, "1"), score("often_bad", 9, -0.8, "2"), score("good", 1, 1, "4")]
     for capacity, left in ((3, {"once_bad", "unused", "good"}), (2, {"unused", "good"}), (1, {"good"})):
         assert set(ids(run(previous, [], scores, capacity=capacity, eviction="least_useful"))) == left
 
 
 def test_least_useful_spares_what_was_written_in_this_round_and_takes_the_oldest_of_equals():
     previous = [entry("bad", "1", 0), entry("worse", "2", 1), entry("good", "3", 2)]
-    scores = [score("bad", 4, -1), score("worse", 8, -1), score("good", 9, 1)]
+    scores = [score("bad", 4, -1, "1"), score("worse", 8, -1, "2"), score("good", 9, 1, "3")]
     operations = [operation("update", "worse", "2 better"), operation("add", "n1", "x"), operation("add", "n2", "y")]
     assert ids(run(previous, operations, scores, capacity=3, eviction="least_useful")) == ["worse", "n1", "n2"]
     assert ids(run(previous[2:], operations[1:], (), capacity=1, eviction="least_useful")) == ["n2"]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_uses_of_earlier_words_are_none_of_the_text(beside):
+    """A note that was mended went first for what it had said before."""
+    previous = [entry("mended", "whole rule", 0), entry("bad", "1", 1)]
+    scores = [score("mended", 9, -1, "half of it"), score("bad", 1, -1, "1")]
+    # A keep brings an entry beside the columns.
+    operations = [operation("keep", "mended")] if beside else []
+    assert ids(run(previous, operations, scores, capacity=1, eviction="least_useful")) == ["mended"]
+    now = [score("mended", 9, -1, "whole rule"), scores[1]]
+    assert ids(run(previous, operations, now, capacity=1, eviction="least_useful")) == ["bad"]
 
 
 def test_a_preview_evicts_nothing():
@@ -293,7 +306,13 @@ def rounds(draw):
         st.sampled_from(FAMILIES),
         parents=st.lists(st.sampled_from([*NAMES, "n0"]), max_size=3),
     )
-    scores = [score(name, draw(st.integers(1, 5)), draw(st.sampled_from([-1.0, 0.0, 1.0]))) for name in held[::2]]
+    scores = [
+        score(
+            name, draw(st.integers(1, 5)), draw(st.sampled_from([-1.0, 0.0, 1.0])),
+            draw(st.sampled_from([f"text {said[name]}", "fresh", "of before"])),
+        )
+        for name in held[::2]
+    ]  # fmt: skip
     options = {"capacity": draw(st.integers(1, 6)), "eviction": draw(st.sampled_from(["fifo", "least_useful"]))}
     options["duplicates"] = duplicates
     return previous, draw(st.lists(asked, max_size=14)), scores, options

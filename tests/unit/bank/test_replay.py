@@ -174,8 +174,13 @@ def runs(draw):
         merged = draw(asked_in(number, first=100))
         refused = [row.operation_id for row in [*distilled, *merged] if draw(st.integers(0, 5)) == 0]
         names = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=3))
-        scores = [EntryScore(entry_id=name, uses=2, mean_outcome=draw(st.sampled_from([-1.0, 1.0])), last_used_round=0)
-                  for name in names]  # fmt: skip
+        scores = [
+            EntryScore(
+                entry_id=name, content_digest=text_digest(draw(st.sampled_from([f"old {name}", *TEXTS[:2]]))), uses=2,
+                mean_outcome=draw(st.sampled_from([-1.0, 1.0])), last_used_round=0,
+            )
+            for name in names
+        ]  # fmt: skip
         run.play(distilled, merged, refused, scores)
     return run
 

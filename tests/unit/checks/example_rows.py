@@ -224,7 +224,7 @@ def credit() -> dict[type[Row], list[Row]]:
         )
         for i in range(2)
     ]  # fmt: skip
-    scores = [r.EntryScore(entry_id="e0", uses=2, mean_outcome=0.0, last_used_round=1)]
+    scores = [r.EntryScore(entry_id="e0", content_digest=SHA, uses=2, mean_outcome=0.0, last_used_round=1)]
     buffer = [
         r.BufferItem(
             generation_id="x0", generation_round=0, generation_stage="distill", kind="used", entered_round=1,

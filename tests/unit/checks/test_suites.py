@@ -271,7 +271,7 @@ def test_every_offender_of_a_key_and_of_a_range_is_named() -> None:
     with pytest.raises(DataCheckFailed, match=r"are unique' is broken in 2 rows: row 0 \(s, a\); row 2 \(s, a\)\n"):
         check_tables({r.Metric: table_of(r.Metric, metrics)}, where="here")
     scores = [
-        r.EntryScore(entry_id=f"e{index}", uses=uses, mean_outcome=mean, last_used_round=1)
+        r.EntryScore(entry_id=f"e{index}", content_digest=examples.SHA, uses=uses, mean_outcome=mean, last_used_round=1)
         for index, (uses, mean) in enumerate([(1, 1.0), (0, 0.0), (1, -1.0), (2, 1.01), (2, -1.01)])
     ]
     with pytest.raises(DataCheckFailed) as raised:

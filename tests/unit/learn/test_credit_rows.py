@@ -139,6 +139,16 @@ def test_entry_scores_accumulate_over_rounds() -> None:
     assert [(row.entry_id, row.uses, row.mean_outcome, row.last_used_round) for row in scores] == [("e1", 4, 0.0, 7)]
 
 
+def test_a_rewritten_entry_starts_anew_with_its_first_use() -> None:
+    first = [episode(0, member, guided=True, success=False) for member in range(3)]
+    scores = entry_scores([], credits_of(first, [retrieval(row) for row in first]))
+    assert [(row.content_digest, row.uses, row.mean_outcome) for row in scores] == [("d1", 3, -1.0)]
+    assert entry_scores(scores, []) == scores, "until then its old uses stay, told by the digest"
+    later = [episode(1, 0, guided=True, success=True, round=7, content_digest="d2")]
+    scores = entry_scores(scores, credits_of(later, [retrieval(row) for row in later]))
+    assert [(row.content_digest, row.uses, row.mean_outcome) for row in scores] == [("d2", 1, 1.0)]
+
+
 def test_shares_of_outputs_alarm_when_unscored_outputs_take_over() -> None:
     rows = [distillation(index, "malformed") for index in range(6)] + [distillation(9, "add")]
     metrics = {row.name: row for row in output_health(rows, round=3)}

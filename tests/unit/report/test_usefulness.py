@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.records import EntryScore
 from crl.report.rates import Rate, wilson
@@ -20,13 +21,20 @@ RECORD = {
     "unlucky": (1, 0),
     "bad": (40, 4),
     "gone": (3, 3),
+    "rewritten": (30, 30),
 }
 """Episodes guided and won, by entry."""
 
 
 def scores() -> list[EntryScore]:
     return [
-        EntryScore(entry_id=name, uses=uses, mean_outcome=2 * won / uses - 1, last_used_round=4)
+        EntryScore(
+            entry_id=name,
+            content_digest="of earlier words" if name == "rewritten" else text_digest(f"text of {name}"),
+            uses=uses,
+            mean_outcome=2 * won / uses - 1,
+            last_used_round=4,
+        )
         for name, (uses, won) in RECORD.items()
     ]
 
@@ -49,22 +57,15 @@ def test_what_chance_explains_is_not_listed() -> None:
     assert [each.entry_id for each in found.harmful] == ["bad"]
     assert [each.entry_id for each in found.most_used] == ["bad", "sure", "even", "likely", "lucky", "unlucky"]
     assert found.helpful[0].text == "text of sure" and found.helpful[0].mean == pytest.approx(0.8)
-    assert (found.entries, found.used, found.gone, found.open) == (7, 6, 1, 3)
+    assert (found.entries, found.used, found.gone, found.open) == (8, 6, 2, 3)
     outcome, uses = found.charts
     assert {row[0]: sum(map(float, row[1:])) for row in outcome.rows} == {
         "0 %": 1, "1–39 %": 1, "40–60 %": 1, "61–99 %": 1, "100 %": 2,
     }  # fmt: skip
-    assert {row[0]: float(row[1]) for row in uses.rows} == {"none": 1, "1": 2, "2–4": 0, "5–15": 2, "16+": 2}
-
-
-def test_outcomes_of_earlier_words_are_told_from_those_of_the_text() -> None:
-    standing = Standing("e", "f", "t", 3, 4, Rate(1, 1))
-    assert not standing.reworded
-    # A text that a round wrote can guide episodes from the next round on.
-    assert dataclasses.replace(standing, updated_round=4).reworded
+    assert {row[0]: float(row[1]) for row in uses.rows} == {"none": 2, "1": 2, "2–4": 0, "5–15": 2, "16+": 2}
 
 
 def test_the_interval_is_that_of_the_share_on_the_scale_of_outcomes() -> None:
-    standing = Standing("e", "f", "t", 1, 1, Rate(3, 8))
+    standing = Standing("e", "f", "t", 1, Rate(3, 8))
     low, high = wilson(3, 8)
     assert standing.interval == pytest.approx((2 * low - 1, 2 * high - 1)) and standing.mean == -0.25
