@@ -145,7 +145,7 @@ class ImportedEntry(Row):
     source_entry_id: A[str, "id there"]
     source_family: A[str, "task family there"]
     source_version: A[int, "version there"]
-    uses: A[int, "guided episodes there; here they are counted from 0"]
+    uses: A[int, "guided episodes of its text there; here they are counted from 0"]
     mean_outcome: A[float | None, "mean of +1 / -1 over those uses; null without any"]
     story: A[str, "its history there as `crl bank why RUN ID --format json` shows it"]
 

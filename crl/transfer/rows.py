@@ -37,7 +37,7 @@ class ExportedEntry(Row):
     episode_ids: A[list[str], "episodes the text derives from, over its whole lineage"]
     parents: A[list[str], "entries it was merged from"]
     retrieved: A[int, "times chosen to guide an episode"]
-    uses: A[int, "guided episodes that were credited"]
+    uses: A[int, "guided episodes of this text that were credited"]
     mean_outcome: A[float | None, "mean of +1 / -1 over them; null without any"]
     story: A[str, "its whole history, JSON, as `crl bank why` shows it"]
 

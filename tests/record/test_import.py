@@ -37,7 +37,7 @@ from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment, s
 
 
 class Source:
-    """Three rounds; the bank of round 2 holds `kept` (rewritten, used twice), a merge, and one entry of the pond."""
+    """Three rounds; the bank of round 2 holds `kept` (used twice, then rewritten), a merge, and one entry of the pond."""
 
     def __init__(self, root: Path) -> None:
         with ScriptedRun(root, experiment("first")) as run:
@@ -48,7 +48,7 @@ class Source:
             (_, self.merged) = run.play(
                 Ask("update", "go far left", entry=self.kept),
                 merges=[Ask("merge", "right, or wait", parents=(one, two))],
-                guided=[(self.kept, True), (self.kept, False)],
+                guided=[(self.kept, True), (self.kept, False), (self.pond, True)],
             )
             run.play(Ask("drop", entry=self.pond, family="pond"), guided=[(self.kept, False)])
             self.path = run.path
@@ -91,14 +91,15 @@ def test_an_export_comes_back_as_it_was(source: Source, tmp_path: Path, format: 
         source.kept: "go far left", source.merged: "right, or wait", source.pond: "swim",
     }  # fmt: skip
     kept = entries[source.kept]
-    assert (kept["version"], kept["uses"], kept["mean_outcome"], kept["retrieved"]) == (2, 2, 0.0, 2)
+    assert (kept["version"], kept["uses"], kept["mean_outcome"], kept["retrieved"]) == (2, 0, None, 2)
+    assert (entries[source.pond]["uses"], entries[source.pond]["mean_outcome"]) == (1, 1.0)
     assert story_of(json.loads(kept["story"])) == why(source.path, source.kept, until=2)
     run = RunDirectory.open(source.path)
     assert provenance["stage_digest"] == run.manifest(2, "consolidate").digest
     assert provenance["snapshot_digest"] == recorded_bank(run, recipe_of(run.method), 2).digest()
     lineage = [(row["entry_id"], row["text"], row["uses"]) for row in back.tables["lineage"].to_pylist()]
     assert Counter(lineage)[source.kept, "go left", 2] == 1 and len(lineage) == 6
-    assert [row["success"] for row in back.tables["uses"].to_pylist()] == [True, False]
+    assert [row["success"] for row in back.tables["uses"].to_pylist()] == [True, False, True]
     if format is Format.parquet:
         vectors = pq.read_table(tmp_path / "out/entries.parquet")["embedding"].to_pylist()
         assert vectors == LexicalEmbedder().embed([row["text"] for row in entries.values()]).tolist()
@@ -172,7 +173,7 @@ def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) ->
     assert [names[row.entry_id] for row in imported] == [source.kept, source.pond, source.merged]
     first = imported[0]
     assert (first.source_experiment, first.source_round, first.source_version) == ("first", 2, 2)
-    assert (first.uses, first.mean_outcome) == (2, 0.0)
+    assert [(row.uses, row.mean_outcome) for row in imported[:2]] == [(0, None), (1, 1.0)]
     bank = recorded_bank(run.run, recipe_of(run.method), 0)
     vectors = LexicalEmbedder().embed([shown[name].text for name in bank.table["entry_id"].to_pylist()])
     assert load_embeddings(run.path, bank.table).tolist() == vectors.tolist()

@@ -29,7 +29,7 @@ class Told:
                 Ask("add", "go left at the lake"), Ask("add", "go right"), Ask("add", "wait for the ice"),
                 Ask("add", "swim", family="pond"),
             )  # fmt: skip
-            run.play(Ask("update", "go right twice", entry=self.b), guided=[(self.b, True), (self.a, False)])
+            run.play(Ask("update", "go right twice", entry=self.b), guided=[(self.b, True), (self.a, False), (self.c, True)])
             (self.d,) = run.play(Ask("add", "jump over the hole"), guided=[(self.b, True), (self.b, False)])
             (self.merged,) = run.play(merges=[Ask("merge", "left, or wait", parents=(self.c, self.d))])
             run.play(Ask("drop", entry=self.pond, family="pond"))
@@ -53,9 +53,10 @@ def test_every_round_is_shown_as_it_was(told: Told) -> None:
 
 def test_usefulness_is_that_of_the_round(told: Told) -> None:
     then = {each.entry_id: each for each in snapshot(told.path, 2).entries}
-    assert (then[told.b].uses, then[told.b].mean_outcome, then[told.b].retrieved) == (1, 1.0, 1)
+    assert (then[told.c].uses, then[told.c].mean_outcome, then[told.c].retrieved) == (1, 1.0, 1)
+    assert (then[told.b].uses, then[told.b].mean_outcome, then[told.b].retrieved) == (0, None, 1), "of its new words"
     now = {each.entry_id: each for each in snapshot(told.path, 4).entries}
-    assert (now[told.b].uses, now[told.b].mean_outcome, now[told.b].version) == (3, pytest.approx(1 / 3), 2)
+    assert (now[told.b].uses, now[told.b].mean_outcome, now[told.b].version) == (2, 0.0, 2)
     assert (now[told.merged].uses, now[told.merged].mean_outcome) == (0, None)
 
 
@@ -65,10 +66,10 @@ def test_entries_come_in_the_order_asked_for(told: Told) -> None:
 
     assert listed(Sort.age) == [told.a, told.b, told.c]
     assert listed(Sort.newest) == [told.b, told.c, told.a]
-    assert listed(Sort.uses) == [told.a, told.b, told.c]  # one use each of the first two: the oldest first
-    assert listed(Sort.credit) == [told.b, told.a, told.c]
-    assert listed(Sort.harm) == [told.a, told.b, told.c]
-    assert listed(Sort.credit, limit=1) == [told.b] and snapshot(told.path, 2, "lake", limit=1).total == 3
+    assert listed(Sort.uses) == [told.a, told.c, told.b]  # one use each of the first two: the oldest first
+    assert listed(Sort.credit) == [told.c, told.a, told.b]
+    assert listed(Sort.harm) == [told.a, told.c, told.b]
+    assert listed(Sort.credit, limit=1) == [told.c] and snapshot(told.path, 2, "lake", limit=1).total == 3
 
 
 def test_what_cannot_be_shown_is_refused(told: Told) -> None:
