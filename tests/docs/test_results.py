@@ -150,19 +150,46 @@ def test_the_lead_averaged_over_a_budget():
             agree(cell, interval_of(leads))
 
 
-def test_the_controls_beside_the_arms_that_they_are_for():
+@pytest.mark.parametrize(
+    ("title", "of"),
+    [
+        ("Minus an arm of the study", Raw.final),
+        ("Averaged over training, minus an arm of the study", Raw.area),
+    ],
+    ids=["end", "mean"],
+)
+def test_the_controls_beside_the_arms_that_they_are_for(title, of):
     raw, study = Raw("controls"), Raw("coevolution_again")
     page = (ROOT / "docs" / PAGES["controls"]).read_text()
-    header, *rows = table_under(page, "Minus an arm of the study")
+    header, *rows = table_under(page, title)
     assert header == ["arm", "minus", "with bank", "without bank", "pairs"]
-    for title, minus, *cells, pairs in rows:
-        arm, reference = raw.arm_of[title], study.arm_of[minus]
+    for name, minus, *cells, pairs in rows:
+        arm, beside = raw.arm_of[name], study if minus in study.arm_of else raw
+        reference = beside.arm_of[minus]
         for cell, bank in zip(cells, (True, False), strict=True):
-            own = raw.final(arm, bank)
-            agree(
-                cell, difference_of(own, study.final(reference, bank) or study.final(reference, False)) if own else None
-            )
+            own, against = of(raw, arm, bank), of(beside, reference, bank) or of(beside, reference, False)
+            agree(cell, difference_of(own, against) if own else None)
         assert int(pairs) == len(raw.final(arm, False))
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("realms, eight passes, 25 seeds", "coevolution_again"),
+        ("SmolLM2-135M at shrines, 3 seeds", "smollm2"),
+    ],
+)
+def test_beside_the_table_of_the_paper(column, name):
+    raw = Raw(name)
+    header, *rows = table_under(PAPER, "Beside the paper's Table 1")
+    place = header.index(column)
+    arms = {"baseline": "baseline", "experience only": "experience_only", "with self-distillation": "recommended"}
+    arms |= {"baseline": "tuned", "Complementary RL": "complementary"} if name == "smollm2" else {}
+    for method, *cells in rows:
+        if method in arms:
+            with_bank, without = cells[place - 1].split(" / ")
+            for cell, bank in ((with_bank, True), (without, False)):
+                agree(cell, interval_of(found) if (found := raw.final(arms[method], bank)) else None)
 
 
 def test_the_readme_repeats_the_study_of_a_pretrained_model():
