@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from crl.config import Method
     from crl.report.story import Event, Story
 
-# Counters and scores are cumulative; a round publishes its bank before it is credited.
+# Counters are of an entry, scores of its text, both so far; a round publishes its bank before it is credited.
 _BANK = """
 WITH counts AS (
     SELECT entry_id, count FROM retrieval_counts WHERE round <= {round} QUALIFY round = max(round) OVER ()
@@ -80,9 +80,9 @@ class Run:
     def bank(self, round: int | None = None, *, family: str | None = None) -> DuckDBPyRelation:
         """The bank after a round (default the newest): one row per entry, with its text and its usefulness so far.
 
-        Columns are those of the view `bank_text`, then `retrieved` (times chosen to guide an episode), `uses` (episodes
-        credited) and `mean_outcome` (mean of +1 / −1 over them; null before the first). Raises BadInput for a round
-        without a bank, RecordDamaged.
+        Columns are those of the view `bank_text`, then `retrieved` (times chosen to guide an episode, in any words),
+        `uses` (episodes credited that its text guided) and `mean_outcome` (mean of +1 / −1 over these; null without
+        any). Raises BadInput for a round without a bank, RecordDamaged.
         """
         asked = "latest_round()" if round is None else str(int(round))
         # Asked at once: in a relation, a round without a bank would be an error of DuckDB when its rows are read.

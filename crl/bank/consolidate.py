@@ -102,7 +102,7 @@ def consolidate(
 ) -> Consolidated:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
-    `scores` are read by `least_useful` only; entries without a row count as unused. `evict` False previews the bank
+    `scores` are read by `least_useful` only; entries without a row are unused. `evict` False previews the bank
     that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
     operation id: these operations change nothing, whatever they ask for. `failed` likewise holds those that were out
     before anybody was asked. `resemblances` are read by `duplicates: near`. Raises ValueError for a previous entry

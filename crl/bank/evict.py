@@ -1,8 +1,9 @@
 """Eviction: which entries of a full family go, from columns.
 
 `fifo` takes the smallest `order`. `least_useful` takes the smallest sum of outcomes / (uses + 1), the mean shrunk
-toward 0 (unknown) by one pseudo-use. Uses of an earlier text of an entry do not count: a note that was mended does not
-go for what it said before. Entries whose text was written in this round go last, ties take the oldest.
+toward 0 (unknown) by one pseudo-use. A text that no round has used yet is worth 0, or as much as the one that it was
+made from if that is more: a bad note that was mended does not go for what it said before, nor a good one before its new
+words were tried. Entries whose text was written in this round go last, ties take the oldest.
 """
 
 from __future__ import annotations
@@ -80,25 +81,23 @@ def _value(score: EntryScore) -> float:
 
 
 def _of(entries: list[BankEntry], scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
-    own = (scores.get(entry.entry_id) for entry in entries)
-    return np.array(
-        [
-            _value(score) if score is not None and score.content_digest == entry.content_digest else 0.0
-            for entry, score in zip(entries, own, strict=True)
-        ],
-        dtype=np.float64,
-    )
+    values = np.zeros(len(entries))
+    for place, entry in enumerate(entries):
+        if (score := scores.get(entry.entry_id)) is not None:
+            least = -1.0 if score.content_digest == entry.content_digest else 0.0
+            values[place] = max(least, _value(score))
+    return values
 
 
 def _usefulness(table: pa.Table, scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
-    """Value [N] of every row; 0 where nothing is known of its text."""
+    """Value [N] of every row; 0 where nothing is known."""
     values_N = np.zeros(table.num_rows)
     if scores:
         places = pc.index_in(table["entry_id"], value_set=pa.array(list(scores), pa.string())).combine_chunks()
         scored = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         found = places.drop_null().to_numpy()
         used = pa.array([score.content_digest for score in scores.values()], pa.string())
-        same = pc.equal(table["content_digest"].take(scored), used.take(found)).to_numpy()
+        same_S = pc.equal(table["content_digest"].take(scored), used.take(found)).to_numpy()
         values = np.array([_value(score) for score in scores.values()], dtype=np.float64)
-        values_N[scored[same]] = values[found[same]]
+        values_N[scored] = np.where(same_S, values[found], np.maximum(values[found], 0.0))
     return values_N

@@ -51,6 +51,7 @@ REWARD_SUITES: dict[type[Row], Suite] = {
     EntryUsefulness: Suite(
         key=("entry_id",),
         filled=("entry_id",),
+        sha256=("content_digest",),
         ranges={"uses": (1, None), "usefulness": (-1, 1)},
     ),
 }

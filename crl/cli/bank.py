@@ -58,7 +58,7 @@ def show(
     ] = None,
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
-    """List the bank after a round. Text, age, how often each entry guided an episode and with what outcome."""
+    """List the bank after a round. Text, age, how often its text guided an episode and with what outcome."""
     from crl.report.bank import BankAfter
     from crl.run.directory import RunDirectory
 

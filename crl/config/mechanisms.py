@@ -145,7 +145,9 @@ class BankConfig(Model):
     """Capacity and eviction."""
 
     capacity: int = Field(20_000, ge=1, le=10_000_000, description="Entries per task family.")
-    eviction: Literal["fifo", "least_useful"] = Field("fifo", description="What goes when the family is full.")
+    eviction: Literal["fifo", "least_useful"] = Field(
+        "fifo", description="What goes when the family is full: the oldest, or the least useful."
+    )
     duplicates: Literal["reject", "keep", "near"] = Field(
         "reject",
         description="A new text that the family holds already: refused, or kept as an entry of its own; near also "

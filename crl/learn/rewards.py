@@ -8,7 +8,7 @@ The paper's reward of a use is the outcome of the episode, ±1. `extractor_objec
 - `running_usefulness` is what the entry is worth after the use, U ← decay·U + (1 − decay)·outcome, as
   Skill1 (2605.06130) keeps it. U starts at 0 and is divided by 1 − decay^uses, which makes it a mean of the outcomes
   at any time: undivided, the first uses of an entry would earn a twentieth of what they say, beside a malformed
-  output's whole penalty.
+  output's whole penalty. A text that was rewritten starts anew: its writer answers for its own words.
 
 With the actor-critic a use earns s_c + r (eq. 8); what was rejected has no outcome and earns s_c alone. Pure functions.
 """
@@ -60,11 +60,14 @@ def use_rewards(
 
 
 def _used_again(before: EntryUsefulness | None, credit: Credit, decay: float) -> EntryUsefulness:
-    uses, value = (before.uses, before.usefulness) if before else (0, 0.0)
+    same = before is not None and before.content_digest == credit.content_digest
+    uses, value = (before.uses, before.usefulness) if before is not None and same else (0, 0.0)
     undivided = decay * value * (1 - decay**uses) + (1 - decay) * credit.outcome
     # Rounding may leave a mean of ones a last digit above 1.
     mean = min(1.0, max(-1.0, undivided / (1 - decay ** (uses + 1))))
-    return EntryUsefulness(entry_id=credit.entry_id, uses=uses + 1, usefulness=mean)
+    return EntryUsefulness(
+        entry_id=credit.entry_id, content_digest=credit.content_digest, uses=uses + 1, usefulness=mean
+    )
 
 
 def _earned(

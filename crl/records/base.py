@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-RECORD_FORMAT = 2
+RECORD_FORMAT = 3
 """The form of the record: raised by hand whenever a row type, a manifest or the place of a file changes. A run says in
 its experiment file which one it has; one of another format is refused, not translated."""
 TOKENS = pa.list_(pa.int32())

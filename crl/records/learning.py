@@ -42,22 +42,23 @@ class UseReward(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryUsefulness(Row):
-    """Running usefulness of an entry: the mean of its outcomes, in which the latest weigh most."""
+    """Running usefulness of an entry in the words used last: the mean of its outcomes, the latest weighing most."""
 
     table: ClassVar[str] = "entry_usefulness"
     entry_id: A[str, "bank entry"]
+    content_digest: A[str, "its text that the outcomes are of"]
     uses: A[int, "outcomes so far"]
     usefulness: A[float, "mean of +1 / -1 over them, an outcome n uses ago weighing decay^n"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryScore(Row):
-    """Cumulative usefulness of an entry in the words that were used last: a new text starts anew."""
+    """Cumulative usefulness of an entry in the words used last: the first use of another text starts anew."""
 
     table: ClassVar[str] = "entry_scores"
     entry_id: A[str, "bank entry"]
-    content_digest: A[str, "version of the entry that the uses are of"]
-    uses: A[int, "guided episodes of that version so far"]
+    content_digest: A[str, "its text that the uses are of"]
+    uses: A[int, "guided episodes of that text so far"]
     mean_outcome: A[float, "mean of +1 / -1 over them"]
     last_used_round: A[int, "round of the last use"]
 

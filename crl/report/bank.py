@@ -43,10 +43,11 @@ class ShownEntry:
     updated_round: int
     text: str
     retrieved: int
-    """Times chosen to guide an episode, up to that round."""
+    """Times chosen to guide an episode, in any words, up to that round."""
     uses: int
+    """Episodes credited that the text guided."""
     mean_outcome: float | None
-    """Mean of +1 / −1 over the uses; None before the first."""
+    """Mean of +1 / −1 over these; None without any."""
     embedder_cut: bool
     """Whether the embedder reads only the beginning of the text, by which alone it is found."""
 
@@ -141,12 +142,9 @@ class BankAfter:
         """Those of the texts that the bank has."""
         scores = self._newest(EntryScore, "credit")
         rows = self.snapshot.rows_of([score.entry_id for score in scores])
-        held = self.snapshot.table["content_digest"].to_pylist() if scores else []
-        return [
-            score
-            for score, row in zip(scores, rows, strict=True)
-            if row is not None and held[row] == score.content_digest
-        ]
+        there = [(score, row) for score, row in zip(scores, rows, strict=True) if row is not None]
+        held = self.snapshot.table["content_digest"].take(pa.array([row for _, row in there], pa.int64())).to_pylist()
+        return [score for (score, _), digest in zip(there, held, strict=True) if score.content_digest == digest]
 
     def _newest(self, row_type: type[R], stage: str) -> list[R]:
         """Cumulative rows of the newest round up to this one whose stage is complete: a round publishes its bank before

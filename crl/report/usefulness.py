@@ -93,7 +93,7 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
 def judge(
     bank: Snapshot, scores: Iterable[EntryScore], texts_of: Callable[[pa.Table], Mapping[str, str]]
 ) -> Usefulness:
-    """Usefulness of a bank's entries from their cumulative scores. `texts_of` gives texts of rows by content digest.
+    """Usefulness of a bank's entries from their scores. `texts_of` gives texts of rows by content digest.
 
     Raises what `texts_of` does.
     """

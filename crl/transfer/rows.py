@@ -36,7 +36,7 @@ class ExportedEntry(Row):
     generation_id: A[str, "token record of that output"]
     episode_ids: A[list[str], "episodes the text derives from, over its whole lineage"]
     parents: A[list[str], "entries it was merged from"]
-    retrieved: A[int, "times chosen to guide an episode"]
+    retrieved: A[int, "times chosen to guide an episode, in any words"]
     uses: A[int, "guided episodes of this text that were credited"]
     mean_outcome: A[float | None, "mean of +1 / -1 over them; null without any"]
     story: A[str, "its whole history, JSON, as `crl bank why` shows it"]

@@ -197,7 +197,7 @@ def _chosen(
 
 
 def _usefulness(entry: Mapping[str, Any]) -> tuple[float, int]:
-    """As the bank's eviction computes it: the mean outcome, shrunk toward 0 by one use."""
+    """As eviction computes it of a text that was used: the mean outcome, shrunk toward 0 by one use."""
     uses = entry["uses"]
     return (entry["mean_outcome"] or 0.0) * uses / (uses + 1), entry["order"]
 

@@ -84,7 +84,8 @@ def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finishe
     scores = rows(
         finished,
         "SELECT entry_id, text, count(*), avg(outcome) FROM credits "
-        f"JOIN (SELECT entry_id, text FROM bank_text WHERE round = {last}) USING (entry_id) GROUP BY ALL",
+        f"JOIN (SELECT entry_id, content_digest, text FROM bank_text WHERE round = {last}) "
+        "USING (entry_id, content_digest) GROUP BY ALL",
     )
     assert scores
     heads, *found = page.table("entries by the share of their episodes won")
@@ -100,7 +101,7 @@ def test_usefulness_is_what_the_credits_say(show: Callable[..., Opened], finishe
     assert len(listed) == min(10, len(scores))
     told = {f"{name} {' '.join(text.split())}": (uses, mean) for name, text, uses, mean in scores}
     for experience, uses, mean, interval, _ in listed:
-        text, _, name = " ".join(experience.split()).partition("rewritten in round ")[0].strip().rpartition(" ")
+        text, _, name = " ".join(experience.split()).rpartition(" ")
         assert told[f"{name} {text}"] == (int(uses), pytest.approx(float(mean.replace("−", "-")), abs=0.005))
         low, high = (float(end.replace("−", "-")) for end in interval.split(" … "))
         assert -1 <= low <= float(mean.replace("−", "-")) <= high <= 1

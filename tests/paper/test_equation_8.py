@@ -182,6 +182,10 @@ def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
     # Weights 1, ½, ¼, ⅛ from the latest backwards.
     assert values == pytest.approx([1.0, 1.0, (-1 + 0.5 + 0.25) / 1.75, (-1 - 0.5 + 0.25 + 0.125) / 1.875])
     assert usefulness[0].uses == 4
+    rewritten = dataclasses.replace(credit, content_digest="of other words", outcome=1.0)
+    played_again = [row for row in episodes if row.episode_id == credit.episode_id]
+    uses, usefulness = use_rewards(played_again, [rewritten], [], [], usefulness, config)
+    assert uses[0].reward == 1.0 and [row.uses for row in usefulness] == [1], "its writer answers for its own words"
 
 
 @pytest.mark.parametrize("change", [{"text": "other"}, {"verdict": "reject", "score": 0.0, "text": None}])

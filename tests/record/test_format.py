@@ -10,7 +10,7 @@ import pytest
 
 from crl.cli import main
 from crl.errors import OtherFormat
-from crl.records import RECORD_FORMAT
+from crl.records import RECORD_FORMAT, ROW_TYPES, schema_of
 from crl.report.bank import snapshot
 from crl.report.diff import bank_diff
 from crl.report.summary import summarize
@@ -26,6 +26,8 @@ from crl.transfer.gather import gather
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 ENTRY = "an entry"
+COLUMNS = {3: "17f63a9345ce08c2afa83df256cbd9f0ce9073debceac1f9cfef9d10647aa295"}
+"""SHA-256 of the names and types of all columns of a format."""
 READERS: dict[str, Callable[[Path], object]] = {
     "open": RunDirectory.open,
     "train": lambda path: RunDirectory.create_or_open(experiment(), path.parent),
@@ -60,6 +62,13 @@ def numbered(run_path: Path, line: str) -> None:
     head, _, body = path.read_text().partition("\n")
     body = body.replace(f"format: {RECORD_FORMAT}\n", line)
     path.write_text(f"{head.rpartition(' ')[0]} {sha256_bytes(body.encode())}\n{body}")
+
+
+def test_rows_do_not_change_without_a_new_format() -> None:
+    """Runs of before would be called damaged, or end in a KeyError."""
+    rows = sorted(ROW_TYPES, key=lambda row_type: row_type.table)
+    told = "\n".join(f"{each.table}\n{schema_of(each).to_string(show_field_metadata=False)}" for each in rows)
+    assert COLUMNS.get(RECORD_FORMAT) == sha256_bytes(told.encode()), "raise RECORD_FORMAT, and name the digest here"
 
 
 @pytest.fixture(params=[f"format: {RECORD_FORMAT + 1}\n", ""], ids=["another number", "no number"])

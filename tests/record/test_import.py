@@ -37,7 +37,7 @@ from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment, s
 
 
 class Source:
-    """Three rounds; the bank of round 2 holds `kept` (used twice, then rewritten), a merge, and one entry of the pond."""
+    """Three rounds; the bank of round 2 holds `kept` (used twice, then rewritten), a merge, and one of the pond."""
 
     def __init__(self, root: Path) -> None:
         with ScriptedRun(root, experiment("first")) as run:

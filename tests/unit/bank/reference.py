@@ -151,8 +151,9 @@ class _Bank:
 
         def usefulness(entry: BankEntry) -> tuple[bool, float, int]:
             score = scores.get(entry.entry_id)
-            own = score is not None and score.content_digest == entry.content_digest
-            value = 0.0 if score is None or not own else score.mean_outcome * score.uses / (score.uses + 1)
+            value = 0.0 if score is None else score.mean_outcome * score.uses / (score.uses + 1)
+            if score is not None and score.content_digest != entry.content_digest and value < 0:
+                value = 0.0
             return entry.updated_round == self._round, value, entry.order
 
         by_family: dict[str, list[BankEntry]] = {}

@@ -266,6 +266,10 @@ def test_uses_of_earlier_words_are_none_of_the_text(beside):
     # A keep brings an entry beside the columns.
     operations = [operation("keep", "mended")] if beside else []
     assert ids(run(previous, operations, scores, capacity=1, eviction="least_useful")) == ["mended"]
+    refined = [score("mended", 9, 1, "whole rule, in other words"), score("bad", 1, 1, "1")]
+    assert ids(run(previous, operations, refined, capacity=1, eviction="least_useful")) == ["mended"], (
+        "a good note whose new words nobody has tried yet went before all that had one win"
+    )
     now = [score("mended", 9, -1, "whole rule"), scores[1]]
     assert ids(run(previous, operations, now, capacity=1, eviction="least_useful")) == ["bad"]
 

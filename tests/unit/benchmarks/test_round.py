@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import round as measured
 from crl.errors import OtherFormat, RecordDamaged
+from crl.records.base import RECORD_FORMAT
 from crl.run.experiment_file import EXPERIMENT, check_format
 from crl.run.files import sha256_bytes
 from tests.unit.run.support import ORDER, finished_run
@@ -28,7 +29,7 @@ def test_a_record_of_another_format_gives_the_same_seconds(tmp_path: Path) -> No
 
     file = run.path / EXPERIMENT
     header, _, body = file.read_bytes().partition(b"\n")
-    other = body.replace(b"format: 2\n", b"format: 1\n")
+    other = body.replace(f"format: {RECORD_FORMAT}\n".encode(), b"format: 1\n")
     assert other != body
     file.write_bytes(header.replace(sha256_bytes(body).encode(), sha256_bytes(other).encode()) + b"\n" + other)
     with pytest.raises(OtherFormat):

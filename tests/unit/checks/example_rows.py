@@ -268,7 +268,7 @@ def reward() -> dict[type[Row], list[Row]]:
             [("guided_minus_free", 1.0, 0.5, 1.5), ("usefulness", -1.0, None, 0.2), ("none", None, 0.0, 0.0)]
         )
     ]  # fmt: skip
-    usefulness = [r.EntryUsefulness(entry_id="e0", uses=2, usefulness=0.2)]
+    usefulness = [r.EntryUsefulness(entry_id="e0", content_digest=SHA, uses=2, usefulness=0.2)]
     utilities = [r.CandidateUtility(entry_id="e0", episodes=2, utility=-0.1)]
     effects = [
         r.TextEffect(family="room", content_digest=SHA, count=9.0, mean=-1.0, spread=0.5, suppressed=True),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import crl
 from crl.errors import BadInput
 from crl.policies.embedders import LexicalEmbedder
 from crl.report.bank import BankAfter, snapshot
@@ -29,7 +30,9 @@ class Told:
                 Ask("add", "go left at the lake"), Ask("add", "go right"), Ask("add", "wait for the ice"),
                 Ask("add", "swim", family="pond"),
             )  # fmt: skip
-            run.play(Ask("update", "go right twice", entry=self.b), guided=[(self.b, True), (self.a, False), (self.c, True)])
+            run.play(
+                Ask("update", "go right twice", entry=self.b), guided=[(self.b, True), (self.a, False), (self.c, True)]
+            )
             (self.d,) = run.play(Ask("add", "jump over the hole"), guided=[(self.b, True), (self.b, False)])
             (self.merged,) = run.play(merges=[Ask("merge", "left, or wait", parents=(self.c, self.d))])
             run.play(Ask("drop", entry=self.pond, family="pond"))
@@ -58,6 +61,15 @@ def test_usefulness_is_that_of_the_round(told: Told) -> None:
     now = {each.entry_id: each for each in snapshot(told.path, 4).entries}
     assert (now[told.b].uses, now[told.b].mean_outcome, now[told.b].version) == (2, 0.0, 2)
     assert (now[told.merged].uses, now[told.merged].mean_outcome) == (0, None)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_python_interface_says_the_same(told: Told, number: int) -> None:
+    columns = "entry_id, retrieved, uses, mean_outcome"
+    shown = [
+        (each.entry_id, each.retrieved, each.uses, each.mean_outcome) for each in snapshot(told.path, number).entries
+    ]
+    assert crl.open(told.path).bank(number).project(columns).fetchall() == sorted(shown)
 
 
 def test_entries_come_in_the_order_asked_for(told: Told) -> None:
