@@ -27,7 +27,7 @@ PAGES = {
         "change",
         "smollm2",
     )
-}
+} | {"scale": "scaling.md"}
 """The page that a study's tables are in, by the name of its raw results."""
 ROUNDING = 0.005 + 1e-9
 BUDGETS = {
