@@ -21,22 +21,14 @@ ROUND = 5
 
 def entry(name: str, text: str, order: int = 0, family: str = "room", **changes) -> BankEntry:
     values = {
-        "entry_id": name,
-        "family": family,
-        "content_digest": text_digest(text),
-        "segment": f"bank/segments/{name}.parquet",
-        "embedding_file": f"bank/embeddings/{name}.parquet",
-        "version": 1,
-        "created_round": 1,
-        "updated_round": 1,
-        "order": order,
-        "operation_id": f"o-{name}",
-        "distillation_id": f"d-{name}",
-        "generation_id": f"g-{name}",
+        "entry_id": name, "family": family, "content_digest": text_digest(text),
+        "segment": f"bank/segments/{name}.parquet", "embedding_file": f"bank/embeddings/{name}.parquet",
+        "version": 1, "created_round": 1, "updated_round": 1, "order": order, "operation_id": f"o-{name}",
+        "distillation_id": f"d-{name}", "generation_id": f"g-{name}",
         "episode_ids": [f"e-{name}"],
         "parents": [],
         "embedder_cut": False,
-    }
+    }  # fmt: skip
     return BankEntry(**(values | changes))
 
 
