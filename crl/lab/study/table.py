@@ -42,7 +42,7 @@ def study_markdown(result: StudyResult) -> str:
 
 def tables(result: StudyResult) -> list[Table]:
     """Every table of a result, the most important first; one without rows is left out."""
-    at_budgets = [_at_budget(result, budget) for budget in result.budgets]
+    at_budgets = [table for budget in result.budgets for table in _at_budget(result, budget)]
     scales = [_scale(result, scale, bank=bank) for scale in result.scales for bank in (True, False)]
     changes = [_recovery(result, part, bank=bank) for part in PARTS for bank in (True, False)]
     first = [_success(result), _differences(result), *scales, *changes, _changed_notes(result), *at_budgets]
@@ -106,22 +106,23 @@ def _changed_notes(result: StudyResult) -> Table:
     return Table("Notes of families that change", columns, rows)
 
 
-def _at_budget(result: StudyResult, budget: Budget) -> Table:
-    titles = result.titles
-    references = list(dict.fromkeys(name for each in budget.arms for name in each.differences))
-    differences = [f"{which}, minus {titles[name]}" for name in references for which in ("with bank", "without bank")]
-    rows = []
-    for each in budget.arms:
-        compared = [value for name in references for value in each.differences.get(name, (None, None))]
-        reached = [interval_text(each.with_bank), interval_text(each.without_bank)]
-        rows.append([titles[each.arm], *reached, *(interval_text(value, signed=True) for value in compared)])
-    columns = ["arm", "with bank", "without bank", *map(plain, differences)]
-    told = [place for place in range(len(columns)) if place < 3 or any(row[place] != NONE for row in rows)]
-    return Table(
-        f"At equal {KINDS[budget.kind]}: {budget.amount:,}",
-        [columns[place] for place in told],
-        [[row[place] for place in told] for row in rows],
-    )
+def _at_budget(result: StudyResult, budget: Budget) -> list[Table]:
+    titles, kind = result.titles, KINDS[budget.kind]
+    reached = [
+        [titles[each.arm], interval_text(each.with_bank), interval_text(each.without_bank)] for each in budget.arms
+    ]
+    differences = [
+        [titles[each.arm], titles[reference], *(interval_text(value, signed=True) for value in found)]
+        for each in budget.arms
+        for reference, found in each.differences.items()
+        if any(found)
+    ]
+    return [
+        Table(f"At equal {kind}: {budget.amount:,}", ("arm", "with bank", "without bank"), reached),
+        Table(
+            f"Paired differences at equal {kind}", ("arm", "minus", "with bank", "without bank"), differences, named=2
+        ),
+    ]
 
 
 def _learning(result: StudyResult) -> Table:

@@ -78,10 +78,12 @@ def test_a_frugal_third_arm_does_not_move_a_comparison_of_two_others() -> None:
 
 def test_the_table_says_how_much_that_is() -> None:
     result = summarize_study(STUDY, FIGURES)
-    (table,) = [each for each in tables(result) if each.title.startswith("At equal")]
-    assert table.title == "At equal generated tokens: 200"
-    assert table.columns[3:] == ["with bank, minus plain", "without bank, minus plain"]
-    assert {len(row) for row in table.rows} == {len(table.columns)}
+    reached, differences = [each for each in tables(result) if "equal generated tokens" in each.title]
+    assert reached.title == "At equal generated tokens: 200"
+    assert differences.title == "Paired differences at equal generated tokens"
+    assert [row[:2] for row in differences.rows] == [["Costly | arm", "plain"]]
+    for table in (reached, differences):
+        assert {len(row) for row in table.rows} == {len(table.columns)}
     assert "success between two evaluations is interpolated" in study_markdown(result)
 
 
