@@ -77,6 +77,25 @@ def test_a_torch_without_onednn_does_not_compute_in_it(monkeypatch: pytest.Monke
     assert precision.computes_bfloat16() is False
 
 
+@pytest.mark.parametrize(
+    ("kernels", "wide", "multiplies", "tiles", "able"),
+    [
+        (False, False, False, False, False),  # AVX2
+        (True, True, False, False, False),  # AVX-512: converts to float32 and back
+        (True, True, True, False, True),
+        (True, True, False, True, True),  # AMX
+        (True, False, False, False, True),  # ARM with bfloat16
+    ],
+)
+def test_a_cpu_that_only_converts_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch, kernels: bool, wide: bool, multiplies: bool, tiles: bool, able: bool
+) -> None:
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: kernels)
+    for name, value in (("avx512", wide), ("avx512_bf16", multiplies), ("amx_tile", tiles)):
+        monkeypatch.setattr(f"torch.cpu._is_{name}_supported", lambda value=value: value)
+    assert precision.cpu_computes_bfloat16() is able
+
+
 def test_a_gpu_says_nothing_of_the_cpu_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
