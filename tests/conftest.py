@@ -35,6 +35,8 @@ LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", 
 """Folders with long files. `faults` comes after two that need no finished run, or all would wait for the first one."""
 
 
+for _name in ("NO_PROXY", "no_proxy"):  # servers of the tests are here, whatever proxy the machine has
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "127.0.0.1", "localhost")))
 gc.disable()  # until the first test runs: what is imported stays
 os.fsync = os.fstat  # type: ignore[assignment]  # tests kill processes and cut no power: no disk is waited for
 _kept_modules = 0

@@ -25,7 +25,7 @@ from tests.tiny_run import NAME, ROOT, command, digests, environment, train
 
 WORKER = "crl.engine.worker"
 MARK = "CRL_TEST_MARK"
-ORPHAN_SECONDS = 10.0
+ORPHAN_SECONDS = 30.0
 """Until nothing of a killed run may live any more. On an idle machine it takes less than a second."""
 
 Place = tuple[int, str]

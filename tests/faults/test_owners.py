@@ -103,7 +103,7 @@ def test_the_second_is_refused_and_a_replaced_one_changes_nothing(
     assert re.search(r"attempt \d+ may not write: the lease (was taken over|with token \d+ was given back)", said), said
     assert "nothing was committed" in said
     assert "Traceback" not in said
-    wait_until(lambda: not engines[0].is_running() or engines[0].status() == "zombie", "its engine had ended", 10)
+    wait_until(lambda: not engines[0].is_running() or engines[0].status() == "zombie", "its engine had ended", 30)
     assert digests(copied) == complete
     assert {key: (copied / "rounds" / key / "manifest.json").stat().st_ino for key in complete} == written
     assert leftovers(copied) == []

@@ -80,4 +80,4 @@ def test_a_cancelled_evaluation_ends_with_its_process(run_path: Path) -> None:
         children = this.children(recursive=True)
         process.terminate()
         assert process.wait(PATIENCE_SECONDS) != 0
-    wait_until(lambda: not any(each.is_running() for each in children), lambda: str(children), 20)
+    wait_until(lambda: not any(each.is_running() for each in children), lambda: str(children), 30)

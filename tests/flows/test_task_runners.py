@@ -30,7 +30,7 @@ from tests.unit.engine.fake_recipe import PARTS
 from tests.unit.engine.harness import digests, leftovers, make_driver, make_experiment
 
 SHARDS = 4
-ORPHAN_SECONDS = 10.0
+ORPHAN_SECONDS = 30.0
 SLOW = pytest.mark.slow
 
 

@@ -342,7 +342,7 @@ with make_driver(Path({str(tmp_path)!r}), {{"spread/2": ["sleep", {str(marker)!r
     worker = int(marker.read_text())
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: gone(worker), "its engine is gone", 5)
+    wait_until(lambda: gone(worker), "its engine is gone", 30)
     with make_driver(tmp_path) as driver:
         driver.run_rounds(2)
         assert digests(driver.run) == undisturbed

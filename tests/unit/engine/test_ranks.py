@@ -59,4 +59,4 @@ with make_driver(Path({str(tmp_path)!r}), {{"learn": ["sleep", {str(marker)!r}]}
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     for pid in listed.read_text().split():
-        wait_until(lambda pid=pid: gone(int(pid)), f"process {pid} is gone", 10)
+        wait_until(lambda pid=pid: gone(int(pid)), f"process {pid} is gone", 30)
