@@ -27,3 +27,9 @@ def test_what_a_doubling_changes():
                 continue
             found = slopes(scale, first, bank)
             agree(cell, difference_of(found, slopes(scale, other, False)) if other else interval_of(found))
+
+
+def test_the_paper_repeats_it():
+    page, paper = ((ROOT / "docs" / name).read_text() for name in (PAGES["scale"], "study.md"))
+    doubled = [cells for scale, *cells in table_under(page, "Per doubling")[1:] if scale == "number of realms"]
+    assert doubled == table_under(paper, "Per doubling of the realms")[1:]
