@@ -76,17 +76,17 @@ def _joined(column: NDArray[np.int64], beside: list[int]) -> NDArray[np.int64]:
     return np.concatenate([column, np.array(beside, dtype=np.int64)]).astype(np.int64)
 
 
-def _value(score: EntryScore) -> float:
-    return score.mean_outcome * score.uses / (score.uses + 1)
+def _worth(score: EntryScore, content_digest: str) -> float:
+    """What the text of an entry is worth by the entry's score, which may be of earlier words."""
+    value = score.mean_outcome * score.uses / (score.uses + 1)
+    return value if score.content_digest == content_digest else max(value, 0.0)
 
 
 def _of(entries: list[BankEntry], scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
-    values = np.zeros(len(entries))
-    for place, entry in enumerate(entries):
-        if (score := scores.get(entry.entry_id)) is not None:
-            least = -1.0 if score.content_digest == entry.content_digest else 0.0
-            values[place] = max(least, _value(score))
-    return values
+    worths = (
+        _worth(scores[entry.entry_id], entry.content_digest) if entry.entry_id in scores else 0.0 for entry in entries
+    )
+    return np.array(list(worths), dtype=np.float64)
 
 
 def _usefulness(table: pa.Table, scores: Mapping[str, EntryScore]) -> NDArray[np.float64]:
@@ -95,9 +95,7 @@ def _usefulness(table: pa.Table, scores: Mapping[str, EntryScore]) -> NDArray[np
     if scores:
         places = pc.index_in(table["entry_id"], value_set=pa.array(list(scores), pa.string())).combine_chunks()
         scored = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
-        found = places.drop_null().to_numpy()
-        used = pa.array([score.content_digest for score in scores.values()], pa.string())
-        same_S = pc.equal(table["content_digest"].take(scored), used.take(found)).to_numpy()
-        values = np.array([_value(score) for score in scores.values()], dtype=np.float64)
-        values_N[scored] = np.where(same_S, values[found], np.maximum(values[found], 0.0))
+        digests, listed = table["content_digest"].take(scored).to_pylist(), list(scores.values())
+        found = places.drop_null().to_pylist()
+        values_N[scored] = [_worth(listed[place], digest) for place, digest in zip(found, digests, strict=True)]
     return values_N

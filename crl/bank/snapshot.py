@@ -70,6 +70,12 @@ class Snapshot:
         found = dict(zip(pc.take(asked, places.take(pa.array(held))).to_pylist(), held.tolist(), strict=True))
         return [found.get(entry_id) for entry_id in entry_ids]
 
+    def digests_of(self, entry_ids: Sequence[str]) -> list[str | None]:
+        """Digests of the texts of many entries at once; None where the bank does not hold the entry."""
+        rows = pa.array(self.rows_of(entry_ids), pa.int64())
+        digests: list[str | None] = self.table["content_digest"].take(rows).to_pylist()
+        return digests
+
     def newest_first(self) -> Snapshot:
         """The same entries with their rows in the opposite order."""
         turned = copy.copy(self)

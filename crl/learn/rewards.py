@@ -60,8 +60,9 @@ def use_rewards(
 
 
 def _used_again(before: EntryUsefulness | None, credit: Credit, decay: float) -> EntryUsefulness:
-    same = before is not None and before.content_digest == credit.content_digest
-    uses, value = (before.uses, before.usefulness) if before is not None and same else (0, 0.0)
+    if before is not None and before.content_digest != credit.content_digest:
+        before = None
+    uses, value = (before.uses, before.usefulness) if before else (0, 0.0)
     undivided = decay * value * (1 - decay**uses) + (1 - decay) * credit.outcome
     # Rounding may leave a mean of ones a last digit above 1.
     mean = min(1.0, max(-1.0, undivided / (1 - decay ** (uses + 1))))

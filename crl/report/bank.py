@@ -141,10 +141,8 @@ class BankAfter:
     def _scores(self) -> list[EntryScore]:
         """Those of the texts that the bank has."""
         scores = self._newest(EntryScore, "credit")
-        rows = self.snapshot.rows_of([score.entry_id for score in scores])
-        there = [(score, row) for score, row in zip(scores, rows, strict=True) if row is not None]
-        held = self.snapshot.table["content_digest"].take(pa.array([row for _, row in there], pa.int64())).to_pylist()
-        return [score for (score, _), digest in zip(there, held, strict=True) if score.content_digest == digest]
+        held = self.snapshot.digests_of([score.entry_id for score in scores])
+        return [score for score, digest in zip(scores, held, strict=True) if score.content_digest == digest]
 
     def _newest(self, row_type: type[R], stage: str) -> list[R]:
         """Cumulative rows of the newest round up to this one whose stage is complete: a round publishes its bank before

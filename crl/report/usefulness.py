@@ -91,18 +91,17 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
 
 
 def judge(
-    bank: Snapshot, scores: Iterable[EntryScore], texts_of: Callable[[pa.Table], Mapping[str, str]]
+    bank: Snapshot, scores: Sequence[EntryScore], texts_of: Callable[[pa.Table], Mapping[str, str]]
 ) -> Usefulness:
     """Usefulness of a bank's entries from their scores. `texts_of` gives texts of rows by content digest.
 
     Raises what `texts_of` does.
     """
-    every = {score.entry_id: score for score in scores}
-    rows = rows_with(bank.table, "entry_id", every)
-    held = zip(rows["entry_id"].to_pylist(), rows["content_digest"].to_pylist(), strict=True)
-    rows = rows.filter(pa.array([every[name].content_digest == digest for name, digest in held], pa.bool_()))
+    held = bank.digests_of([score.entry_id for score in scores])
+    own = {score.entry_id: score for score, digest in zip(scores, held, strict=True) if score.content_digest == digest}
+    rows = rows_with(bank.table, "entry_id", own)
     names = rows["entry_id"].to_pylist()
-    rates = {name: _episodes(every[name]) for name in names}
+    rates = {name: _episodes(own[name]) for name in names}
     bounds = {name: wilson(rates[name].successes, rates[name].episodes) for name in names}
     # A share of one half is a mean outcome of 0.
     helpful = sorted((name for name in names if bounds[name][0] > 0.5), key=lambda name: (-bounds[name][0], name))
@@ -114,7 +113,7 @@ def judge(
     standing = {
         row["entry_id"]: Standing(
             row["entry_id"], row["family"], texts[row["content_digest"]],
-            every[row["entry_id"]].last_used_round, rates[row["entry_id"]],
+            own[row["entry_id"]].last_used_round, rates[row["entry_id"]],
         )
         for row in listed.select(["entry_id", "family", "content_digest"]).to_pylist()
     }  # fmt: skip
@@ -122,7 +121,7 @@ def judge(
         bank.round,
         len(bank),
         len(names),
-        len(every) - len(names),
+        len(scores) - len(names),
         [_by_outcome(rates.values()), _by_uses(rates.values(), len(bank) - len(names))],
         [standing[name] for name in best],
         [standing[name] for name in worst],
