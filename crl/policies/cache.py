@@ -14,6 +14,7 @@ Shapes: T tokens of a pass, N of one piece, R rows, Hq query and H key-value hea
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from crl.policies.limits import BLOCK, slots_at_once
+from crl.policies.limits import row_slots
 
 ATTENTION = "crl_rows"
 """Name of this attention among transformers' implementations."""
@@ -56,31 +57,20 @@ class Piece:
 class RowCache:
     """Keys and values of all layers, [R, H, C, D] each. The caller knows each row's length."""
 
-    def __init__(self, layers: int, rows: int, longest: int, *, at_once: bool = False) -> None:
-        """`longest`: slots of a row that is full; no more are allocated. `at_once`: all of them at first, and one that
-        no row reaches, so that they stay where they are (`pass_graph`)."""
-        self.rows, self._longest, self._at_once = rows, longest, at_once
+    def __init__(self, layers: int, rows: int, longest: int) -> None:
+        """`longest`: tokens of a row that is full. Keys and values stay where they are, which a graph of a pass needs
+        (`pass_graph`), as it does a slot that no row reaches."""
+        self.rows, self.slots = rows, row_slots(longest)
         self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
 
-    @property
-    def slots(self) -> int:
-        """Slots of a row once all are allocated."""
-        return slots_at_once(self._longest) if self._at_once else self._longest
-
-    def room(self, index: int, slots: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, with room for so many slots. `like` [H, T, D] says the rest."""
-        old = self._layers[index]
-        if self._at_once:
-            slots = self.slots
-        if old is None or old[0].shape[2] < slots:
-            # Half as many again: few copies. Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
-            room = min(-(-(slots + slots // 2) // BLOCK) * BLOCK, self.slots)
-            grown = tuple(like.new_zeros(self.rows, like.shape[0], room, like.shape[2]) for _ in range(2))
-            if old is not None:
-                for new, before in zip(grown, old, strict=True):
-                    new[:, :, : before.shape[2]] = before
-            self._layers[index] = old = grown[0], grown[1]
-        return old
+    def room(self, index: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer. `like` [H, T, D] says the rest."""
+        states = self._layers[index]
+        if states is None:
+            shape = self.rows, like.shape[0], self.slots, like.shape[2]
+            # Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
+            self._layers[index] = states = _zeros(shape, like), _zeros(shape, like)
+        return states
 
     def copy(self, source: int, target: int, slots: slice) -> None:
         """Give a row what another holds in these slots."""
@@ -93,7 +83,7 @@ class RowCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
+        """Bytes that they have room for."""
         return sum(states.numel() * states.element_size() for layer in self._layers for states in layer or ())
 
 
@@ -104,7 +94,6 @@ class Pass:
         """`pieces`: in the order of the tokens; none twice, what rows share before what follows it."""
         self._cache, self._device = cache, device
         self._pieces = list(pieces)
-        self._slots = max(piece.length for piece in pieces)
         self._firsts = [0]
         for piece in pieces:
             self._firsts.append(self._firsts[-1] + piece.count)
@@ -148,7 +137,7 @@ class Pass:
         Returns:
             [T, Hq, D].
         """
-        keys, values = self._cache.room(index, self._slots, key)
+        keys, values = self._cache.room(index, key)
         keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
         values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
         # Heads that share keys become so many queries of one head: several times as fast on the CPU as copying keys.
@@ -194,6 +183,14 @@ class Pass:
             hidden = torch.ones(piece.count, piece.length, dtype=torch.bool, device=self._device).triu(piece.past + 1)
             self._masks[shape] = hiding(hidden, dtype).repeat(heads, 1)[None, None]
         return self._masks[shape]
+
+
+def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Zeros of a type and on a device. On a CPU a page of them takes memory, and time, when it is first written."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    private = mmap.mmap(-1, math.prod(shape) * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(private, dtype=like.dtype).view(shape)
 
 
 def hiding(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

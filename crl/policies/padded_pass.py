@@ -40,7 +40,6 @@ class PaddedPass:
         self._rows_N, self._places_N, self._slots_N = torch.from_numpy(
             np.stack([np.concatenate(each) for each in zip(*stored, strict=True)])
         ).to(device)
-        self._slots = max(piece.length for piece in pieces)
         places: dict[int, list[int]] = {}
         for piece, first in zip(pieces, firsts, strict=False):  # what rows share is attended to in the first of them
             places.setdefault(piece.rows[0], []).extend(range(first, first + piece.count))
@@ -53,7 +52,7 @@ class PaddedPass:
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """As `cache.Pass.attend`: queries [Hq, T, D], keys and values [H, T, D] of a layer; outputs [T, Hq, D]."""
-        keys, values = self._cache.room(index, self._slots, key)
+        keys, values = self._cache.room(index, key)
         keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
         values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
         query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]

@@ -160,7 +160,7 @@ class _EveryRow:
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """As `cache.Pass.attend`: queries [Hq, T, D], keys and values [H, T, D] of a layer; outputs [T, Hq, D]."""
-        keys, values = self._cache.room(index, self._span, key)
+        keys, values = self._cache.room(index, key)
         heads, width = key.shape[0], key.shape[2]
         by_row = heads, *self._slots_RN.shape, width
         keys[self._rows_R1, :, self._slots_RN] = key.reshape(by_row).permute(1, 2, 0, 3)

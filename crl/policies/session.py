@@ -76,7 +76,7 @@ class BatchSession(OwnPace):
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
         layers, rows = model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts))
         on_gpu = model.device.type == "cuda"
-        self._cache = RowCache(layers, rows, context, at_once=on_gpu)
+        self._cache = RowCache(layers, rows, context)
         self._graphs = PassGraphs(model, self._cache) if on_gpu else None
         self._pass: type[Pass | PaddedPass] = PaddedPass if on_gpu else Pass
         self._free = list(range(self._cache.rows))
@@ -165,7 +165,7 @@ class BatchSession(OwnPace):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes the keys and values hold."""
+        """Bytes that keys and values have room for; on a CPU what is never written takes no memory."""
         return self._cache.nbytes
 
     def _admit(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from crl.config import RoleConfig
-from crl.policies.limits import PASS_TOKENS, slots_at_once
+from crl.policies.limits import PASS_TOKENS, row_slots
 from crl.preflight.shapes import ModelShape
 
 FLOAT32, FLOAT16 = 4, 2
@@ -36,8 +36,7 @@ class SamplingMemory:
     cache: int
     """Keys and values of every row of a wave at the full context."""
     working: int
-    """One pass: masks of its tokens, its widest layer or a layer's keys and values moving to a larger place; then the
-    draw of every row."""
+    """One pass: masks of its tokens, its widest layer; then the draw of every row."""
     loading: int
     """Above the weights while a LoRA checkpoint is merged, which is done in float32."""
 
@@ -76,14 +75,14 @@ def sampling_memory(
 ) -> SamplingMemory:
     """What a role's model takes that samples `rows` rows at once, some with `top_p` where `nucleus`.
 
-    On a GPU rows have all their slots from the first (`cache.RowCache`), and what is recorded there (`pass_graph`)
-    holds as much as a pass.
+    On a CPU slots that no token is written to take no memory (`cache.RowCache`). On a GPU what is recorded
+    (`pass_graph`) holds as much as a pass.
 
     The cache of a layer is rows × context × 2 (keys, values) × key-value width (Pope et al. 2022, arXiv 2211.05102,
     section 3.3: grouped-query attention divides it by heads per key-value head).
     """
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
-    slots = slots_at_once(role.context) if on_gpu else role.context
+    slots = row_slots(role.context) if on_gpu else role.context
     layer = rows * slots * 2 * shape.key_value * size
     tokens = min(rows * role.context, PASS_TOKENS)
     widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
@@ -93,7 +92,7 @@ def sampling_memory(
     return SamplingMemory(
         weights=shape.parameters * size,
         cache=layer * shape.layers,
-        working=max(2 * (masks + widest) if on_gpu else masks + max(widest, layer), drawn),
+        working=max((2 if on_gpu else 1) * (masks + widest), drawn),
         loading=0 if role.lora is None else shape.parameters * (FLOAT32 - size),
     )
 

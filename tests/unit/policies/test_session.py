@@ -59,7 +59,7 @@ def way(request, monkeypatch):
             def __init__(self, model, end_ids, context, prompts, seeds, limit=None, **more):
                 super().__init__(model, end_ids, context, prompts, seeds, limit, **more)
                 layers, rows = model.config.num_hidden_layers, self._cache.rows
-                self._cache = RowCache(layers, rows, context, at_once=True)
+                self._cache = RowCache(layers, rows, context)
                 self._graphs, self._pass = _AsAGraph(model, self._cache), PaddedPass
                 made.append(self._graphs)
 
