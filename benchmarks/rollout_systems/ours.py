@@ -1,11 +1,31 @@
-"""This project's own way; tokens that its passes read are counted."""
+"""This project's own way, here or at an older commit; tokens that its passes read are counted, padding too."""
 
 from __future__ import annotations
+
+import inspect
 
 from games import MODEL, arguments, method_of, played, report, slots_of
 
 from crl.policies import load_policy, resolve_model
 from crl.policies.session import BatchSession
+
+
+def tokens_of_passes(policy):
+    """The list that the number of tokens of each pass is appended to."""
+    read, forward = [], BatchSession._forward
+
+    def counted(session, readings):
+        read.append(sum(len(reading.ids) for reading in readings))
+        return forward(session, readings)
+
+    def count(_model, _positional, named):
+        read.append(named["input_ids"].numel())
+
+    if "readings" in inspect.signature(forward).parameters:
+        BatchSession._forward = counted  # not at the model: on a GPU a pass may be a replay, which calls no module
+    else:
+        policy.model.register_forward_pre_hook(count, with_kwargs=True)
+    return read
 
 
 def main() -> None:
@@ -14,15 +34,7 @@ def main() -> None:
     method = method_of(turns, dtype, wave_groups=groups, group_size=members)
     policy = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=2)
     played(policy, method_of(3), slots_of(method, 1, 2))
-    read = []
-    forward = BatchSession._forward
-
-    def counted(session, readings):
-        # Not at the model: on a GPU a pass may be a replay, which calls no module.
-        read.append(sum(len(reading.ids) for reading in readings))
-        return forward(session, readings)
-
-    BatchSession._forward = counted
+    read = tokens_of_passes(policy)
     figures = played(policy, method, slots_of(method, groups, members))
     report(figures | {"read": sum(read), "passes": len(read)})
 

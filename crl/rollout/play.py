@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from crl.config import Method, SamplingConfig
-from crl.errors import PromptTooLong, StageFailed
+from crl.errors import StageFailed
 from crl.protocols import Advisor, Environment, Inquiry, Policy, Sampled, Session, Start, Step, StopReason, ToolCalls
 from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, Task, Turn
 from crl.rollout.actions import parse_action
@@ -29,10 +29,9 @@ from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import broke, step_or_error
 from crl.rollout.live import EpisodeSlot, LiveEpisode
-from crl.rollout.prompts import following_text, opened
+from crl.rollout.opening import opened_row
+from crl.rollout.prompts import following_text
 from crl.rollout.readable import Readable
-from crl.run.seeds import number_of
-from crl.text.templates import prompt_text
 from crl.text.unicode import valid_text
 
 __all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
@@ -110,11 +109,12 @@ def play_wave(
     Each episode is sampled from its own seed, `seed_of(episode_id)`, so its tokens do not depend on which rows share
     its wave as far as the policy's arithmetic does not. An invalid action is answered and kept. An episode ends by
     success, failure or turn limit as the environment says, at the context limit where the next reply and a full turn no
-    longer fit, or by an error of the environment (kept, with a reason code and reward 0). `sampling` is that of all
+    longer fit, or by an error of the environment (kept, with a reason code and reward 0), as which a first prompt
+    counts that leaves no room for a turn (`opening.PROMPT_TOO_LONG`). `sampling` is that of all
     families of the wave; the reward is by the convention of the episode's. With an `advisor`, guided
     episodes are offered to ask; questions that are asked at one time are answered as one batch.
 
-    Raises PromptTooLong for a first prompt that leaves no room for a turn, StageFailed where the environment starts
+    Raises PromptTooLong where a prompt alone leaves no room, StageFailed where the environment starts
     otherwise than planned or the session's length disagrees with the token record.
     """
     if not slots:
@@ -124,7 +124,7 @@ def play_wave(
     environment = Readable(environment, method.rollout.longest_observation)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     rows = [
-        _open_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
+        opened_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
         for slot, start in zip(slots, starts, strict=True)
     ]
     session = policy.open([row.token_ids for row in rows], [row.seed for row in rows], method.rollout.batch)
@@ -165,65 +165,6 @@ def _tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
         done = sum(row.stop_reason is not None for row in rows)
         turns, won = sum(len(row.turns) for row in rows), sum(row.success for row in rows)
         progress({"done": done, "total": len(rows), "turns": turns, "won": won})
-
-
-def _open_row(
-    policy: Policy,
-    slot: EpisodeSlot,
-    start: Start,
-    *,
-    method: Method,
-    seed_of: Callable[[str], np.random.SeedSequence],
-    sampling: SamplingConfig,
-    answered: bool,
-) -> LiveEpisode:
-    task = slot.task
-    may_ask = answered and slot.experience is not None
-    start = _as_planned(task, start)
-    if (start.goal, start.observation) != (task.goal, task.first_observation):
-        raise StageFailed(
-            f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
-            expected=f"the planned first observation {task.first_observation!r}",
-            where=f"environment of family {task.family}, seed {task.environment_seed}",
-            next_step="the environment is not deterministic in its seed, or its version changed since the plan",
-        )
-    prompts = method.prompts_of(task.family)
-    messages, token_ids = opened(
-        policy.chat,
-        prompts["actor"],
-        start,
-        experience=slot.shown,
-        placement="instructions" if slot.as_instructions else method.rollout.placement,
-        offer=prompts["ask"].offer if may_ask and "ask" in prompts else "",
-    )
-    allowed = policy.context - sampling.max_new_tokens
-    if len(token_ids) > allowed:
-        raise PromptTooLong(
-            f"the first prompt of episode {task.episode_id} has {len(token_ids)} tokens",
-            expected=f"at most {allowed}: the context of {policy.context} less {sampling.max_new_tokens} new tokens",
-            where=f"role actor, family {task.family}",
-            next_step="shorten the prompt or its examples, or raise the role's context",
-        )
-    return LiveEpisode(
-        slot=slot,
-        start=start,
-        actions=start.actions,
-        observation=start.observation,
-        prompt=prompt_text(messages),
-        seed=number_of(seed_of(task.episode_id)),
-        token_ids=token_ids,
-        may_ask=may_ask,
-    )
-
-
-def _as_planned(task: Task, start: Start) -> Start:
-    """The start to open; an episode that could not be started when it was planned, or cannot now, is over at its first
-    turn."""
-    failed = Start.failed("environment_start")
-    planned_failed = (task.goal, task.first_observation) == (failed.goal, failed.observation)
-    if start.error is None and not planned_failed:
-        return start
-    return Start(task.goal, task.first_observation, failed.actions, start.error or failed.error)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from crl.checks import check_tables
 from crl.config import SamplingConfig
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput, PromptTooLong, StageFailed
+from crl.learn.credit import usable
 from crl.records import Episode, Generation, Turn, rows_of, table_of
 from crl.rollout.environments import MixedEnvironment
 from crl.rollout.live import Guide
@@ -169,7 +172,36 @@ def test_context_limit_ends_before_a_reply_that_leaves_no_room():
     assert play(shorter, Corridor(), [slot])[0].episode.turns == 2
 
 
-def test_first_prompt_that_does_not_fit_is_refused_with_both_numbers():
+class Wordy(Corridor):
+    """Says much in the slot of one seed."""
+
+    def reset_many(self, seeds):
+        return [replace(start, observation=start.observation * (50 if seed == 4 else 1))
+                for start, seed in zip(super().reset_many(seeds), seeds, strict=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("long_note", [False, True])
+def test_a_first_prompt_that_does_not_fit_ends_its_episode_and_no_other(long_note):
+    """A round would otherwise fail, and with equal seeds every time it is resumed."""
+    policy, note = ScriptedPolicy(lambda row, turn: ("right", True), context=400), "go right " * 50
+    tasks = [task(0, 2), replace(task(1, 4), first_observation="4 to go {x}" * 50), task(2, 2)]
+    slots = [EpisodeSlot(each) for each in tasks]
+    if long_note:
+        slots[1] = EpisodeSlot(task(1, 3), "e1", "d1", note)
+    played = play(policy, Wordy(), slots)
+    broken = played[1]
+    assert [each.episode.stop_reason for each in played] == ["success", "error", "success"]
+    assert (broken.episode.error, broken.episode.reward, broken.episode.turns) == ("prompt_too_long", 0.0, 1)
+    assert broken.episode.experience == (note if long_note else None)
+    assert note not in broken.generation.prompt and "4 to go" not in broken.generation.prompt, "what it was not shown"
+    assert len(broken.generation.token_ids) <= policy.context
+    tables = {Episode: table_of(Episode, [each.episode for each in played]),
+              Turn: table_of(Turn, [turn for each in played for turn in each.turns])}  # fmt: skip
+    check_tables(tables, where="here")
+    assert not usable(broken.episode), "it says nothing about the note"
+
+
+def test_a_prompt_that_does_not_fit_by_itself_is_refused_with_both_numbers():
     policy = ScriptedPolicy(lambda row, turn: ("right", True), context=40)
     with pytest.raises(PromptTooLong, match=r"has \d+ tokens") as caught:
         play(policy, Corridor(), [EpisodeSlot(task(0, 2))])
