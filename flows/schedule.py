@@ -17,6 +17,8 @@ from prefect.states import Cancelled
 from flows.present import present_run
 from flows.queries import flow_runs
 
+_NOT_WORKING = [StateType.CANCELLED, StateType.CANCELLING, StateType.FAILED, StateType.CRASHED]
+
 
 def superseded() -> State[Any] | None:
     """The state this flow run is to return at once, because a newer scheduled run of its deployment is due as well.
@@ -36,12 +38,12 @@ def superseded() -> State[Any] | None:
 
 
 def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
-    """The newest scheduled run of the deployment that was due after `run` and that nobody called off."""
+    """The newest scheduled run of the deployment that was due after `run`, was not called off and has not failed."""
     since = run.expected_start_time
     assert since is not None
     due = {
         "deployment_id": {"any_": [run.deployment_id]},
-        "state": {"type": {"not_any_": [StateType.CANCELLED, StateType.CANCELLING]}},
+        "state": {"type": {"not_any_": _NOT_WORKING}},
         "expected_start_time": {
             "after_": since + timedelta(milliseconds=1),
             "before_": datetime.now(UTC),

@@ -49,6 +49,8 @@ _SERVER_PATIENCE_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _STEADY_SECONDS = 60.0
 """A worker that lived so long starts with the shortest pause again."""
+_WORKER_STARTS = 5
+"""How often a worker is started that ends before it has reported to the server, which may be busy."""
 
 
 class Stop(Exception):
@@ -73,6 +75,7 @@ class DevServer:
         self.environment: dict[str, str] = {}
         self._server: ProcessGroup | None = None
         self._worker: ProcessGroup | None = None
+        self._starts = 0
 
     def _settings(self) -> dict[str, str]:
         return {
@@ -125,7 +128,6 @@ class DevServer:
         self._set_up()
         worker = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", f"worker-{self.port}"]
         self._worker = self._part("worker", worker, logs)
-        self._worker.start()
         self._until(self._worker_online, "the worker did not report to the server")
 
     def _part(self, name: str, words: list[str], logs: Path) -> ProcessGroup:
@@ -176,6 +178,13 @@ class DevServer:
 
         assert self._worker is not None
         if not self._worker.running:
+            self._starts += 1
+            if self._starts > _WORKER_STARTS:
+                raise SetupFailed(
+                    f"the worker ended {_WORKER_STARTS} times before it was ready, the last time with exit code "
+                    f"{self._worker.exit_code}; the last lines of its log:\n{_end_of_log(self._worker)}",
+                    where=str(self._worker.log),
+                )
             self._worker.start()
         try:
             answer = httpx.post(f"{self.url}/api/work_pools/{POOL}/workers/filter", json={}, timeout=5.0)

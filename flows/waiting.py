@@ -26,6 +26,8 @@ T = TypeVar("T")
 STATE_NAME = "Waiting"
 POLL_SECONDS = 2.0
 _NOBODY = "nobody the record knows of (a slot that a dead run left is free within two minutes)"
+_TRAINING = ("train", "resume")
+"""Flows that change a run."""
 _ALIVE = [StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
 
 
@@ -97,7 +99,7 @@ class Waiting:
             "parent_task_run_id": {"is_null_": True},
         }
         with get_client(sync_client=True) as client:
-            runs = flow_runs(client, wanted)
+            runs = flow_runs(client, wanted, flows=_TRAINING)  # an evaluation is in nobody's way
         return sorted(run.name for run in runs if str(run.id) != flow_run.id and run.state_name != STATE_NAME)
 
     def _tell(self, text: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
+from crl.run.loopback import past_proxies
 from tests.processes import PATIENCE_SECONDS
 from tests.recipe_runs import tiny_name, train_tiny
 from tests.tiny_run import NAME, ROUNDS, crl_here, train
@@ -35,8 +36,7 @@ LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", 
 """Folders with long files. `faults` comes after two that need no finished run, or all would wait for the first one."""
 
 
-for _name in ("NO_PROXY", "no_proxy"):  # servers of the tests are here, whatever proxy the machine has
-    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "127.0.0.1", "localhost")))
+past_proxies()
 gc.disable()  # until the first test runs: what is imported stays
 os.fsync = os.fstat  # type: ignore[assignment]  # tests kill processes and cut no power: no disk is waited for
 _kept_modules = 0

@@ -40,6 +40,7 @@ from crl.cli import (
 from crl.cli.escaping import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
+from crl.run.loopback import past_proxies
 
 app = typer.Typer(
     name="crl",
@@ -109,6 +110,7 @@ def _command() -> Callable[..., Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    past_proxies()
     try:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

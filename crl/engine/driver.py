@@ -80,7 +80,8 @@ class Driver:
         self._attempts: dict[tuple[int, str], int] = {}
         self._lease: Lease | None = None
         self._stack = contextlib.ExitStack()
-        self._closing = threading.Event()
+        self._no_pause = threading.Event()
+        """Set once the driver closes or is interrupted: no retry is waited for any more."""
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Driver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._closing.set()
+        self._no_pause.set()
         self._stack.__exit__(kind, error, traceback)
 
     @property
@@ -287,7 +288,7 @@ class Driver:
                 delay = self.runtime.retry_delay_seconds * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)
                 attempt += 1
                 self._emit(RetryScheduled(round_number, stage, attempt, delay, error.found))
-                self._closing.wait(delay)
+                self._no_pause.wait(delay)
 
     def _job(self, place: tuple[int, str]) -> Job:
         return Job(
@@ -305,6 +306,7 @@ class Driver:
         return self._tracks[min(int(stage.second_track), len(self._tracks) - 1)]
 
     def _cancel(self) -> None:
+        self._no_pause.set()
         for track in self._tracks:
             track.engines.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,9 @@ def failure_of(error: BaseException, where: str) -> Failure:
         died = EngineDied(
             f"the engine ran out of memory ({_last_line(error)})",
             where=where,
-            next_step="it is tried again in a new engine; if it fails again use a smaller method.rollout.wave_groups or"
-            " the roles' deepspeed.micro_batch, gradient_checkpointing, or bfloat16",
+            next_step="it is tried again in a new engine; if it fails again use a smaller method.rollout.batch or"
+            " wave_groups, a shorter context of the roles, a smaller deepspeed.micro_batch, gradient_checkpointing,"
+            " or bfloat16",
         )
         return Failure(died, text, fatal=True)
     failed = StageFailed(
@@ -61,6 +63,8 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _is_out_of_memory(error: BaseException) -> bool:
     # torch.OutOfMemoryError by name: this file must not import torch. Its CPU allocator raises a plain RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # mmap (`policies/cache.py`), and starting a process
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
-import time
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -71,6 +72,8 @@ class Client:
         self._server, self._tries = server, tries
         self._key = key_of(server)
         self._pool = ThreadPoolExecutor(server.requests, thread_name_prefix="requests")
+        self._given_up = WeakKeyDictionary[Future[Any], threading.Event]()
+        self._thread = threading.local()
         # vLLM's server closes a connection that was idle for 5 seconds, which is as long as httpx keeps one: a
         # request that is sent on it at that moment is lost, and a server that is well would be taken for dead.
         limits = httpx.Limits(max_connections=server.requests, keepalive_expiry=1.0)
@@ -106,11 +109,22 @@ class Client:
 
     def begin(self, work: Callable[[], R]) -> Future[R]:
         """Begin `work`, or let it wait where as much is under way as the server takes."""
-        return self._pool.submit(work)
+        given_up = threading.Event()
+
+        def done() -> R:
+            self._thread.given_up = given_up
+            return work()
+
+        begun = self._pool.submit(done)
+        self._given_up[begun] = given_up
+        return begun
 
     def give_up(self, begun: Iterable[Future[Any]]) -> None:
-        """Returns when nothing of this is under way any more; what waits is not begun."""
-        wait([each for each in begun if not each.cancel()])
+        """Returns when nothing of this is under way any more; what waits is not begun, and nothing is sent again."""
+        under_way = [each for each in begun if not each.cancel()]
+        for each in under_way:
+            self._given_up[each].set()
+        wait(under_way)
 
     def all(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`work` of every item, as many at a time as the server takes; results in their order.
@@ -145,13 +159,18 @@ class Client:
                         next_step=_advice(response),
                     )
                 asked = _asked_to_wait(response)
-            if left:
-                time.sleep(max(2.0 ** (self._tries - left - 1), asked))
+            if left and self._pause(max(2.0 ** (self._tries - left - 1), asked)):
+                break
         raise EngineDied(
             f"{self.name} {problem}",
             where=self.address,
             next_step="it is tried again; runtime.servers has its time limits",
         )
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before a request is sent again; whether it was given up meanwhile, or before."""
+        given_up: threading.Event = getattr(self._thread, "given_up", None) or threading.Event()
+        return given_up.wait(seconds)
 
     def _content(self, response: httpx.Response) -> Any:
         try:

@@ -88,7 +88,7 @@ def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Sta
 
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
     """`step_many`, one slot at a time unless the environment steps together; what raises becomes an error step of its
-    slots, and a reward that is no finite number one of its slot."""
+    slots, and a reward that is no finite number, or no step, one of its slot."""
     steps = dict(steps_as_they_come(environment, actions))
     return {slot: steps[slot] for slot in actions}
 
@@ -111,12 +111,23 @@ def _stepped(
     left = dict(actions)
     try:
         for slot, done in step(actions):
+            checked = done if _is_finite(done.reward) else broken("reward")
             del left[slot]
-            yield slot, done if math.isfinite(done.reward) else broken("reward")
+            yield slot, checked
     except (CrlError, MemoryError):
         raise
     except Exception as error:
         yield from dict.fromkeys(left, broken(type(error).__name__)).items()
+    else:
+        yield from dict.fromkeys(left, broken("no_step")).items()
+
+
+def _is_finite(reward: object) -> bool:
+    """Whether an environment gave a number that can be counted with."""
+    try:
+        return math.isfinite(reward)  # type: ignore[arg-type]  # what a user's environment gives may be anything
+    except TypeError:
+        return False
 
 
 def broken(what: str) -> Step:

@@ -14,9 +14,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect import get_client
+from prefect import flow, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.settings import get_current_settings
+from prefect.states import Running
 
 from crl.config import Runtime
 from crl.engine.driver import watch
@@ -27,6 +28,7 @@ from crl.run.lease import Lease
 from flows import limits, waiting
 from flows.limits import ensure_limit, hold, limit_name
 from flows.train import train
+from flows.waiting import Waiting
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT
 from tests.unit.engine.harness import digests, make_driver, make_experiment
@@ -59,6 +61,20 @@ def change(name: str, **values: Any) -> None:
 def slots(name: str) -> int:
     with get_client(sync_client=True) as client:
         return client.read_global_concurrency_limit_by_name(limit_name(name)).active_slots
+
+
+def test_an_evaluation_is_in_nobodys_way(experiment: str, tmp_path: Path) -> None:
+    """It changes nothing and holds nothing, although it carries the name of the experiment."""
+    with get_client(sync_client=True) as client:
+        runs = [
+            client.create_flow_run(flow(lambda: None, name=name), name=name, tags=[experiment], state=Running())
+            for name in ("evaluate", "train", "resume")
+        ]
+        try:
+            assert Waiting(experiment, tmp_path, REFUSE)._in_the_way() == ["flow run 'resume'", "flow run 'train'"]
+        finally:
+            for run in runs:
+                client.delete_flow_run(run.id)
 
 
 def test_a_limit_that_does_not_exist_is_an_error(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows import ending
 from flows.pages import Pages
-from flows.ui import DevServer, Stop, main
+from flows.ui import DevServer, SetupFailed, Stop, main
 from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently
 from tests.processes import (
     PATIENCE_SECONDS,
@@ -253,6 +253,21 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     ui._look_after_runs()
     assert "there is no deployment tidy/tidy" in capsys.readouterr().out
     ending._mark(f"{ui.url}/api", [str(uuid4())])
+
+
+def test_a_worker_that_cannot_start_is_not_started_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log says why: ten minutes of silence would not."""
+    started: list[int] = []
+    ui = DevServer(free_port(), free_port())
+    ui._worker = SimpleNamespace(  # type: ignore[assignment]
+        running=False, exit_code=1, log="worker.log", start=lambda: started.append(1),
+        last_lines=lambda count: ["ModuleNotFoundError: nothing to work with"],
+    )  # fmt: skip
+    none = httpx.Response(200, json=[], request=httpx.Request("POST", "http://x"))
+    monkeypatch.setattr(httpx, "post", lambda *arguments, **options: none)
+    with pytest.raises(SetupFailed, match=r"5 times.*exit code 1.*\n.*nothing to work with"):
+        ui._until(ui._worker_online, "not in time")
+    assert len(started) == 5
 
 
 def test_a_terminal_that_is_gone_does_not_keep_it_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,12 @@ from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies import load_chat, load_policy, resolve_model
 from crl.policies.endpoint import EndpointPolicy, check_endpoint
 from crl.policies.endpoint_chat import EndpointChat, messages_of
+from crl.policies.serving import Client
 from crl.protocols import StopReason
 from tests.fake_vllm import FakeVllm, serving
+from tests.processes import wait_until
 
+PAUSE = Client._pause
 CHAT = "/v1/chat/completions"
 KEY = "sk-very-secret"
 SAMPLING = SamplingConfig(temperature=0.5, top_p=0.9, max_new_tokens=9)
@@ -28,7 +31,7 @@ SAMPLING = SamplingConfig(temperature=0.5, top_p=0.9, max_new_tokens=9)
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm]:
     monkeypatch.setenv("A_KEY", KEY)
-    monkeypatch.setattr("crl.policies.serving.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("crl.policies.serving.Client._pause", lambda self, seconds: False)
     with serving() as found:
         yield found
 
@@ -151,9 +154,26 @@ def test_a_busy_endpoint_is_waited_for_as_long_as_it_asks(fake: FakeVllm, monkey
         return httpx.Response(429, headers={"Retry-After": seconds}, request=httpx.Request("POST", fake.address))
 
     monkeypatch.setattr("httpx.Client.request", busy)
-    monkeypatch.setattr("crl.policies.serving.time.sleep", slept.append)
+    monkeypatch.setattr("crl.policies.serving.Client._pause", slept.append)
     policy(fake).open([opening("x")], [1]).sample([0], SAMPLING)
     assert slept == [30.0, 2.0, 60.0, 8.0]
+
+
+def test_what_was_given_up_is_not_sent_again(fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C does not wait for tries that are still to come, and nobody pays for them."""
+    monkeypatch.setattr("crl.policies.serving.Client._pause", PAUSE)
+    plain = httpx.Client.request
+
+    def busy(client: httpx.Client, *arguments: Any, **options: Any) -> httpx.Response:
+        plain(client, *arguments, **options)
+        return httpx.Response(429, headers={"Retry-After": "60"}, request=httpx.Request("POST", fake.address))
+
+    monkeypatch.setattr("httpx.Client.request", busy)
+    session = policy(fake).open([opening("x"), opening("y")], [1, 2])
+    session.begin([0, 1], SAMPLING)
+    wait_until(lambda: len(fake.requests) == 2, "both were asked")
+    session.close()
+    assert len(fake.requests) == 2
 
 
 def test_a_busy_endpoint_is_tried_again_and_a_dead_one_named(fake: FakeVllm) -> None:

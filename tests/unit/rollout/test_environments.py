@@ -1,0 +1,50 @@
+"""What an environment must not give: the slot ends with a reason code, others go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crl.rollout.environments import step_or_error
+from tests.unit.rollout.fakes import Corridor
+
+ACTIONS = {0: "right", 1: "right", 2: "right"}
+
+
+class Odd(Corridor):
+    """Gives slot 1 another reward, or no step."""
+
+    def __init__(self, *reward: Any, together: bool) -> None:
+        super().__init__()
+        self.reward, self.steps_together = reward, together
+        self.reset_many([3, 3, 3])
+
+    def step_many(self, actions):
+        steps = super().step_many(actions)
+        if 1 in steps:
+            own = steps.pop(1)
+            for value in self.reward:
+                steps[1] = replace(own, reward=value)
+        return steps
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("reward", [None, "much", float("nan"), float("inf"), [1.0]])
+def test_a_reward_that_is_no_finite_number_ends_its_slot_alone(reward: Any, together: bool) -> None:
+    steps = step_or_error(Odd(reward, together=together), ACTIONS)
+    assert [steps[slot].error for slot in ACTIONS] == [None, "environment_reward", None]
+    assert steps[1].done and steps[1].reward == 0.0
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_slot_without_a_step_ends_with_a_reason(together: bool) -> None:
+    steps = step_or_error(Odd(together=together), ACTIONS)
+    assert [steps[slot].error for slot in ACTIONS] == [None, "environment_no_step", None]
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(0.5), np.int64(2)])
+def test_other_kinds_of_numbers_are_rewards(reward: Any) -> None:
+    assert step_or_error(Odd(reward, together=True), ACTIONS)[1].error is None
