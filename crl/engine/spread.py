@@ -6,7 +6,6 @@ file system. Which machine runs a part changes no digest.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +24,8 @@ class PartOrder:
     """Parts of the stage, complete ones included."""
     environment: Mapping[str, str]
     """Added to the environment of the engine."""
-    ends_at: float
-    """When the engine of the part is ended, in seconds since 1970: a part that is tried again has what is left."""
+    time_limit: float
+    """Seconds until the engine of the part is ended."""
     gpus: int = 1
     """How many an engine uses, where there are any."""
 
@@ -59,7 +58,7 @@ class Spread:
 
     parts: tuple[int, ...]
     order: Callable[[int], PartOrder]
-    """Makes the order of a part, when it is about to start. It may take what is left of the stage's time limit."""
+    """Makes the order of a part, when it is about to start: its time limit is what is left of the stage's."""
     report: Callable[[int, ProgressFigures], None]
     """Takes the progress of a part."""
 
@@ -77,5 +76,5 @@ def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[ProgressFigur
         latest = message["figures"]
         on_figures(latest)
 
-    done = StageOutcome.from_json(engine.run(order.job, on_message=heard, time_limit=order.ends_at - time.time()))
+    done = StageOutcome.from_json(engine.run(order.job, on_message=heard, time_limit=order.time_limit))
     return PartOutcome(part=order.number - 1, skipped=done.skipped, seconds=done.seconds, figures=latest)

@@ -83,11 +83,7 @@ class Track:
         def order(part: int) -> PartOrder:
             of_part = dataclasses.replace(job, kind=JobKind.part, part=part)
             return PartOrder(
-                of_part,
-                combined.count,
-                self.engines.environment,
-                time.time() + self._left(started),
-                self._runtime.engine_gpus,
+                of_part, combined.count, self.engines.environment, self._left(started), self._runtime.engine_gpus
             )
 
         if self.part_runner is not None:

@@ -13,8 +13,10 @@ Shapes: T tokens of a pass, N of one piece, R rows, Hq query and H key-value hea
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,8 @@ from crl.policies.limits import row_slots
 ATTENTION = "crl_rows"
 """Name of this attention among transformers' implementations."""
 
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
+"""On Linux also MAP_NORESERVE: room for more than the machine's memory is given, since rows may be short."""
 _TOGETHER = 0.5
 """Rows of one new token are attended to as one batch while they are at least this share of the rows up to the last of
 them; those between ride along unseen. Fewer are cheaper one by one."""
@@ -189,7 +193,9 @@ def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Zeros of a type and on a device. On a CPU a page of them takes memory, and time, when it is first written."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    private = mmap.mmap(-1, math.prod(shape) * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    private = mmap.mmap(-1, math.prod(shape) * like.element_size(), flags=_PRIVATE)
+    with contextlib.suppress(AttributeError, OSError):  # huge pages would span the rooms of several short rows
+        private.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(private, dtype=like.dtype).view(shape)
 
 

@@ -92,7 +92,10 @@ class Episode(Row):
     tokens_sampled: A[int, "tokens the actor wrote"]
     stop_reason: A[str, "success, failure, turn_limit, context_limit or error"]
     last_observation: A[str | None, "what the last action did, as the environment showed it; null where it broke"]
-    error: A[str | None, "reason code where the environment broke"]
+    error: A[
+        str | None,
+        "reason code where the environment broke, or prompt_too_long: the first prompt did not fit, nothing was shown",
+    ]
     generation_id: A[str, "token record of the episode"]
 
     def __post_init__(self) -> None:

@@ -111,7 +111,7 @@ def _stepped(
     left = dict(actions)
     try:
         for slot, done in step(actions):
-            checked = done if _is_finite(done.reward) else broken("reward")
+            checked = done if _is_finite(done) else broken("reward")
             del left[slot]
             yield slot, checked
     except (CrlError, MemoryError):
@@ -122,11 +122,11 @@ def _stepped(
         yield from dict.fromkeys(left, broken("no_step")).items()
 
 
-def _is_finite(reward: object) -> bool:
-    """Whether an environment gave a number that can be counted with."""
+def _is_finite(step: Step) -> bool:
+    """Whether an environment gave a reward that can be counted with; what a user's gives may be anything."""
     try:
-        return math.isfinite(reward)  # type: ignore[arg-type]  # what a user's environment gives may be anything
-    except TypeError:
+        return math.isfinite(step.reward)
+    except (TypeError, OverflowError, AttributeError):
         return False
 
 

@@ -71,7 +71,7 @@ def opened_row(
         prompt=prompt_text(messages),
         seed=number_of(seed_of(task.episode_id)),
         token_ids=token_ids,
-        may_ask=may_ask and start.error is None,
+        may_ask=may_ask,
     )
 
 

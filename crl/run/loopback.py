@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _HERE = ("127.0.0.1", "localhost")
+_NAMES = ("NO_PROXY", "no_proxy")
 
 
 def past_proxies() -> None:
@@ -12,6 +13,8 @@ def past_proxies() -> None:
 
     With `HTTP_PROXY` alone they would ask the proxy for Prefect's server or vLLM's, which it does not know.
     """
-    for name in ("NO_PROXY", "no_proxy"):
-        listed = [each for each in os.environ.get(name, "").split(",") if each]
-        os.environ[name] = ",".join([*listed, *(each for each in _HERE if each not in listed)])
+    given = ",".join(os.environ.get(name, "") for name in _NAMES)
+    listed = dict.fromkeys(each for part in given.split(",") if (each := part.strip()))
+    # Libraries prefer one spelling or the other, and some know "*" only alone.
+    value = "*" if "*" in listed else ",".join(dict.fromkeys([*listed, *_HERE]))
+    os.environ.update(dict.fromkeys(_NAMES, value))

@@ -128,6 +128,9 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
             seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", episode_id.split("/")[-1]),
             advisor=advisor,
         )
+    for each in played:
+        if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
+            ctx.notes[f"error {each.episode.episode_id}"] = each.episode.error
     ctx.write(Evaluation, [_row(ctx, wave.arm, each) for each in played])
 
 

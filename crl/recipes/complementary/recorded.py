@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from crl.config import FamilyConfig, Method
 from crl.config.recorded import RecordedGame, start_digest
-from crl.errors import BadInput, CrlError, StageFailed
+from crl.errors import BadInput, CrlError, PromptTooLong, StageFailed
 from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
@@ -22,6 +22,7 @@ from crl.recipes.tasks import task_of
 from crl.recipes.waves import of_all
 from crl.records import Generation
 from crl.rollout.actions import parse_action
+from crl.rollout.opening import PROMPT_TOO_LONG
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rollout.readable import Readable
 
@@ -99,6 +100,13 @@ def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str)
             progress=of_all(ctx, len(played), total),
         )
         for game, each in zip(games, finished, strict=True):
+            if each.episode.error == PROMPT_TOO_LONG:
+                raise PromptTooLong(
+                    f"the first prompt of a recorded game of family {family} does not fit",
+                    expected=f"room for it and an answer in {actor.context} tokens",
+                    where=f"seed {game.seed}",
+                    next_step="raise the actor's context, or leave the game out",
+                )
             if each.episode.stop_reason != "context_limit" and (each.episode.success, each.episode.turns) != (
                 game.success,
                 len(game.turns),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from crl.learn.credit import usable
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
@@ -43,7 +44,7 @@ def warm_start_actor(ctx: StageContext) -> None:
         played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
     won = [each for each in played if each.episode.success]
     _write_episodes(ctx, played)
-    learned = won if start.demonstrations == "oracle" and won else played
+    learned = won if start.demonstrations == "oracle" and won else [each for each in played if usable(each.episode)]
     recorded = start.demonstrations == "recorded"
     samples = [sample_of(without_refused(each) if recorded else each.generation) for each in learned]
     _train(ctx, "actor", before, samples, {"demonstrations": len(played), "demonstrations_won": len(won)})

@@ -32,7 +32,7 @@ class Odd(Corridor):
 
 
 @pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("reward", [None, "much", float("nan"), float("inf"), [1.0]])
+@pytest.mark.parametrize("reward", [None, "much", float("nan"), float("inf"), [1.0], 10**400])
 def test_a_reward_that_is_no_finite_number_ends_its_slot_alone(reward: Any, together: bool) -> None:
     steps = step_or_error(Odd(reward, together=together), ACTIONS)
     assert [steps[slot].error for slot in ACTIONS] == [None, "environment_reward", None]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from urllib.request import proxy_bypass
 
 import pytest
 
@@ -49,10 +50,25 @@ def test_a_proxy_is_not_asked_for_this_machine(address: str, first: str, answer:
     assert answer or "ConnectError" in done.stderr
 
 
-def test_what_the_user_listed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "example.org,localhost")
-    monkeypatch.delenv("no_proxy", raising=False)
+@pytest.mark.parametrize(
+    ("listed", "also", "told"),
+    [
+        ("example.org, localhost", None, "example.org,localhost,127.0.0.1"),
+        (None, "example.org", "example.org,127.0.0.1,localhost"),
+        ("example.org", "example.net", "example.org,example.net,127.0.0.1,localhost"),
+        ("*", None, "*"),
+        (None, None, "127.0.0.1,localhost"),
+    ],
+)
+def test_what_the_user_listed_stays(
+    listed: str | None, also: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either spelling: libraries read one of them first, and the other not at all."""
+    for name, value in (("NO_PROXY", listed), ("no_proxy", also)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     past_proxies()
     past_proxies()
-    assert os.environ["NO_PROXY"] == "example.org,localhost,127.0.0.1"
-    assert os.environ["no_proxy"] == "127.0.0.1,localhost"
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == told
+    assert proxy_bypass("example.org") == ("example.org" in told or told == "*")
