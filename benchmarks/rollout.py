@@ -81,6 +81,7 @@ def main() -> None:
                     line += f"; {per_turn:6.1f} tokens read per turn in {found['passes']:.0f} passes"
                 print(f"{line}\n{by_turn(found)}", flush=True)
             ratios[way].append(rates[0] / rates[1])
+            print(f"{ratios[way][-1]:.1f} times as fast as {way}", flush=True)  # what is cut off later is not lost
     for way, found_ratios in ratios.items():
         middle, low, high = statistics.median(found_ratios), min(found_ratios), max(found_ratios)
         print(f"against {way}: {middle:.1f} times as many turns per second (median of {len(found_ratios)} pairs, "
