@@ -67,7 +67,7 @@ def main() -> None:
     role, family = method.role("extractor"), method.families[0]
     first = family.train_seeds.start
     games = played(family, range(first, first + min(arguments.games, family.train_seeds.count)))
-    chat, _ = load_chat(resolve_model(role.model))
+    chat = load_chat(resolve_model(role.model))
     tokens = np.array(
         [len(chat.opening(distill_messages(method.prompts["distill"], *game, method.recipe.distill))) for game in games]
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import httpx
 from prefect.settings import get_current_settings
 
+from crl.cli.shared import shown
 from crl.config import Experiment
+from crl.config.load import runs_root
 from crl.errors import NoServer, ServerLost
 from flows.limits import ensure_limit
 from flows.temporary import start_temporary_server
@@ -24,9 +26,10 @@ def train(experiment: Experiment, rounds: int) -> None:
     try:
         flow(experiment, rounds)
     except httpx.TransportError as error:  # Prefect asked again for minutes
+        run = shown(runs_root(experiment) / experiment.name)
         raise ServerLost(
             f"Prefect's server ended while the flow ran: {error}",
-            next_step=f"every complete stage is kept: crl resume {experiment.name} goes on without a server",
+            next_step=f"every complete stage is kept: crl resume {run} goes on without a server",
         ) from error
     finally:
         already_checked.reset(before)

@@ -48,7 +48,7 @@ def compare(
     from crl.lab.study.runs import only_one, prepare
 
     loaded = load_study(study)
-    root = possible_path(runs if runs is not None else runs_root(), "the directory of the runs")
+    root = runs_root() if runs is None else possible_path(runs, "the directory of the runs", home=True)
     planned = plan_runs(loaded, root)
     wanted = chosen(planned, _words(arms), _numbers(seeds))
     directory = study_directory(loaded, root)

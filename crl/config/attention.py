@@ -7,8 +7,9 @@ from typing import Any
 from crl.errors import BadInput
 
 
-def check_attention(model_config: Any, name: str, context: int) -> None:
-    """Raise BadInput where a model (its transformers config) does not attend to all of a role's context.
+def check_attention(model_config: Any, name: str, context: int, role: str | None = None) -> None:
+    """Raise BadInput where a model (its transformers config) does not attend to all of a role's context; it names the
+    role.
 
     Not only sampling needs that: an update computes attention over paths of a tree, which knows no window, and a
     server of its own would follow the window that the update leaves out.
@@ -19,7 +20,7 @@ def check_attention(model_config: Any, name: str, context: int) -> None:
         raise BadInput(
             f"The role's context of {context} tokens is longer than the model {name!r} allows.",
             expected=f"at most {longest}",
-            where="the `context` of a role",
+            where=_place(role, "context"),
             next_step="Lower the context.",
         )
     if (original := _longrope(config)) is not None and context > original:
@@ -27,7 +28,7 @@ def check_attention(model_config: Any, name: str, context: int) -> None:
             f"The model {name!r} has positions of type longrope, which all rows of a pass change together once one is "
             f"longer than {original} tokens: log-probabilities would depend on the rows beside.",
             expected=f"a context of at most {original}",
-            where="the `context` of a role",
+            where=_place(role, "context"),
             next_step="Lower the context, or use another model.",
         )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -40,9 +41,13 @@ def check_attention(model_config: Any, name: str, context: int) -> None:
         raise BadInput(
             f"The model {name!r} has layers that do not see the whole context: {sorted(kinds - {'full_attention'})}.",
             expected=f"full attention over the role's context of {context} tokens",
-            where="the `model` of a role",
+            where=_place(role, "model"),
             next_step=f"Use another model{f', or a context of at most {window}' if window else ''}.",
         )
+
+
+def _place(role: str | None, key: str) -> str:
+    return f"the `{key}` of a role" if role is None else f"method.roles.{role}.{key}"
 
 
 def _longrope(config: Any) -> int | None:

@@ -76,8 +76,9 @@ def _told(item: Any, data: Mapping[str, Any]) -> str:
 def runs_root(experiment: Experiment | None = None) -> Path:
     """The directory that holds the runs: the experiment's `runtime.runs`, else $CRL_RUNS, else ./runs."""
     if experiment is not None and experiment.runtime.runs is not None:
-        return experiment.runtime.runs
-    return Path(os.environ.get("CRL_RUNS", "runs"))
+        return possible_path(experiment.runtime.runs, "the directory of the runs", where="runtime.runs", home=True)
+    named = os.environ.get("CRL_RUNS") or "runs"
+    return possible_path(named, "the directory of the runs", where="CRL_RUNS", home=True)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

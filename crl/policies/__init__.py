@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crl.config.attention import check_attention
 from crl.config.roles import ENDPOINT
 from crl.policies.sources import ModelSource, check_model, name_accelerator, resolve_model
 
@@ -48,19 +49,23 @@ def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
     return embedders.load_embedder(name, query_instruction)
 
 
-def load_chat(source: ModelSource, *, multi_turn: bool = True) -> tuple[Chat, int | None]:
-    """A model's chat format without its weights, and the longest sequence it was made for (None: it does not say).
+def load_chat(
+    source: ModelSource, *, multi_turn: bool = True, context: int | None = None, role: str | None = None
+) -> Chat:
+    """A model's chat format, without its weights.
 
-    `multi_turn` False allows templates that rewrite history, for roles that write one turn.
+    `multi_turn` False allows templates that rewrite history, for roles that write one turn. With the `context` of a
+    `role`, raises BadInput where the model does not attend to all of it.
     """
     if source.name.startswith(ENDPOINT):
         from crl.policies.endpoint_chat import EndpointChat
 
-        return EndpointChat(), None
+        return EndpointChat()
     name_accelerator()
     from transformers import AutoConfig, AutoTokenizer
 
     from crl.policies.chat import ChatFormat
 
-    longest = getattr(AutoConfig.from_pretrained(source.path), "max_position_embeddings", None)
-    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name, multi_turn=multi_turn), longest
+    if context is not None:
+        check_attention(AutoConfig.from_pretrained(source.path), source.name, context, role)
+    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name, multi_turn=multi_turn)

@@ -86,7 +86,8 @@ class Tables:
         selected = ", ".join(f'"{name}"' for name in columns)
         # DuckDB keeps no order of itself where `among` holds more values than there are rows.
         order = "ORDER BY file_index, file_row_number"
-        sql = f"SELECT {selected} FROM read_parquet($files) WHERE {' AND '.join(conditions)} {order}"
+        read = "read_parquet($files, hive_partitioning = false)"  # a folder `round=7` says nothing about rows
+        sql = f"SELECT {selected} FROM {read} WHERE {' AND '.join(conditions)} {order}"
         try:
             rows = self._connection.execute(sql, {"files": [_literally(file) for file in files]}).fetchall()
         except duckdb.Error as error:

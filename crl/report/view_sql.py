@@ -225,7 +225,10 @@ def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
         for word in set(re.findall(r"\w+", pending.pop().lower())) - found:
             found.add(word)
             pending.append(_MADE_OF.get(word, ""))
-    return found & {*(row_type.table for row_type in ROW_TYPES), *foreign, "stages"}
+    # Names of others may have capital letters, and signs between quotes.
+    return found & {*(row_type.table for row_type in ROW_TYPES), "stages"} | {
+        name for name in foreign if name.lower() in sql.lower()
+    }
 
 
 def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
@@ -263,7 +266,7 @@ def _column(name: str, own: Collection[str]) -> str:
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
     """Rows of files, with the name of each."""
-    read = f"read_parquet({files}, filename = true"
+    read = f"read_parquet({files}, filename = true, hive_partitioning = false"
     if source.patterns:
         return _perhaps_none(source, f"{read}, allow_empty = true)", columns)
     return f"{read})"

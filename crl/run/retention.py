@@ -36,9 +36,9 @@ def prune(
     """Delete checkpoints that nothing needs any more; returns what was deleted.
 
     `role_stages` names, for each role, the stages that write its checkpoints. Kept are the newest `keep_last` of each
-    role, those of every `keep_every`-th round (0: none), those in `protected` (run-relative directories), and whatever
-    the newest `weights` row of the role points to. `token` is the lease's: raises StaleAttempt if it was lost,
-    RecordDamaged where that row cannot be read.
+    role, those that every `keep_every`-th round wrote or went on with (0: none), those in `protected` (run-relative
+    directories), and whatever the newest `weights` row of the role points to. `token` is the lease's: raises
+    StaleAttempt if it was lost, RecordDamaged where a row cannot be read.
     """
     deleted = []
     for stages in role_stages.values():
@@ -47,7 +47,11 @@ def prune(
         present = [place for place in committed if (_stage(run_path, place) / CHECKPOINT).is_dir()]
         kept = set(present[-keep_last:] if keep_last else [])
         kept |= {place for place in present if keep_every and place[0] % keep_every == 0}
+        # Where a role was not updated in a round that is kept, its row points to what an earlier one wrote.
+        rows = [place for place in committed if keep_every and place[0] % keep_every == 0]
+        rows = [place for place in rows if (_stage(run_path, place) / _WEIGHTS).is_file()]
         needed = {*protected, *_in_use(run_path, committed)}
+        needed |= {each for place in rows for each in recorded_checkpoints(run_path, place)}
         for place in present:
             if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
                 continue

@@ -203,7 +203,7 @@ def test_arms_begin_alike_and_are_given_alike(made):
 
 def test_what_the_extractor_reads_is_the_rendering_of_recorded_rows(made):
     run = made.runs["complementary"]
-    chat, _ = load_chat(resolve_model(run.method.role("extractor").model))
+    chat = load_chat(resolve_model(run.method.role("extractor").model))
     checked = 0
     for number in range(1, ROUNDS + 1):
         written = {row.generation_id: row for row in rows(run, Generation, "distill", [number])}

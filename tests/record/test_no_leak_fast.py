@@ -146,7 +146,7 @@ class Services(EngineServices):
 
 
 def chat_of(method: Method, role: str) -> Chat:
-    chat, _ = load_chat(resolve_model(method.role(role).model))
+    chat = load_chat(resolve_model(method.role(role).model))
     return chat
 
 

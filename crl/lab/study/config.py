@@ -107,7 +107,9 @@ class Study(Model):
 
     def point_of(self, scale: str, arm: str, value: float) -> str:
         """The arm that an arm is at a value of a scale: itself where the value sets nothing."""
-        return f"{arm}_{scale}_{value:.12g}".replace(".", "_") if self.scales[scale].values[value] else arm
+        if not self.scales[scale].values[value]:
+            return arm
+        return f"{arm}_{scale}_{value:.12g}".replace(".", "_").replace("-", "m")
 
     def run_name(self, arm: str, seed: int) -> str:
         """Name of the run of an arm and a seed."""

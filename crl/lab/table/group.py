@@ -38,10 +38,13 @@ def grouped(runs: Sequence[tuple[str | None, RunResults]]) -> list[Group]:
 
 
 def same_but_seed(one: Method, other: Method) -> bool:
-    """Whether two methods differ in their seeds and in nothing else. Equal seeds are no two seeds."""
+    """Whether two methods differ in their seeds and in nothing else: in `seed`, and in what has its value in an
+    environment. Equal seeds are no two seeds."""
     if one.seed == other.seed:
         return False
-    return equal_but_seed(one.model_dump(mode="json"), other.model_dump(mode="json"), one.seed, other.seed)
+    mine, theirs = (each.model_dump(mode="json", exclude={"seed"}) for each in (one, other))
+    my_worlds, their_worlds = ([family.pop("environment") for family in each["families"]] for each in (mine, theirs))
+    return mine == theirs and equal_but_seed(my_worlds, their_worlds, one.seed, other.seed)
 
 
 def equal_but_seed(one: Any, other: Any, seed: int, other_seed: int) -> bool:

@@ -15,8 +15,8 @@ from crl.config import FamilyConfig, Method, RoleConfig, SamplingConfig
 from crl.envs import make_environment
 from crl.extractor.distill import items_of
 from crl.learn.packing import cut, tree_of
-from crl.policies import load_chat, resolve_model
 from crl.protocols import Lesson
+from crl.recipes.chats import chat_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.demonstrations import (
     ScriptedRole,
@@ -72,9 +72,7 @@ def typical_lengths(method: Method) -> dict[str, Lengths]:
 
 
 def _voice(method: Method, role: str) -> ScriptedRole:
-    config = method.role(role)
-    chat, _ = load_chat(resolve_model(config.model), multi_turn=method.recipe.roles()[role].multi_turn)
-    return ScriptedRole(chat, config.context)
+    return ScriptedRole(chat_of(method, role), method.role(role).context)
 
 
 def _games(method: Method, actor: ScriptedRole, family: FamilyConfig) -> list[PlayedEpisode]:

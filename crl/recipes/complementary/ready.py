@@ -12,8 +12,8 @@ from pathlib import Path
 
 from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
-from crl.policies import load_chat, resolve_model
 from crl.protocols import Chat, Start
+from crl.recipes.chats import chat_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.run.manifest import key_of
 
@@ -82,9 +82,9 @@ def check_room(method: Method) -> None:
     from crl.rollout.critic import check_critic_room
 
     config = config_of(method)
-    actor = _chat(method, ACTOR)
+    actor = chat_of(method, ACTOR)
     check_actor_room(actor, method)
-    extractor = _chat(method, EXTRACTOR) if config.has_bank else None
+    extractor = chat_of(method, EXTRACTOR) if config.has_bank else None
 
     def check(prompts: Mapping[str, PromptConfig]) -> None:
         if config.actor_critic is not None:
@@ -168,16 +168,3 @@ def _check_actions(method: Method, family: str, start: Start) -> None:
             where=where,
             next_step="choose another value, or leave it out",
         )
-
-
-def _chat(method: Method, role: str) -> Chat:
-    config = method.role(role)
-    chat, longest = load_chat(resolve_model(config.model), multi_turn=method.recipe.roles()[role].multi_turn)
-    if longest is not None and config.context > longest:
-        raise BadInput(
-            f"{role}.context is {config.context}",
-            expected=f"at most {longest}, which the model {config.model} was made for",
-            where=f"method.roles.{role}.context",
-            next_step="lower it, or choose a model with a longer context",
-        )
-    return chat

@@ -102,7 +102,7 @@ def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str)
         for game, each in zip(games, finished, strict=True):
             if each.episode.error == PROMPT_TOO_LONG:
                 raise PromptTooLong(
-                    f"the first prompt of a recorded game of family {family} does not fit",
+                    f"the first prompt of a recorded game of family {family.name} does not fit",
                     expected=f"room for it and an answer in {actor.context} tokens",
                     where=f"seed {game.seed}",
                     next_step="raise the actor's context, or leave the game out",

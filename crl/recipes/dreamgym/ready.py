@@ -9,7 +9,7 @@ from pathlib import Path
 from crl.abilities import Graded
 from crl.config import Method
 from crl.errors import BadInput
-from crl.policies import load_chat, resolve_model
+from crl.recipes.chats import chat_of
 from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
@@ -34,11 +34,11 @@ def check_ready(method: Method, run_path: Path) -> None:
     if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         return
     check_environments(method)
-    actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
+    actor = chat_of(method, ACTOR)
     check_actor_room(actor, method)
     for name, owner in asked.items():
         role = method.role(owner)
-        chat, _ = load_chat(resolve_model(role.model), multi_turn=False)
+        chat = chat_of(method, owner)
         for family in method.families:
             check_room(chat, role, name, method.prompts_of(family.name)[name], owner)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.config import Method
-from crl.policies import load_chat, resolve_model
+from crl.recipes.chats import chat_of
 from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, config_of
 from crl.recipes.erl.prompts import check_reflect_prompt, check_reflect_room
@@ -24,13 +24,13 @@ def check_ready(method: Method, run_path: Path) -> None:
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
     if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         return
-    actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
+    actor = chat_of(method, ACTOR)
     if config.reflect is None:
         check_actor_room(actor, method)
         return
     role = method.role(REFLECTOR)
     # A token is a character at least, but for rare ones.
     check_actor_room(actor, method, instructions=min(role.sampling.max_new_tokens, config.reflect.max_characters))
-    reflector, _ = load_chat(resolve_model(role.model), multi_turn=False)
+    reflector = chat_of(method, REFLECTOR)
     for family in method.families:
         check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])

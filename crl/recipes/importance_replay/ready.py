@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.config import Method
-from crl.policies import load_chat, resolve_model
+from crl.recipes.chats import chat_of
 from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.importance_replay.config import ACTOR
 from crl.rollout.prompts import check_prompts
@@ -18,5 +18,5 @@ def check_ready(method: Method, run_path: Path) -> None:
         check_prompts(method.prompts_of(family.name), method.rollout.placement)
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
     if not run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
-        actor, _ = load_chat(resolve_model(method.role(ACTOR).model), multi_turn=True)
+        actor = chat_of(method, ACTOR)
         check_actor_room(actor, method)

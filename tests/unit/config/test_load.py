@@ -185,6 +185,13 @@ def test_runs_lie_where_the_experiment_or_the_environment_says(monkeypatch, tmp_
     assert runs_root() == tmp_path
     chosen = load_experiment(CONF / "tiny.yaml", {"runtime.runs": "elsewhere"})
     assert runs_root(chosen) == Path("elsewhere")
+    at_home = load_experiment(CONF / "tiny.yaml", {"runtime.runs": "~/runs"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert runs_root(at_home) == tmp_path / "runs", "no shell expands what a file says"
+    monkeypatch.setenv("CRL_RUNS", "~/more")
+    assert runs_root() == tmp_path / "more"
+    monkeypatch.setenv("CRL_RUNS", "")
+    assert runs_root() == Path("runs"), "a variable without a value is none"
 
 
 @pytest.mark.parametrize("name", ["tiny", "quickstart", "realms"])

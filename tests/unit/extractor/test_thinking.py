@@ -83,12 +83,12 @@ class Writes(WholeTurns):
 def test_its_template_is_refused_to_a_role_of_several_turns_and_begins_a_thought(thinking: Path, policy: Any) -> None:
     with pytest.raises(BadInput, match="rewrites history"):
         load_policy(RoleConfig(model=str(thinking)), thinking, None, threads=1)
-    chat, _ = load_chat(resolve_model(str(thinking)), multi_turn=False)
+    chat = load_chat(resolve_model(str(thinking)), multi_turn=False)
     assert chat.opens_thought and policy.chat.opens_thought
     begin, end = (policy.tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
     prompt = chat.opening([{"role": "user", "content": "x <think> y"}])
     assert prompt.count(begin) == 1 and prompt[-2] == begin, "a tag in a text is text"
-    assert not load_chat(resolve_model("tiny"))[0].opens_thought
+    assert not load_chat(resolve_model("tiny")).opens_thought
     # What was sampled is read with its tags; a demonstration ends the thought before it speaks.
     assert chat.decode([*policy.tokenizer("a</think>b", add_special_tokens=False)["input_ids"]]) == "a</think>b"
     said = chat.answer("ADD: b")

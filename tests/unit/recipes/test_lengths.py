@@ -27,14 +27,14 @@ ONE_TURN = {
 def prompts(method: Method) -> list[int]:
     """Tokens of the first prompts of training seeds 0 and 1."""
     family = method.families[0]
-    chat, _ = load_chat(resolve_model(method.role("actor").model))
+    chat = load_chat(resolve_model(method.role("actor").model))
     starts = make_environment(family).reset_many([0, 1])
     return [len(opened(chat, method.prompts["actor"], each, experience=None, placement="user")[1]) for each in starts]
 
 
 def test_a_constrained_actor_writes_its_action_and_the_end_of_its_turn() -> None:
     method = load_experiment(TINY, ONE_TURN | {"method.roles.actor.sampling.constrain": "actions"}).method
-    chat, _ = load_chat(resolve_model(method.role("actor").model))
+    chat = load_chat(resolve_model(method.role("actor").model))
     actor = recipe_of(method).typical(method)["actor"]
     first = prompts(method)
     said = {len(chat.answer(action)) for action in ("up", "down", "left", "right")}

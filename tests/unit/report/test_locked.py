@@ -265,6 +265,14 @@ def test_in_the_background_of_a_script_ctrl_c_is_not_for_it(place: Path) -> None
     assert code == 0 and "499500" in out, said
 
 
+@pytest.mark.parametrize("table", ["worldModel", "my-rows"])
+def test_a_table_of_another_package_may_have_any_name(run: Path, tmp_path: Path, table: str) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "run" / "rounds" / "0001" / "plan" / f"{table}.parquet")
+    for name in (table, table.upper()):
+        assert query(tmp_path / "run", f'SELECT count(*) FROM "{name}"')[1] == [(2,)]
+
+
 @pytest.mark.parametrize("catalog", [False, True])
 def test_names_in_a_file_that_somebody_sent_are_names_and_no_sql(run: Path, tmp_path: Path, catalog: bool) -> None:
     """A table of another package's recipe may have columns of any name; a query makes a view of it."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from crl.records import BankEvent
 from crl.report.tables import Tables
+from crl.report.views import query
 from tests.unit.report.builder import event, write_stage
 
 ROUNDS, ROWS = (1, 2, 3), 3
@@ -22,3 +23,12 @@ def test_rows_come_in_order_where_more_values_are_asked_for_than_there_are_rows(
     with Tables(tmp_path) as tables:
         found = tables.select(BankEvent, ["round", "after_digest"], among={"after_digest": asked})
     assert [(row["round"], row["after_digest"]) for row in found] == listed
+
+
+def test_folders_that_are_called_like_columns_change_no_value(tmp_path: Path) -> None:
+    """Runs of a sweep in folders such as `round=7`, which DuckDB would take for partitions and their columns."""
+    path = tmp_path / "round=7" / "kind=update"
+    write_stage(path, 1, "consolidate", [[event(1, "add", None, "a text")]])
+    with Tables(path) as tables:
+        assert tables.select(BankEvent, ["round", "kind"]) == [{"round": 1, "kind": "add"}]
+    assert query(path, "SELECT round, kind FROM bank_events")[1] == [(1, "add")]

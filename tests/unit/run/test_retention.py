@@ -20,7 +20,7 @@ from crl.run.lease import Lease, commit_guard
 from crl.run.prunelog import pruned
 from crl.run.retention import prune
 from crl.run.verify import verify
-from tests.unit.run.support import finished_run, weights_row
+from tests.unit.run.support import finished_run, weights_row, write_stage
 
 
 def _kept(run: RunDirectory) -> list[int]:
@@ -82,6 +82,19 @@ def test_what_the_newest_weights_point_to_is_never_pruned(tmp_path: Path) -> Non
             writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
         prune(run.path, {"actor": "update_actor"}, 1, 0, token=lease.token)
     assert _kept(run) == [1, 3]
+
+
+def test_a_kept_round_keeps_the_weights_that_it_went_on_with(tmp_path: Path) -> None:
+    """Round 4 is one of every fourth, and its role was not updated in it: a fork of it needs what it points to."""
+    run = finished_run(tmp_path, rounds=3)
+    with Lease.acquire(run.path, seconds=30) as lease:
+        with run.begin(4, "update_actor", token=lease.token) as writer:
+            row = weights_row(4, "rounds/0002/update_actor/checkpoint")
+            writer.write(Weights, table_of(Weights, [row]))
+            writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
+        write_stage(run, 5, "update_actor", [], lease.token)
+        prune(run.path, {"actor": "update_actor"}, 1, 4, token=lease.token)
+    assert _kept(run) == [2, 5]
 
 
 def test_nothing_is_pruned_where_nobody_knows_what_is_needed(tmp_path: Path) -> None:

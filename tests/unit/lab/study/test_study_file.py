@@ -203,6 +203,12 @@ def test_what_is_varied_is_arms_at_each_value_compared_at_the_same_value(tmp_pat
     assert (sizes["baseline_size_2"], sizes["baseline_size_0_5"], len(sizes)) == (2, 5, 6)
 
 
+def test_a_value_as_small_as_a_learning_rate_has_a_name(tmp_path: Path) -> None:
+    rates = {1e-3: {}, 1e-5: {"method.roles.actor.optimizer.learning_rate": 1e-5}}
+    scale = {"title": "rate", "values": rates, "arms": ["complementary"]}
+    assert "complementary_rate_1em05" in load_study(write(tmp_path, scales={"rate": scale})).arms
+
+
 def test_a_value_is_compared_with_what_is_not_varied_unless_its_tasks_are_others(tmp_path: Path) -> None:
     alone = {**SIZE, "arms": ["complementary"]}
     study = load_study(write(tmp_path, scales={"size": alone}))

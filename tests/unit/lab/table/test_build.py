@@ -90,6 +90,14 @@ def test_a_seed_may_be_in_an_environment_too(tmp_path: Path) -> None:
     assert not same_but_seed(method(1, 2), method(1, 3)), "and one seed is no two seeds"
 
 
+def test_a_setting_that_happens_to_be_the_seed_is_a_setting(tmp_path: Path) -> None:
+    one, other = (
+        results_of(tmp_path, f"r{seed}", WON, seed=seed, method__recipe__retrieval__top_k=seed).method
+        for seed in (1, 2)
+    )
+    assert not same_but_seed(one, other)
+
+
 def test_other_methods_have_other_rows_and_a_method_without_a_bank_has_one(tmp_path: Path) -> None:
     without: Won = {place: won for place, won in WON.items() if place[1] == WITHOUT}
     runs = [*study(tmp_path, [1, 1], [0, 1]), results_of(tmp_path, "plain-s101", without, seed=101, **BASELINE)]
