@@ -85,11 +85,15 @@ TRIAL_CROSS_RULES: tuple[CrossRule, ...] = (
         "the result of a trial is what its matched pairs say",
         ("trial_results", "episodes"),
         "SELECT r.row, r.content_digest AS id FROM trial_results r LEFT JOIN ("
-        "SELECT noted.family, noted.content_digest, count(*) AS pairs, sum(noted.success::INT) AS wins_with, "
-        "sum(free.success::INT) AS wins_without FROM episodes noted "
+        # Pairs of which less than half are left say nothing (`crl.learn.trials.result_of`).
+        "SELECT family, content_digest, count(*) FILTER (sound) AS counted, "
+        "if(2 * counted < count(*), 0, counted) AS pairs, "
+        "if(pairs = 0, 0, sum(noted::INT) FILTER (sound)) AS wins_with, "
+        "if(pairs = 0, 0, sum(free::INT) FILTER (sound)) AS wins_without FROM ("
+        "SELECT noted.family, noted.content_digest, noted.success AS noted, free.success AS free, "
+        "noted.error IS NULL AND free.error IS NULL AS sound FROM episodes noted "
         'JOIN episodes free ON free.family = noted.family AND free."group" = noted."group" AND NOT free.guided '
-        "AND free.environment_seed = noted.environment_seed "
-        "WHERE noted.guided AND noted.error IS NULL AND free.error IS NULL GROUP BY ALL"
+        "AND free.environment_seed = noted.environment_seed WHERE noted.guided) GROUP BY ALL"
         ") played USING (family, content_digest) "
         "WHERE r.round = (SELECT max(round) FROM episodes) AND (r.pairs <> coalesce(played.pairs, 0) "
         "OR r.wins_with <> coalesce(played.wins_with, 0) OR r.wins_without <> coalesce(played.wins_without, 0))",

@@ -77,7 +77,8 @@ def nll_samples(
                 generation_id=episode.generation_id,
                 reward=episode.reward,
                 advantage=1.0,
-                weight=config.weight,
+                # An episode whose every turn left no choice has nothing to train.
+                weight=config.weight if any(context.loss_mask) else 0.0,
                 temperature=generation.temperature,
                 token_ids=context.token_ids,
                 loss_mask=context.loss_mask,

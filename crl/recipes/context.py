@@ -64,12 +64,14 @@ class StageContext:
         services: Services,
         progress: Progress,
         arms: frozenset[str] | None = None,
+        families: frozenset[str] | None = None,
         unfinished: Path | None = None,
     ) -> None:
         self.method, self.recipe, self.stage, self.round = method, recipe, stage, round_number
         self.services = services
-        self.arms = arms
-        """Arms of an evaluation that are wanted, where a person evaluates a round again; None: all of them."""
+        self.arms, self.families = arms, families
+        """Arms and task families of an evaluation that are wanted, where a person evaluates a round again; None: all of
+        them."""
         self.unfinished = unfinished
         """Folder whose files outlive an attempt that ends early and go when the stage is committed; None: there is
         none. What is in it may save work and nothing else."""

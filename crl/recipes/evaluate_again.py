@@ -1,7 +1,7 @@
 """Evaluating a round again, outside the record: some tasks, other held-out seeds, or a round that was not evaluated.
 
 The same stage code runs against a writer that keeps its rows in memory; nothing of the run is changed. What is played
-is said by a :class:`Choice`, which narrows the method: an episode is the same whatever else is played beside it.
+is said by a :class:`Choice`: an episode is the same whatever else is played beside it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def evaluate_again(
     has no evaluation stage to stand in for, or where none of the chosen arms can be played in it.
     """
     choice = choice or Choice()
-    method = chosen_method(method, choice)
+    chosen = {family.name: family for family in chosen_method(method, choice).families}
+    # Families that are not played stay in the method: they say which part of the bank others search.
+    method = method.model_copy(update={"families": [chosen.get(each.name, each) for each in method.families]})
     stages = recipe.preparation if round_number == 0 else recipe.stages
     stage = next((each for each in stages if each.name == "evaluate"), None)
     if stage is None or stage.parts is None or stage.run_part is None:
@@ -98,14 +100,15 @@ def evaluate_again(
         services=services,
         progress=progress,
         arms=arms,
+        families=frozenset(chosen),
     )
     parts = stage.parts(context)
     if not parts and arms is not None:
         raise _no_arm(round_number, choice.arms or ())
     for part in range(parts):
         stage.run_part(context, part)
-    # A recipe of another package may play every arm whatever was asked for.
-    rows = [row for row in writer.rows(Evaluation) if arms is None or row.arm in arms]
+    # A recipe of another package may play every arm and family whatever was asked for.
+    rows = [row for row in writer.rows(Evaluation) if row.family in chosen and (arms is None or row.arm in arms)]
     return Evaluated(round_number, rows, context.digests())
 
 

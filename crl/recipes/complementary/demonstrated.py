@@ -8,6 +8,7 @@ templates over episodes that the warm actor really played. Practice games, for e
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -99,17 +100,19 @@ def written_by_template(
 ) -> tuple[list[PlayedEpisode], list[Distilled]]:
     """Episodes that the warm actor played, and templates about them: what the extractor imitates.
 
-    The first half of the episodes is free and gets `add`; the second half is guided by what was written about the
-    first, so that `update` and `return` occur where they belong.
+    The first half of a family's episodes is free and gets `add`; the second half is guided by what was written about
+    the first, so that `update` and `return` occur where they belong.
     """
     actor = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", actor)
     waves = _waves(ctx, episodes)
     played: list[PlayedEpisode] = []
     results: list[Distilled] = []
-    for index, wave in enumerate(waves):
-        notes = [each.operations[0].text for each in results if each.operations and each.operations[0].text]
-        slots = _guided(wave, notes) if notes and index >= len(waves) / 2 else wave
+    notes: dict[str, list[str]] = defaultdict(list)
+    all_waves, done = Counter(wave[0].task.family for wave in waves), Counter[str]()
+    for wave in waves:
+        family = wave[0].task.family
+        slots = _guided(wave, notes[family]) if notes[family] and done[family] >= all_waves[family] / 2 else wave
         finished = play(
             ctx,
             policy,
@@ -123,10 +126,13 @@ def written_by_template(
             [turn for each in finished for turn in each.turns],
             config_of(ctx.method).distill.model_copy(update={"episodes": "all"}),
         )
-        environment = ctx.environment(wave[0].task.family)
+        environment = ctx.environment(family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
-        results += write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
+        made = write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
+        notes[family] += [text for each in made if each.operations and (text := each.operations[0].text)]
+        results += made
         played += finished
+        done[family] += 1
     return played, results
 
 

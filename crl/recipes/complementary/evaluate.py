@@ -8,6 +8,7 @@ the tasks as well (arm `random`): success means little until it is known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,7 +145,11 @@ def _waves(ctx: StageContext) -> list[_Wave]:
         arms.append(RANDOM)
     if ctx.arms is not None:
         arms = [arm for arm in arms if arm in ctx.arms]
-    held_out = waves_over(ctx.method, _held_out)
+
+    def wanted(family: FamilyConfig) -> Sequence[int]:
+        return _held_out(family) if ctx.families is None or family.name in ctx.families else ()
+
+    held_out = waves_over(ctx.method, wanted)
     return [_Wave(arm, tuple(tasks)) for arm in arms for tasks in held_out]
 
 

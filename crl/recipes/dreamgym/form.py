@@ -71,6 +71,12 @@ def written(step: Predicted, before: Sequence[str]) -> str:
     return reasoning_part(step.reasoning) + predicted_part(step, before)
 
 
+def _within(reward: float, rewards: tuple[float, float]) -> bool:
+    """Whether a reward that was read is one that can be: bounds are written with six digits too, up or down."""
+    least, most = rewards
+    return min(least, float(f"{least:.6g}")) <= reward <= max(most, float(f"{most:.6g}"))
+
+
 def read(text: str, before: Sequence[str], rewards: tuple[float, float]) -> tuple[str, Predicted | None]:
     """(reason code, what is predicted): `ok`, or the first thing that is wrong and None.
 
@@ -90,7 +96,7 @@ def read(text: str, before: Sequence[str], rewards: tuple[float, float]) -> tupl
     if (paid is None) != (outcome == CONTINUES):
         return "no_reward" if paid is None else "reward_too_early", None
     reward = 0.0 if paid is None else float(paid)
-    if not (math.isfinite(reward) and (paid is None or rewards[0] <= reward <= rewards[1])):
+    if not (math.isfinite(reward) and (paid is None or _within(reward, rewards))):
         return "reward_out_of_range", None
     actions = tuple(before)
     if lines and lines[-1].startswith("Actions:"):

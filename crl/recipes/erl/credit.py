@@ -91,7 +91,8 @@ def samples_of(
     tokens = sum(sum(each.loss_mask) for each in learned)
     factor = config.internalize.weight if config.internalize is not None else 0.0
     for each in learned:
-        own = max(1, sum(each.loss_mask)) if config.objective.aggregation == "token_mean" else 1
+        trained = sum(each.loss_mask)  # none where every turn left no choice
+        own = max(1, trained) if config.objective.aggregation == "token_mean" else 1
         found.append(
             Sample(
                 sample_id=f"r{round:04d}-{ACTOR}-{each.generation.generation_id}{SUFFIX}",
@@ -102,7 +103,7 @@ def samples_of(
                 generation_id=each.generation.generation_id,
                 reward=each.reward,
                 advantage=1.0,
-                weight=factor * max(each.reward, 0.0) * tokens / counts[method.owner(ACTOR)] / own,
+                weight=factor * max(each.reward, 0.0) * tokens / counts[method.owner(ACTOR)] / own if trained else 0.0,
                 temperature=each.generation.temperature,
                 token_ids=each.token_ids,
                 loss_mask=each.loss_mask,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crl.recipes.dreamgym.form import OK, Predicted, one_line, read, written
+from crl.recipes.dreamgym.form import OK, Predicted, one_line, predicted_part, read, written
 
 LINES = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=20)
 NAMES = st.lists(st.sampled_from(["up", "down", "open door", "wait"]), unique=True, min_size=1, max_size=4)
@@ -36,6 +36,15 @@ def test_what_is_written_is_read_again(step: tuple[Predicted, tuple[str, ...]]) 
         assert read(written(predicted, before), before, ANY)[0] == "empty_observation"
         return
     assert read(written(predicted, before), before, ANY) == (OK, predicted)
+
+
+@pytest.mark.parametrize("most", [2 / 3, -1 / 3, 1 - 0.9 * 7 / 256, 123456.789])
+def test_the_best_and_the_worst_reward_that_were_taught_can_be_predicted(most: float) -> None:
+    """They are written with six digits, which may be more than the most there is, or less than the least."""
+    told = Predicted("@ F", (), "success", most)
+    for bounds in ((most - 1, most), (most, most + 1), (most, most)):
+        reason, found = read(predicted_part(told, ("up",)), ("up",), bounds)
+        assert reason == "ok" and found is not None and found.reward == pytest.approx(most, rel=1e-5)
 
 
 @pytest.mark.parametrize(

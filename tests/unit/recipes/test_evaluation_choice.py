@@ -9,6 +9,7 @@ import pytest
 
 from crl.config import Experiment, Method, SeedRange
 from crl.config.base import LAST_SEED
+from crl.config.families import FamilyBank
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.recipes.evaluate_again import Choice, chosen_method, evaluate_again
@@ -60,6 +61,19 @@ def test_a_choice_plays_the_episodes_of_the_whole(
         and row.environment_seed < FIRST + (episodes or SPLIT)
     ]
     assert wanted and rows == wanted
+
+
+def test_a_family_that_is_evaluated_alone_searches_its_own_part_of_the_bank(tmp_path: Path) -> None:
+    """`lake` and `pond` share; `own` keeps to itself, played or not."""
+    made = two_lakes(method__families__0__groups=2)
+    own = made.method.families[0].model_copy(update={"name": "own", "bank": FamilyBank(partition="family")})
+    families = [*made.method.families, own]
+    played = Played(
+        tmp_path, made.model_copy(update={"method": made.method.model_copy(update={"families": families})}), ROUND
+    )
+    rows = played.rows(Evaluation, "evaluate", ROUND)
+    for tasks in (("pond",), ("own",), ("pond", "own")):
+        assert again(played, tasks=tasks) == [row for row in rows if row.family in tasks]
 
 
 def test_more_episodes_than_the_split_go_on_after_it(played: Played) -> None:
