@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crl.checks import check_tables
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig, SelfDistillationConfig
 from crl.errors import RecordDamaged
 from crl.learn.self_distillation import distilled_episodes, nll_samples
-from crl.records import Episode, Generation, Sample, StrippedContext
+from crl.records import Episode, Generation, Sample, StrippedContext, table_of
 
 VOCABULARY, TEMPERATURE = 32, 0.9
 
@@ -108,6 +109,17 @@ def test_a_sample_is_the_stripped_context_token_for_token() -> None:
     del contexts[chosen[1].episode_id]
     with pytest.raises(RecordDamaged, match="stripped context"):
         nll_samples(chosen, contexts, generations, SelfDistillationConfig(), round=4)
+
+
+def test_an_episode_whose_every_turn_left_no_choice_weighs_nothing() -> None:
+    """`sampling.constrain`: where one action is possible it is written, not drawn, and nothing of it is trained."""
+    chosen = distilled_episodes(EPISODES, SelfDistillationConfig(episodes="wins"))
+    contexts, generations = rows(chosen, np.random.default_rng(2))
+    forced = chosen[1].episode_id
+    contexts[forced] = dataclasses.replace(contexts[forced], loss_mask=[0] * len(contexts[forced].token_ids))
+    samples = nll_samples(chosen, contexts, generations, SelfDistillationConfig(), round=4)
+    assert [sample.weight > 0 for sample in samples] == [True, False, True, True]
+    check_tables({Sample: table_of(Sample, samples)}, where="here")
 
 
 def grpo_sample(index: int, rng: np.random.Generator) -> Sample:
