@@ -53,7 +53,7 @@ def compare(study: StudyChoice, jobs: Jobs = 0, arms: list[str] = EVERYTHING, se
 
     Args:
         study: A file of `conf/study/`, or another study file on the worker's machine.
-        jobs: Runs at a time; 0 takes as many as there are cores.
+        jobs: Runs at a time; 0 takes as many as the cores hold with the threads of the method; one with a GPU.
         arms: These arms only; none means every arm.
         seeds: These seeds only; none means every seed.
     """

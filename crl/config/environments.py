@@ -43,6 +43,11 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def global_streams(self) -> bool:
+        """Whether its episodes draw from the process's own random generators, which one of them has at a time."""
+        return False
+
+    @property
     def keeps_steps(self) -> bool:
         """Whether what it answered in episodes that are over is kept, so that a stage that is resumed does not call for
         it again: for one that acts on a world outside, or takes long."""
@@ -215,6 +220,12 @@ class FamilyConfig(Model):
     def _isolated(self) -> FamilyConfig:
         if self.isolate and self.environment.teaches:
             raise ValueError(f"family {self.name}: an environment with practice games cannot be isolated")
+        beside = self.workers > 1 or self.step_time_limit_seconds is not None
+        if self.environment.global_streams and beside and not self.isolate:
+            raise ValueError(
+                f"family {self.name}: its environment draws from the process's own random generators, for which slots "
+                "wait for each other: workers above 1 and step_time_limit_seconds need isolate: true"
+            )
         return self
 
     @model_validator(mode="after")

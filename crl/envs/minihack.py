@@ -15,6 +15,7 @@ import difflib
 import importlib
 import random
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
 _TEMPLATES = frozenset({"MiniHack-Navigation-Custom-v0", "MiniHack-Skill-Custom-v0"})
 """Ids under which MiniHack registers classes for levels of one's own: they have no level."""
+_SEEDED = threading.RLock()
 _DRAWS = 1000
 """Draws of a seed after which its task has no such level; a draw takes about a millisecond."""
 
@@ -129,13 +131,15 @@ def _registry() -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def _python_random(seed: int) -> Iterator[None]:
-    """Seed Python's global generator and give it back as it was: some tasks choose a level with it."""
-    state = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(state)
+    """Seed Python's global generator and give it back as it was: some tasks choose a level with it. One at a time:
+    slots may be reset in threads."""
+    with _SEEDED:
+        state = random.getstate()
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 def _build(config: MiniHackConfig, changed: Callable[[type], type] = lambda task: task) -> Any:

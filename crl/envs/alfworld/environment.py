@@ -133,7 +133,7 @@ class AlfworldEnvironment:
         slot.turns += 1
         state = slot.state
         legal = action is not None and action in state.operators
-        text = state.do(action or "")
+        text = state.do(action if action is not None and legal else "")
         success = state.won
         reason = None
         if success:

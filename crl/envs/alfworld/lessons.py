@@ -14,7 +14,7 @@ from crl.protocols import Lesson
 from crl.records import Episode, Turn
 
 _GOAL = re.compile(
-    r"(?:look at|examine) (?:the |an? |some )?(\w+)|(?:an?|some|two|the) (?:clean |hot |cool |cold )?(\w+)"
+    r"\b(?:look at|examine) (?:the |an? |some )?(\w+)|\b(?:an?|some|two|the) (?:clean |hot |cool |cold )?(\w+)"
 )
 _SEEN_AT = re.compile(r"(?:On|In) the ([a-z]+) \d+, you see|The ([a-z]+) \d+ is open\. In it, you see")
 _TAKEN = re.compile(r"take ([a-z]+) \d+ from ([a-z]+) \d+")

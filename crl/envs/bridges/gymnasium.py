@@ -10,6 +10,7 @@ found out when it is made, and refused unless `global_random` says so.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -75,6 +76,11 @@ class GymnasiumConfig(BridgeConfig):
             raise ValueError("action_names have to differ, and none may be blank")
         return self
 
+    @property
+    def global_streams(self) -> bool:
+        """As it is set."""
+        return self.global_random
+
     def make(self) -> Wave:
         """A wave of episodes. Raises BadInput for an unknown id, and for spaces that are no text and no names."""
         games = _Games(self)
@@ -98,10 +104,11 @@ class _Games:
             untouched = Untouched()
             screen.reset(0)
             screen.env.action_space.seed(0)
-            for _ in range(_PROBES):
-                *_, terminated, truncated, _ = screen.env.step(screen.env.action_space.sample())
-                if terminated or truncated:
-                    break
+            with contextlib.suppress(Exception):  # what it does not take it may refuse
+                for _ in range(_PROBES):
+                    *_, terminated, truncated, _ = screen.env.step(screen.env.action_space.sample())
+                    if terminated or truncated:
+                        break
             drawn = not untouched
         if drawn:
             raise BadInput(

@@ -58,6 +58,11 @@ class TextArenaConfig(BridgeConfig):
             raise ValueError("held_out_from has to be null: TextArena does not say which level a game is")
         return self
 
+    @property
+    def global_streams(self) -> bool:
+        """They do."""
+        return True
+
     def make(self) -> Wave:
         """A wave of games. Raises BadInput for an unknown id, a game that this machine cannot play offline, and where
         the package is missing."""

@@ -73,6 +73,10 @@ class Call:
     arguments: Mapping[str, Any]
 
 
+LONGEST_COMMAND = 120_000
+"""Bytes of a command: Linux takes no argument of 128 KiB."""
+
+
 class BadCall(Exception):
     """What is wrong with a call, for the actor."""
 
@@ -107,6 +111,8 @@ def _checked(name: str, key: str, value: Any) -> Any:
             raise BadCall(f"{name}: {key} has to be a text.")
         if "enum" in wanted and value.strip() not in wanted["enum"]:
             raise BadCall(f"{name}: {key} has to be one of {', '.join(wanted['enum'])}.")
+        if name == BASH and ("\0" in value or len(value.encode()) > LONGEST_COMMAND):
+            raise BadCall(f"{name}: {key} has to be without NUL, and of at most {LONGEST_COMMAND:,} bytes.")
         return value.strip() if "enum" in wanted else value
     if isinstance(value, str):  # plain text has no numbers, and some models write them so
         try:

@@ -20,6 +20,8 @@ from crl.envs.swe.patches import touched
 from crl.envs.swe.sandbox import TESTBED
 
 _AROUND = 8
+_PART = 90_000
+"""Characters of base64 in one command, which has to be shorter than `calls.LONGEST_COMMAND`; a multiple of four."""
 """Lines before and behind a change that are looked at."""
 
 
@@ -49,7 +51,10 @@ def _file(path: str, old: Path, new: Path, *, looking: bool) -> Iterator[Call]:
     if after is None or (before is None and os.path.lexists(old)):
         content = base64.b64encode(new.read_bytes()).decode()
         folder = shlex.quote(str(Path(path).parent))
-        yield Call(BASH, {"command": f"mkdir -p -- {folder} && rm -f -- {named} && base64 -d > {named} <<< {content}"})
+        parts = [content[at : at + _PART] for at in range(0, len(content), _PART)] or [""]
+        yield Call(BASH, {"command": f"mkdir -p -- {folder} && rm -f -- {named} && base64 -d > {named} <<< {parts[0]}"})
+        for part in parts[1:]:
+            yield Call(BASH, {"command": f"base64 -d >> {named} <<< {part}"})
     elif before is None:
         yield Call(EDITOR, {"command": "create", "path": where, "file_text": after})
     else:

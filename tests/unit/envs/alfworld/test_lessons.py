@@ -69,6 +69,7 @@ def test_a_lost_game_tells_what_was_missing(turns, told):
         ("look at cd under the desklamp.", "cd"),
         ("examine the book with the desklamp.", "book"),
         ("cool some apple and put it in microwave.", "apple"),
+        ("clean some apple and put it in fridge.", "apple"),
         ("tidy up", "thing"),
     ],
 )

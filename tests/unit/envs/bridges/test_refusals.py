@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+from crl.config import FamilyConfig
 from crl.envs import check_environment
 from crl.envs.bridges.reasoning_gym import ReasoningGymConfig
 from crl.envs.bridges.textarena import TextArenaConfig
@@ -58,6 +59,20 @@ def test_textarena_games_that_cannot_be_played_offline(game, words, tmp_path, mo
 def test_levels_that_nobody_knows_are_not_held_out():
     with pytest.raises(ValidationError, match="does not say which level"):
         TextArenaConfig(held_out_from=1000)
+
+
+@pytest.mark.parametrize("beside", [{"workers": 2}, {"step_time_limit_seconds": 5.0}])
+def test_slots_that_wait_for_each_others_random_numbers_have_no_time_limit(beside):
+    """A slow one would use up the time of all others, and one that hangs would hold them all."""
+    family = {"name": "words", "environment": {"kind": "textarena", "held_out_from": None}}
+    FamilyConfig.model_validate(family)
+    FamilyConfig.model_validate({**family, **beside, "isolate": True})
+    with pytest.raises(ValidationError, match="need isolate: true"):
+        FamilyConfig.model_validate({**family, **beside})
+    own = {"kind": "gymnasium", "id": "CliffWalking-v1"}
+    FamilyConfig.model_validate({**family, **beside, "environment": own})
+    with pytest.raises(ValidationError, match="need isolate: true"):
+        FamilyConfig.model_validate({**family, **beside, "environment": {**own, "global_random": True}})
 
 
 def test_reasoning_gym_reads_an_answer_and_pays_what_the_scorer_says(monkeypatch):

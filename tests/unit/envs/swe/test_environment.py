@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 
 import pytest
 
 from crl.config import FamilyConfig
 from crl.envs import check_environment
+from crl.envs.swe.calls import BASH, BadCall, call_of
 from crl.envs.swe.tasks import split
 from crl.errors import BadInput
 from crl.protocols import FreeText, Leveled, StopReason, ToolCalls
@@ -113,6 +115,12 @@ def test_two_slots_have_two_trees(environment):
 def test_the_environment_passes_the_check(config, environment):
     check_environment(config)
     assert isinstance(environment, Leveled)
+
+
+@pytest.mark.parametrize("command", ["echo \0", "echo " + "é" * 70_000])
+def test_a_command_that_no_process_can_be_given_is_refused_as_a_call(command):
+    with pytest.raises(BadCall, match="without NUL, and of at most 120,000 bytes"):
+        call_of(json.dumps({"name": BASH, "arguments": {"command": command}}), as_text=False)
 
 
 @pytest.mark.parametrize("calls", ["tools", "text"])

@@ -225,7 +225,8 @@ def test_a_package_in_src_with_settings_of_its_own(tmp_path):
 
 
 def test_the_oracle_can_do_what_a_diff_can(tmp_path):
-    """New, removed, moved and empty files, one that is no text, one without a line break at its end."""
+    """New, removed, moved and empty files, two that are no text, one of them longer than a command may be, one without
+    a line break at its end."""
     numbers = "".join(f"line {number % 7}\n" for number in range(60))
     base = {
         "tally.py": MEAN,
@@ -236,7 +237,8 @@ def test_the_oracle_can_do_what_a_diff_can(tmp_path):
     }
     changed = numbers.replace("line 3\n", "line three\n", 1)[:-1] + "\nline 2\nend"
     fix = {"tally.py": FIXED, "old name.py": None, "new/name.py": "x = 1\n" * 9, "gone.py": None, "empty.py": "",
-           "numbers.txt": "first\n" + changed, "odd'name.txt": "\0binary \u2028 ü\r\n"}  # fmt: skip
+           "numbers.txt": "first\n" + changed, "odd'name.txt": "\0binary \u2028 ü\r\n",
+           "large.bin": "\0" + 150_000 * "é"}  # fmt: skip
     with closing(made(config_of(tmp_path, [make_row(tmp_path, base=base, fix=fix)]))) as environment:
         environment.reset_many([0])
         fixed = environment.repositories.fixed(environment.tasks.of(0))
