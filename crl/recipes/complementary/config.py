@@ -336,7 +336,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             f"recipe {config.kind} does not train the extractor, so none of its answers would be trained",
             expected="a recipe that trains the extractor",
             where="method.rollout.search_and_ask.train_answers",
-            next_step="leave it out, or choose another recipe",
+            next_step="set it to false, or choose another recipe",
         )
     if config.self_distillation is not None:
         if ACTOR not in config.TRAINED:
@@ -344,7 +344,7 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
                 f"recipe {config.kind} does not train the actor, so it distills nothing into it",
                 expected="a recipe that trains the actor",
                 where="method.recipe.self_distillation",
-                next_step="leave self_distillation out, or choose another recipe",
+                next_step="set method.recipe.self_distillation to null, or choose another recipe",
             )
         if config.self_distillation.episodes == "beats_free" and all(
             members == {size} for size, members in guided.items()
