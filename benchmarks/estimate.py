@@ -7,13 +7,15 @@ The default has 1.0 billion parameters (bfloat16, adapters, one set of weights f
 12 GB of memory and 3 GB of disk. The model is made in DIRECTORY (default: one that is removed afterward) with the
 tokenizer of SmolLM2; `--model` takes one that is there. Memory is the largest resident size of any process of the
 round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a second.
-That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left.
+That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left. Time is that
+of a round in which the actor alone learns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import tempfile
 import threading
 import time
@@ -149,7 +151,10 @@ def measure(folder: Path, model: Path, threads: int) -> list[Compared]:
     """Estimate, run a round, compare."""
     experiment = experiment_on(model, folder / "runs", threads)
     needed = estimate(experiment)
-    seconds = seconds_of(typical_work(experiment), paces_of(experiment))
+    work = typical_work(experiment)
+    # What a random model writes cannot be used, so nothing of the extractor is learned.
+    work["extractor"] = dataclasses.replace(work["extractor"], update_flops=0)
+    seconds = seconds_of(work, paces_of(experiment))
     return compare(needed, one_round(experiment, folder / "runs"), seconds)
 
 
