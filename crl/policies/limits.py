@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BLOCK = 64
+_BLOCK = 64
 """Slots of a row are a multiple."""
 PASS_TOKENS = 4096
 """Most tokens of one pass (`session`): bounds the memory of activations."""
@@ -10,4 +10,4 @@ PASS_TOKENS = 4096
 
 def row_slots(context: int) -> int:
     """Slots of every row: those of the longest, and one at least that no row reaches."""
-    return (context // BLOCK + 1) * BLOCK
+    return (context // _BLOCK + 1) * _BLOCK

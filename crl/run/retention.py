@@ -47,11 +47,7 @@ def prune(
         present = [place for place in committed if (_stage(run_path, place) / CHECKPOINT).is_dir()]
         kept = set(present[-keep_last:] if keep_last else [])
         kept |= {place for place in present if keep_every and place[0] % keep_every == 0}
-        # Where a role was not updated in a round that is kept, its row points to what an earlier one wrote.
-        rows = [place for place in committed if keep_every and place[0] % keep_every == 0]
-        rows = [place for place in rows if (_stage(run_path, place) / _WEIGHTS).is_file()]
-        needed = {*protected, *_in_use(run_path, committed)}
-        needed |= {each for place in rows for each in recorded_checkpoints(run_path, place)}
+        needed = {*protected, *_in_use(run_path, committed, keep_every)}
         for place in present:
             if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
                 continue
@@ -102,12 +98,12 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[tuple[int, str]]
     return found
 
 
-def _in_use(run_path: Path, committed: Sequence[tuple[int, str]]) -> set[str]:
-    """Checkpoints that the newest weights rows point to: a role not updated lately still needs an old one."""
-    for place in reversed(committed):
-        if (_stage(run_path, place) / _WEIGHTS).is_file():
-            return recorded_checkpoints(run_path, place)
-    return set()
+def _in_use(run_path: Path, committed: Sequence[tuple[int, str]], keep_every: int) -> set[str]:
+    """Checkpoints that the newest weights rows point to, and those of rounds that are kept: a role that was not updated
+    still needs an old one."""
+    told = [place for place in committed if (_stage(run_path, place) / _WEIGHTS).is_file()]
+    told = [place for place in told if place == told[-1] or (keep_every and place[0] % keep_every == 0)]
+    return {checkpoint for place in told for checkpoint in recorded_checkpoints(run_path, place)}
 
 
 def recorded_checkpoints(run_path: Path, place: tuple[int, str]) -> set[str]:

@@ -84,7 +84,7 @@ class GymnasiumConfig(BridgeConfig):
     def make(self) -> Wave:
         """A wave of episodes. Raises BadInput for an unknown id, and for spaces that are no text and no names."""
         games = _Games(self)
-        return Wave(games.begin, max_turns=self.max_turns, global_streams=self.global_random, free=games.close)
+        return Wave(games.begin, max_turns=self.max_turns, global_streams=self.global_streams, free=games.close)
 
 
 class _Games:

@@ -66,7 +66,7 @@ class TextArenaConfig(BridgeConfig):
     def make(self) -> Wave:
         """A wave of games. Raises BadInput for an unknown id, a game that this machine cannot play offline, and where
         the package is missing."""
-        return Wave(_Games(self).begin, max_turns=self.max_turns, global_streams=True)
+        return Wave(_Games(self).begin, max_turns=self.max_turns, global_streams=self.global_streams)
 
 
 class _Games:

@@ -20,9 +20,9 @@ from crl.envs.swe.patches import touched
 from crl.envs.swe.sandbox import TESTBED
 
 _AROUND = 8
+"""Lines before and behind a change that are looked at."""
 _PART = 90_000
 """Characters of base64 in one command, which has to be shorter than `calls.LONGEST_COMMAND`; a multiple of four."""
-"""Lines before and behind a change that are looked at."""
 
 
 def calls_of(patch: str, base: Path, fixed: Path, most: int) -> list[Call]:

@@ -92,7 +92,7 @@ def samples_of(
     factor = config.internalize.weight if config.internalize is not None else 0.0
     for each in learned:
         trained = sum(each.loss_mask)  # none where every turn left no choice
-        own = max(1, trained) if config.objective.aggregation == "token_mean" else 1
+        own = trained if config.objective.aggregation == "token_mean" else 1
         found.append(
             Sample(
                 sample_id=f"r{round:04d}-{ACTOR}-{each.generation.generation_id}{SUFFIX}",

@@ -27,6 +27,14 @@ def _kept(run: RunDirectory) -> list[int]:
     return [n for n in run.rounds() if (run.stage_path(n, "update_actor") / "checkpoint").is_dir()]
 
 
+def _went_on(run: RunDirectory, number: int, before: int, token: int) -> None:
+    """A round without an update: its row points to the checkpoint of an earlier one."""
+    with run.begin(number, "update_actor", token=token) as writer:
+        row = weights_row(number, f"rounds/{before:04d}/update_actor/checkpoint")
+        writer.write(Weights, table_of(Weights, [row]))
+        writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
+
+
 @pytest.mark.parametrize(
     ("keep_last", "keep_every", "protected", "kept"),
     [
@@ -76,10 +84,7 @@ def test_what_the_newest_weights_point_to_is_never_pruned(tmp_path: Path) -> Non
     """A role that was not trained lately carries an old checkpoint forward."""
     run = finished_run(tmp_path, rounds=3)
     with Lease.acquire(run.path, seconds=30) as lease:
-        with run.begin(4, "update_actor", token=lease.token) as writer:
-            row = weights_row(4, "rounds/0001/update_actor/checkpoint")
-            writer.write(Weights, table_of(Weights, [row]))
-            writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
+        _went_on(run, 4, 1, lease.token)
         prune(run.path, {"actor": "update_actor"}, 1, 0, token=lease.token)
     assert _kept(run) == [1, 3]
 
@@ -88,10 +93,7 @@ def test_a_kept_round_keeps_the_weights_that_it_went_on_with(tmp_path: Path) -> 
     """Round 4 is one of every fourth, and its role was not updated in it: a fork of it needs what it points to."""
     run = finished_run(tmp_path, rounds=3)
     with Lease.acquire(run.path, seconds=30) as lease:
-        with run.begin(4, "update_actor", token=lease.token) as writer:
-            row = weights_row(4, "rounds/0002/update_actor/checkpoint")
-            writer.write(Weights, table_of(Weights, [row]))
-            writer.commit(inputs=[], method_digest=run.method_digest, seed=0, provenance={})
+        _went_on(run, 4, 2, lease.token)
         write_stage(run, 5, "update_actor", [], lease.token)
         prune(run.path, {"actor": "update_actor"}, 1, 4, token=lease.token)
     assert _kept(run) == [2, 5]
