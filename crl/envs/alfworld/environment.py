@@ -132,8 +132,8 @@ class AlfworldEnvironment:
     def _step(self, slot: _Slot, action: str | None) -> Step:
         slot.turns += 1
         state = slot.state
-        legal = action is not None and action in state.operators
-        text = state.do(action if action is not None and legal else "")
+        command = action if action in state.operators else None
+        text, legal = state.do(command or ""), command is not None
         success = state.won
         reason = None
         if success:

@@ -8,8 +8,8 @@ the tasks as well (arm `random`): success means little until it is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -145,18 +145,14 @@ def _waves(ctx: StageContext) -> list[_Wave]:
         arms.append(RANDOM)
     if ctx.arms is not None:
         arms = [arm for arm in arms if arm in ctx.arms]
-
-    def wanted(family: FamilyConfig) -> Sequence[int]:
-        return _held_out(family) if ctx.families is None or family.name in ctx.families else ()
-
-    held_out = waves_over(ctx.method, wanted)
+    held_out = waves_over(ctx.method, partial(_held_out, ctx))
     return [_Wave(arm, tuple(tasks)) for arm in arms for tasks in held_out]
 
 
-def _held_out(family: FamilyConfig) -> range:
-    """Seeds of every held-out task of a family."""
-    first = family.evaluation_seeds.start
-    return range(first, first + family.evaluation_seeds.count)
+def _held_out(ctx: StageContext, family: FamilyConfig) -> range:
+    """Seeds of every held-out task of a family, none where it is not wanted."""
+    first, wanted = family.evaluation_seeds.start, ctx.families is None or family.name in ctx.families
+    return range(first, first + family.evaluation_seeds.count * wanted)
 
 
 def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
