@@ -23,7 +23,7 @@ class Work:
     read_and_sampled: int
     """Tokens read and sampled, but for evaluations."""
     sampling_flops: int
-    """Of all these tokens."""
+    """Of all these tokens but what several outputs share, which is read once."""
     reading_flops: int
     """Of those that the model does not write itself, and of attention by all of them."""
     weight_bytes: int
@@ -91,8 +91,8 @@ def work_of(
     size = FLOAT16 if role.dtype == "bfloat16" else FLOAT32
     return Work(
         read_and_sampled=round(outputs.sampled * lengths.tokens),
-        sampling_flops=round(outputs.sampled * (lengths.tokens * body + head)),
-        reading_flops=round(outputs.sampled * (lengths.tokens * body - written)),
+        sampling_flops=round(outputs.sampled * (lengths.read * body + head)),
+        reading_flops=round(outputs.sampled * (lengths.read * body - written)),
         weight_bytes=round(-(-outputs.sampled // rows) * lengths.sampled * shape.matrix_parameters * size),
         update_flops=round(passes * outputs.trained * (lengths.computed * body + head)),
         ranks=role.deepspeed.ranks,
@@ -102,8 +102,8 @@ def work_of(
 
 
 def longest(role: RoleConfig, new: int) -> Lengths:
-    """Outputs that fill the context, `new` tokens of it written by the model, of which an update shares nothing."""
-    return Lengths(role.context, new, role.context)
+    """Outputs that fill the context, `new` tokens of it written by the model, of which none shares anything."""
+    return Lengths(role.context, new, role.context, role.context)
 
 
 def seconds_of(work: Mapping[str, Work], paces: Mapping[str, Pace]) -> float:

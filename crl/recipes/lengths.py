@@ -10,8 +10,10 @@ class Lengths:
     """One output of a role on average, in tokens."""
 
     tokens: float
-    """Read and sampled."""
+    """All, read and sampled."""
     sampled: float
     """Of them, written by the model."""
+    read: float
+    """Positions that sampling computes for it: what the prompts of several outputs begin with alike is read once."""
     computed: float
     """Positions that an update computes for it: what several outputs begin with alike is computed once."""

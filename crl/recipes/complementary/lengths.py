@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from crl.config import FamilyConfig, Method, RoleConfig, SamplingConfig
 from crl.envs import make_environment
 from crl.extractor.distill import items_of
-from crl.learn.packing import cut, tree_of
+from crl.learn.packing import cut, shared_prefix, tree_of
 from crl.protocols import Lesson
 from crl.recipes.chats import chat_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
@@ -106,7 +107,7 @@ def _games(method: Method, actor: ScriptedRole, family: FamilyConfig) -> list[Pl
 
 def _lengths(role: RoleConfig, played: Sequence[_Played]) -> Lengths:
     """The mean over families, each with its share."""
-    tokens = sampled = computed = 0.0
+    tokens = sampled = read = computed = 0.0
     for family in played:
         records = [each for each in family.generations if sum(each.loss_mask)]
         if not records:
@@ -120,5 +121,12 @@ def _lengths(role: RoleConfig, played: Sequence[_Played]) -> Lengths:
             more = min(family.turns * family.sampling.max_new_tokens - written, role.context - length)
         tokens += family.share * (length + more)
         sampled += family.share * (written + more)
+        read += family.share * (length - _shared(records) / len(records) + more)
         computed += family.share * (sum(len(tree_of(batch).token_ids) for batch in rows) / len(records) + more)
-    return Lengths(tokens, sampled, computed)
+    return Lengths(tokens, sampled, read, computed)
+
+
+def _shared(records: Sequence[Generation]) -> int:
+    """Tokens of prompts that sampling does not read again. Of later turns nothing is shared, whatever they hold."""
+    prompts = sorted(each.token_ids[: each.loss_mask.index(1)] for each in records)
+    return sum(shared_prefix(before, after) for before, after in pairwise(prompts))

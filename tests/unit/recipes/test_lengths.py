@@ -40,6 +40,8 @@ def test_a_constrained_actor_writes_its_action_and_the_end_of_its_turn() -> None
     said = {len(chat.answer(action)) for action in ("up", "down", "left", "right")}
     assert min(said) <= actor.sampled <= max(said)
     assert actor.tokens == pytest.approx(fmean(first) + actor.sampled)
+    # Members read the prompt of their group once; the prompts of two groups begin alike.
+    assert max(first) / 8 < actor.read - actor.sampled < sum(first) / 8
     # All are one micro-batch: both prompts once at most, and of each game its answer but for the token only predicted.
     assert max(first) / 8 < actor.computed <= sum(first) / 8 + actor.sampled - 1
 
