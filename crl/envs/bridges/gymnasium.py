@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.envs.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
@@ -102,13 +103,16 @@ class _Games:
     def _refuse_global_draws(self, screen: _Screen) -> None:
         with GlobalStreams(0).in_place():
             untouched = Untouched()
-            screen.reset(0)
-            screen.env.action_space.seed(0)
+            _, info = screen.reset(0)
+            space = screen.env.action_space
+            space.seed(0)
             with contextlib.suppress(Exception):  # what it does not take it may refuse
-                for _ in range(_PROBES):
-                    *_, terminated, truncated, _ = screen.env.step(screen.env.action_space.sample())
+                for step in range(_PROBES):
+                    mask = info.get("action_mask") if screen.names else None
+                    open_ = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+                    *_, terminated, truncated, info = screen.env.step(open_)
                     if terminated or truncated:
-                        break
+                        _, info = screen.reset(step)
             drawn = not untouched
         if drawn:
             raise BadInput(

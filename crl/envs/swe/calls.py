@@ -111,6 +111,8 @@ def _checked(name: str, key: str, value: Any) -> Any:
             raise BadCall(f"{name}: {key} has to be a text.")
         if "enum" in wanted and value.strip() not in wanted["enum"]:
             raise BadCall(f"{name}: {key} has to be one of {', '.join(wanted['enum'])}.")
+        if any("\ud800" <= each <= "\udfff" for each in value):  # JSON can say half of a pair; no file can hold it
+            raise BadCall(f"{name}: {key} has to be a text of Unicode, without surrogates.")
         if name == BASH and ("\0" in value or len(value.encode()) > LONGEST_COMMAND):
             raise BadCall(f"{name}: {key} has to be without NUL, and of at most {LONGEST_COMMAND:,} bytes.")
         return value.strip() if "enum" in wanted else value

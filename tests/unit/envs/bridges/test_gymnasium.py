@@ -45,7 +45,9 @@ class Echo(gymnasium.Env):
     def _number(self) -> int:
         if self.source == "python":
             return random.randrange(3)
-        return int(np.random.randint(3)) if self.source == "numpy" else int(self.np_random.integers(3))
+        if self.source == "numpy" or (self.source == "numpy, late" and self.turns > 1):
+            return int(np.random.randint(3))
+        return int(self.np_random.integers(3))
 
     def _seen(self):
         word = self.WORDS[self.hidden]
@@ -65,6 +67,7 @@ class Echo(gymnasium.Env):
         self.turns += 1
         first = getattr(self.action_space, "start", 0)
         said = action if isinstance(action, str) else self.WORDS[int(action) - first]
+        assert not self.mask or said != "green", "masked"
         if said == "crash":
             raise OSError("the cable is out")
         right = said == self.WORDS[self.hidden]
@@ -148,6 +151,11 @@ def test_global_generators_are_found_out_and_each_episode_gets_its_own(source):
     starts = wave.reset_many(range(20))
     assert len({start.observation for start in starts}) == 3
     assert wave.reset_many([*range(19, -1, -1)]) == starts[::-1]
+
+
+def test_global_draws_are_found_out_by_actions_that_are_open():
+    with pytest.raises(BadInput, match="global random generator"):
+        config(acted="discrete", source="numpy, late", mask=True).make()
 
 
 def test_a_constructor_that_draws_takes_nothing_from_the_episode_that_comes_first(monkeypatch):

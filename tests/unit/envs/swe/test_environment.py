@@ -123,6 +123,13 @@ def test_a_command_that_no_process_can_be_given_is_refused_as_a_call(command):
         call_of(json.dumps({"name": BASH, "arguments": {"command": command}}), as_text=False)
 
 
+def test_half_of_a_surrogate_pair_costs_a_turn(environment):
+    environment.reset_many([0])
+    call = json.dumps({"name": BASH, "arguments": {"command": "echo \ud800"}})
+    (step,) = environment.step_many({0: call}).values()
+    assert not step.legal and step.error is None and "without surrogates" in (step.feedback or "")
+
+
 @pytest.mark.parametrize("calls", ["tools", "text"])
 def test_the_oracle_replays_the_reference_fix(folder, config, calls):
     with closing(made(config.model_copy(update={"calls": calls}))) as environment:
