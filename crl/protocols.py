@@ -113,8 +113,8 @@ class Environment(Protocol):
         """Apply one action in each slot given: a legal action's name, free text, or a tool call as JSON; None is an
         answer that names nothing of the kind. Stepping after done raises.
 
-        It is called for one slot at a time, so that what raises costs its own episode, unless the environment has an
-        attribute `steps_together` that is true: for one that is faster when it is given all slots.
+        It is called for one slot at a time, so that what raises costs its own episode, unless an attribute
+        `steps_together` is true: all slots at once are faster. `steps_apart`: in several threads, a slot in each.
         """
 
     def oracle(self, slot: int) -> str | None:

@@ -32,6 +32,8 @@ class SideBySide:
 
     steps_together = True
     """One call for all slots (`crl.rollout.environments`): what breaks one of them is its own."""
+    steps_apart = True
+    """Or a call for each slot, in several threads: `workers` bounds all of them."""
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class SideBySide:
             step_time_limit_seconds: longest step, from when it begins; None: no limit.
             closing: called at the end, when every instance is closed.
         """
-        self._make, self._workers, self._limit = make, workers, step_time_limit_seconds
+        self._make, self._limit = make, step_time_limit_seconds
+        self._places = threading.Semaphore(workers)
         self._closing = closing
         self._instances: list[Environment] = [make()]
         for name in _OF_ALL:
@@ -71,7 +74,7 @@ class SideBySide:
             self._instances.append(self._make())
         calls = {slot: partial(self._instances[slot].reset_many, [seed]) for slot, seed in enumerate(seeds)}
         starts = []
-        results = dict(_side_by_side(calls, self._workers, None, {}))
+        results = dict(_side_by_side(calls, self._places, None, {}))
         for result in (results[slot] for slot in calls):
             if isinstance(result, CrlError | MemoryError):
                 raise result
@@ -88,7 +91,7 @@ class SideBySide:
         calls = {slot: partial(self._instances[slot].step_many, {0: action}) for slot, action in actions.items()}
         closing = {slot: self._instances[slot].close for slot in actions}
         raised: CrlError | MemoryError | None = None
-        for slot, result in _side_by_side(calls, self._workers, self._limit, closing):
+        for slot, result in _side_by_side(calls, self._places, self._limit, closing):
             if isinstance(result, CrlError | MemoryError):
                 raised = raised or result
             elif isinstance(result, BaseException):
@@ -158,25 +161,33 @@ class _Call:
 
 def _side_by_side(
     calls: Mapping[int, Callable[[], Any]],
-    workers: int,
+    places: threading.Semaphore,
     limit: float | None,
     closing: Mapping[int, Callable[[], None]],
 ) -> Iterator[tuple[int, Any]]:
-    """What each call returns or raises (as a value), as it comes; at most `workers` run at one time."""
+    """What each call returns or raises (as a value), as it comes. Each has one of the places while it runs."""
     waiting, running = deque(calls), dict[int, _Call]()
     finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-    while waiting or running:
-        while waiting and len(running) < workers:
-            slot = waiting.popleft()
-            running[slot] = _Call(calls[slot], partial(finished.put, slot), closing.get(slot))
-        oldest = min(call.began for call in running.values())
-        try:
-            slot = finished.get(timeout=None if limit is None else max(0.0, oldest + limit - time.monotonic()))
-        except queue.Empty:
-            assert limit is not None
-            for slot, call in list(running.items()):
-                if time.monotonic() - call.began >= limit and call.give_up():
-                    del running[slot]
-                    yield slot, _Late()
-        else:
-            yield slot, running.pop(slot).result
+    try:
+        while waiting or running:
+            # Where none of these runs, others have the places.
+            while waiting and places.acquire(blocking=not running):
+                slot = waiting.popleft()
+                running[slot] = _Call(calls[slot], partial(finished.put, slot), closing.get(slot))
+            oldest = min(call.began for call in running.values())
+            try:
+                slot = finished.get(timeout=None if limit is None else max(0.0, oldest + limit - time.monotonic()))
+            except queue.Empty:
+                assert limit is not None
+                for slot, call in list(running.items()):
+                    if time.monotonic() - call.began >= limit and call.give_up():
+                        del running[slot]
+                        places.release()
+                        yield slot, _Late()
+            else:
+                found = running.pop(slot).result
+                places.release()
+                yield slot, found
+    finally:
+        for _ in running:
+            places.release()

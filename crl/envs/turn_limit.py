@@ -13,9 +13,9 @@ from typing import cast
 from crl.envs.endings import ENDINGS, ended
 from crl.protocols import Environment, Start, Step, StopReason, Teacher
 
-_SAME = ("truth", "lesson", "hint", "content", "why", "difficulty", "steps_together")
-"""What an environment may also say (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`, `Explains`, `Graded`; if a
-wave of it steps together), limit or not."""
+_SAME = ("truth", "lesson", "hint", "content", "why", "difficulty", "steps_together", "steps_apart")
+"""What an environment may also say (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`, `Explains`, `Graded`; how a
+wave of it is stepped), limit or not."""
 
 
 class TurnLimit:

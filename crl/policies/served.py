@@ -9,7 +9,7 @@ not depend on other rows. Log-probabilities are those of the temperature-scaled 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -54,13 +54,20 @@ class SentWhole(OwnPace):
     def advance(self) -> dict[int, Sampled]:
         """Wait until a turn ends: the turns that have, by row. Empty where none is under way.
 
+        Raises as :meth:`advance_beside`.
+        """
+        return self.advance_beside(())
+
+    def advance_beside(self, others: Collection[Future[Any]]) -> dict[int, Sampled]:
+        """As :meth:`advance`; also returns when one of `others` is done, then perhaps without a turn.
+
         Raises EngineDied where the server is gone, hangs, or gives no answer; BadInput where it refuses. Then no other
         turn is under way either.
         """
         found = {}
         try:
-            ended, _ = wait(self._begun, return_when=FIRST_COMPLETED)
-            for future in sorted(ended, key=self._begun.__getitem__):
+            ended, _ = wait([*self._begun, *others], return_when=FIRST_COMPLETED)
+            for future in sorted(ended & self._begun.keys(), key=self._begun.__getitem__):
                 found[self._begun.pop(future)] = future.result()
         except BaseException as error:
             self.close()

@@ -28,6 +28,11 @@ class MixedEnvironment:
         self._environments = {family: environment_of(family) for family in self._slots}
         self._inner = {slot: inner for slots in self._slots.values() for inner, slot in enumerate(slots)}
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether slots may be stepped in several threads: where those of every family may."""
+        return all(getattr(environment, "steps_apart", False) for environment in self._environments.values())
+
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per slot. Raises ValueError unless there is one seed for each slot of the wave."""
         if len(seeds) != len(self._families):

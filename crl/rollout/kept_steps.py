@@ -43,6 +43,11 @@ class KeptSteps:
         """Whether a wave of several task families may be played in it."""
         return getattr(self._environment, "spans_families", False)
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether slots may be stepped in several threads."""
+        return getattr(self._environment, "steps_apart", False)
+
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per seed, the kept ones too: an action may yet differ from the one that was answered."""
         lines = {line.get("episode"): line.get("steps") for line in self._file.read()}

@@ -10,10 +10,7 @@ Nothing is tokenized twice, and the mask is 1 exactly on the ids that were drawn
 
 from __future__ import annotations
 
-import functools
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +24,12 @@ from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, T
 from crl.rollout.actions import parse_action
 from crl.rollout.answers import AnswerTrees
 from crl.rollout.asking import advise, questions_of, record
-from crl.rollout.environments import broke, step_or_error
+from crl.rollout.environments import broke
 from crl.rollout.live import EpisodeSlot, LiveEpisode
 from crl.rollout.opening import opened_row
 from crl.rollout.prompts import following_text
 from crl.rollout.readable import Readable
+from crl.rollout.stepping import Stepping
 from crl.text.unicode import valid_text
 
 __all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
@@ -136,27 +134,23 @@ def play_wave(
 
     begin(range(len(rows)))
     _tell(progress, rows)
-    stepping: deque[_Stepping] = deque()
-    with ThreadPoolExecutor(1) as thread, closing(session):
-        while (sampled := session.advance()) or stepping:
-            for turns in stepping:
-                turns.lag -= 1
-            if sampled:
-                stepping.append(_act(policy, environment, rows, sampled, method, thread))
-            else:
-                stepping[0].lag = 0  # nothing is left to sample beside it
-            while stepping and stepping[0].lag <= 0:
-                turns = stepping.popleft()
-                pieces = _take(policy, rows, turns, method=method, sampling=sampling, advisor=advisor)
-                over = [index for index in turns.sampled if rows[index].stop_reason is not None]
-                environment.ended(over)
-                session.drop(over)
-                session.extend(pieces)
-                for index, piece in pieces.items():
-                    rows[index].append(piece)
-                _compare_lengths(session, rows, list(pieces))
-                begin(list(pieces))
-                _tell(progress, rows)
+    acted: dict[int, _Acted] = {}
+    with Stepping(environment, session, len(rows), method.rollout.environment_lag) as stepping, closing(session):
+        while (sampled := stepping.advance()) or acted:
+            acted |= _act(policy, stepping, rows, sampled, method)
+            if not (steps := stepping.due(more=bool(sampled))):
+                continue
+            turns = {index: acted.pop(index) for index in steps}
+            pieces = _take(policy, rows, turns, steps, method=method, sampling=sampling, advisor=advisor)
+            over = [index for index in turns if rows[index].stop_reason is not None]
+            environment.ended(over)
+            session.drop(over)
+            session.extend(pieces)
+            for index, piece in pieces.items():
+                rows[index].append(piece)
+            _compare_lengths(session, rows, list(pieces))
+            begin(list(pieces))
+            _tell(progress, rows)
     return [_played(row, method, sampling, weights_digest, stage) for row in rows]
 
 
@@ -167,29 +161,20 @@ def _tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
         progress({"done": done, "total": len(rows), "turns": turns, "won": won})
 
 
-@dataclass(slots=True)
-class _Stepping:
-    """Turns that are sampled and whose environments step."""
+@dataclass(frozen=True, slots=True)
+class _Acted:
+    """A turn that is sampled and whose environment steps."""
 
-    sampled: dict[int, Sampled]
-    texts: dict[int, str]
-    inquiries: dict[int, Inquiry]
-    actions: dict[int, str | None]
-    steps: Callable[[], dict[int, Step]]
-    """Waits for the environment."""
-    lag: int
-    """Times that turns of other rows may still end before its rows are waited for."""
+    sampled: Sampled
+    text: str
+    action: str | None
+    inquiry: Inquiry | None
 
 
 def _act(
-    policy: Policy,
-    environment: Environment,
-    rows: Sequence[LiveEpisode],
-    sampled: Mapping[int, Sampled],
-    method: Method,
-    thread: Executor,
-) -> _Stepping:
-    """Act on sampled turns: at once, or in the thread where rows lag behind their environments."""
+    policy: Policy, stepping: Stepping, rows: Sequence[LiveEpisode], sampled: Mapping[int, Sampled], method: Method
+) -> dict[int, _Acted]:
+    """Act on turns that have ended."""
     texts = {index: valid_text(policy.chat.decode(sampled[index].token_ids)) for index in sorted(sampled)}
     rollout, thinking = method.rollout, policy.chat.opens_thought
     inquiries = questions_of(rows, texts, rollout, thinking=thinking)
@@ -201,32 +186,30 @@ def _act(
     }
     begun = {index: action for index, action in actions.items() if rows[index].start.error is None}
     failed = {index: broke(rows[index].start.error or "") for index in actions if index not in begun}
-    if rollout.environment_lag:
-        stepped = thread.submit(step_or_error, environment, begun).result
-    else:
-        stepped = functools.partial(dict, step_or_error(environment, begun))
-    return _Stepping(dict(sampled), texts, inquiries, actions, lambda: {**stepped(), **failed}, rollout.environment_lag)
+    stepping.begin(begun, failed)
+    return {index: _Acted(sampled[index], text, actions[index], inquiries.get(index)) for index, text in texts.items()}
 
 
 def _take(
     policy: Policy,
     rows: Sequence[LiveEpisode],
-    turns: _Stepping,
+    turns: Mapping[int, _Acted],
+    steps: Mapping[int, Step],
     *,
     method: Method,
     sampling: SamplingConfig,
     advisor: Advisor | None,
 ) -> dict[int, list[int]]:
     """Record turns with what came of them; the reply ids of the rows that play on."""
-    steps, sampled, inquiries = turns.steps(), turns.sampled, turns.inquiries
+    inquiries = {index: turn.inquiry for index, turn in turns.items() if turn.inquiry is not None}
     advice = advise(rows, inquiries, steps, method.rollout, advisor)
     pieces: dict[int, list[int]] = {}
-    for index, text in turns.texts.items():
+    for index, turn in sorted(turns.items()):
         row, step, asked = rows[index], steps[index], index in inquiries
         row.last_observation = None if step.error is not None else step.observation
         if asked:
             step = record(row, step, inquiries[index], advice[index])
-        first, last = row.append_sampled(sampled[index])
+        first, last = row.append_sampled(turn.sampled)
         refused_turn = step.error is None and not step.legal
         row.invalid_actions += refused_turn
         row.turns.append(
@@ -234,13 +217,13 @@ def _take(
                 episode_id=row.slot.task.episode_id,
                 turn=len(row.turns),
                 observation=row.observation,
-                output=text,
-                action=QUESTION if asked else turns.actions[index],
+                output=turn.text,
+                action=QUESTION if asked else turn.action,
                 valid=step.legal and step.error is None,
                 feedback=step.feedback if step.feedback or refused_turn or asked else None,
                 first_token=first,
                 last_token=last,
-                stop_reason=sampled[index].stop_reason.value,
+                stop_reason=turn.sampled.stop_reason.value,
             )
         )
         if step.done:
@@ -254,7 +237,7 @@ def _take(
             feedback=step.feedback,
             takes_tools=isinstance(step.actions, ToolCalls) and policy.chat.takes_tools,
         )
-        piece = list(policy.chat.reply(reply, ended=sampled[index].stop_reason is StopReason.end_of_turn))
+        piece = list(policy.chat.reply(reply, ended=turn.sampled.stop_reason is StopReason.end_of_turn))
         if len(row.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
             row.stop_reason, row.reward = StopReason.context_limit, step.reward
             continue

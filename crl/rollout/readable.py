@@ -38,6 +38,11 @@ class Readable:
         """Whether the environment is given all slots in one call."""
         return bool(getattr(self._environment, "steps_together", False))
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether slots may be stepped in several threads."""
+        return bool(getattr(self._environment, "steps_apart", False))
+
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given."""
         own = {slot: self._own(slot, action) for slot, action in actions.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -94,6 +95,23 @@ def test_no_more_of_them_than_there_are_workers(wave):
     for _ in range(20):
         assert len(environment.step_many(dict.fromkeys(range(4), "go"))) == 4
     assert 1 <= most[0] <= 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_calls_in_several_threads_share_the_workers(wave, workers):
+    """With two, the two slots meet; with one, the second begins when the first is over."""
+    environment, made = wave(2, workers=workers)
+    if workers == 1:
+        for each in made:
+            each.meeting = threading.Barrier(1)
+    assert environment.steps_apart
+    with ThreadPoolExecutor(2) as threads:
+        steps = [threads.submit(environment.step_many, {slot: "meet"}) for slot in (0, 1)]
+        assert [step.result()[slot].observation for slot, step in enumerate(steps)] == [
+            "seed 0 turn 1",
+            "seed 1 turn 1",
+        ]
+    assert environment.step_many(dict.fromkeys(range(2), "go"))[1].observation == "seed 1 turn 2"
 
 
 def test_a_step_past_its_limit_ends_its_episode_and_no_other(wave):

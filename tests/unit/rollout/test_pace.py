@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import FIRST_COMPLETED, wait
+from itertools import count
 
+from crl.envs.side_by_side import SideBySide
 from crl.rollout.play import EpisodeSlot
 from tests.processes import PATIENCE_SECONDS
 from tests.unit.rollout.fakes import Corridor, ScriptedPolicy, ScriptedSession, task
@@ -69,6 +72,97 @@ def test_other_rows_are_sampled_while_an_environment_steps():
     beside.open = lambda prompts, seeds, limit: OneByOne(prompts, script, seeds)
     played = play(beside, Slow(), slots, rollout={"environment_lag": 2})
     assert sampled_more.is_set() and played == play(after, Corridor(), slots)
+
+
+class ByTime(ScriptedSession):
+    """Turns end one by one, the lowest row's first; with none to sample it waits for a step."""
+
+    waiting: tuple[int, ...] = ()
+
+    def begin(self, rows, sampling, answers=None):
+        self.waiting = tuple(sorted({*self.waiting, *rows}))
+
+    def advance(self):
+        return self.advance_beside(())
+
+    def advance_beside(self, others):
+        if self.waiting:
+            row, *rest = self.waiting
+            self.waiting = tuple(rest)
+            return self.sample([row], SAMPLING, None)
+        wait(others, PATIENCE_SECONDS, FIRST_COMPLETED)
+        return {}
+
+
+def corridors(step):
+    """Corridors side by side; `step(slot, turn)` is called before each step."""
+    numbers = count()  # instances are made in the order of their slots
+
+    class One(Corridor):
+        def __init__(self):
+            super().__init__()
+            self.slot, self.turns = next(numbers), 0
+
+        def step_many(self, actions):
+            step(self.slot, self.turns)
+            self.turns += 1
+            return super().step_many(actions)
+
+    return SideBySide(One, workers=3)
+
+
+def test_behind_a_server_a_slow_step_holds_up_no_other_row():
+    """Row 0's first step lasts until the others have played to their ends."""
+    scripts = [["right", "right"], ["hm", "right", "right"], ["hm", "hm", "right"]]
+    slots = [EpisodeSlot(task(m, s)) for m, s in enumerate([2, 2, 1])]
+    over = threading.Event()
+
+    def script(row, turn):
+        return scripts[row][turn], True
+
+    def progress(told):
+        if told["done"] == 2:
+            over.set()
+
+    by_time, in_step = ScriptedPolicy(script), ScriptedPolicy(script)
+    by_time.open = lambda prompts, seeds, limit: ByTime(prompts, script, seeds)
+
+    def step(slot, turn):
+        assert slot or turn or over.wait(PATIENCE_SECONDS)
+
+    played = play(by_time, corridors(step), slots, progress=progress)
+    assert played == play(in_step, Corridor(), slots)
+
+
+def test_with_a_lag_a_slow_step_holds_up_no_step_of_others():
+    """Row 0's first step lasts until row 1 has stepped, which is asked for later."""
+    scripts = [["right", "right"], ["hm", "right"]]
+    slots = [EpisodeSlot(task(m, s)) for m, s in enumerate([2, 1])]
+    other = threading.Event()
+
+    class OneByOne(ByTime):
+        advance_beside = None
+
+        def advance(self):
+            if not self.waiting:
+                return {}
+            row, *rest = self.waiting
+            self.waiting = tuple(rest)
+            return self.sample([row], SAMPLING, None)
+
+    def script(row, turn):
+        return scripts[row][turn], True
+
+    def step(slot, turn):
+        if slot:
+            other.set()
+        else:
+            assert turn or other.wait(PATIENCE_SECONDS)
+
+    beside, in_step = ScriptedPolicy(script), ScriptedPolicy(script)
+    beside.open = lambda prompts, seeds, limit: OneByOne(prompts, script, seeds)
+    played = play(beside, corridors(step), slots, rollout={"environment_lag": 1})
+    assert played == play(in_step, Corridor(), slots)
 
 
 def test_the_batch_of_the_method_bounds_the_session():
