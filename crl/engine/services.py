@@ -2,8 +2,8 @@
 
 At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
 state is several times its model, so at most one is held, no sampling copy of its role beside it, and none on a GPU when
-a server starts there; of small models (:data:`SMALL_BYTES`) both trainers stay, and new weights are read into the
-living copy. A trainer that a stage asked for counts as dirty until the stage says which update it has reached
+a server starts there; of small models (`policies.limits.all_stay`) both trainers stay, and new weights are read into
+the living copy. A trainer that a stage asked for counts as dirty until the stage says which update it has reached
 (`trained`); a stage that failed in between never hands on half an update.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,12 +33,6 @@ if TYPE_CHECKING:
     from crl.learn.trainer import Trainer
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
-
-
-SMALL_BYTES = 64 * 1024**2
-"""Weight files of both roles together up to which everything stays in memory: about five times as much is then held.
-Freeing a model is expensive however small it is: a collection goes through every object of torch, transformers and
-DeepSpeed (0.4 s), which is most of a round of a miniature."""
 
 
 class EngineServices:
@@ -299,8 +295,12 @@ class EngineServices:
 
     def _all_small(self) -> bool:
         """Whether the models of the recipe's roles are so small that nothing has to make room for anything."""
-        paths = {self.model_path(role) for role in self._method.owners()}
-        return sum(file.stat().st_size for path in paths for file in path.glob("*.safetensors")) <= SMALL_BYTES
+        from crl.policies.determinism import gpu_count
+        from crl.policies.limits import all_stay
+
+        adapted = all(self._method.role(role).lora is not None for role in self._method.trained())
+        size = 4 * sum(_parameters(path) for path in {self.model_path(role) for role in self._method.owners()})
+        return all_stay(size, adapted=adapted and not gpu_count())
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:
         for role in roles:
@@ -309,6 +309,17 @@ class EngineServices:
                 held[1].dispose()
                 del held
                 _collect()
+
+
+@functools.cache
+def _parameters(model: Path) -> int:
+    from safetensors import safe_open
+
+    found = 0
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, "numpy") as weights:
+            found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return found
 
 
 def prepare_environment(threads: int) -> dict[str, str]:

@@ -35,6 +35,9 @@ _PROBE_SEQUENCES, _PROBE_TOKENS = 4, 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
 """Largest mean difference of the canary's log-probabilities, in nats. In float32 it is 1e-6 on a CPU, and more between
 two kernels of a GPU. In bfloat16 two passes of SmolLM2 differ by 0.07. An old output head is 0.5 off or more."""
+_NEARER = 4.0
+"""A server that is so many times nearer to the answer of the weights before has kept them. One small update moves the
+answer by less than the tolerance, and what two engines differ by does not point the way back."""
 
 
 class VllmPolicy:
@@ -71,6 +74,8 @@ class VllmPolicy:
             self._folder = own_folder(server.folder)
         self._exported: tuple[str, Path, list[NDArray[np.float32]]] | None = None
         """Digest of the weights that are ready to be handed over, where they are, and the canary's answer."""
+        self._before: list[NDArray[np.float32]] | None = None
+        """The canary's answer by the weights that were handed over before."""
         self._serving = ""
         """Digest of the weights that the server is known to have; empty where none is."""
 
@@ -98,7 +103,7 @@ class VllmPolicy:
 
     def close(self) -> None:
         """End the server, unless it was running before, and remove what was exported."""
-        self._serving, self._exported = "", None
+        self._serving, self._exported, self._before = "", None, None
         if self._remote is not None:
             self._remote.close()
             self._remote = None
@@ -173,13 +178,15 @@ class VllmPolicy:
         assert self._exported is not None
         expected = self._exported[2]
         found = client.all(lambda ids: _scored(client, ids), self._probe)
-        gaps = np.concatenate([np.abs(a[1:] - b[1:]) for a, b in zip(expected, found, strict=True)])
-        gap = float(gaps.mean())
-        if not gap <= TOLERANCE[self._role.dtype]:  # also where it is no number
+        gap = _apart(expected, found)
+        kept = self._before is not None and _apart(self._before, found) * _NEARER < gap
+        if kept or not gap <= TOLERANCE[self._role.dtype]:  # also where it is no number
             raise WrongWeights(
                 f"{self._name} has other weights than those of {self._weights[:12]}, although {told}: its "
-                f"log-probabilities of a fixed probe are {gap:.2g} nats off on average",
-                expected=f"at most {TOLERANCE[self._role.dtype]} between vLLM and transformers in {self._role.dtype}",
+                f"log-probabilities of a fixed probe are {gap:.2g} nats off on average"
+                + (", and those of the weights before" if kept else ""),
+                expected=f"the new weights' own, but for at most {TOLERANCE[self._role.dtype]} between vLLM and "
+                f"transformers in {self._role.dtype}",
                 where=self._config.address or "a server that was started here, and started again",
                 next_step="nothing was sampled; use the engine transformers for this model, or another version of vLLM",
             )
@@ -200,6 +207,7 @@ class VllmPolicy:
         expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         self._exported = (self._weights, directory, expected)
         if before is not None:
+            self._before = before[2]
             shutil.rmtree(before[1], ignore_errors=True)
         return directory
 
@@ -241,6 +249,11 @@ def _probe(vocabulary: int) -> list[list[int]]:
     """Fixed ids from all over a vocabulary."""
     random = np.random.default_rng(0)
     return [random.integers(vocabulary, size=_PROBE_TOKENS).tolist() for _ in range(_PROBE_SEQUENCES)]
+
+
+def _apart(one: Sequence[NDArray[np.float32]], other: Sequence[NDArray[np.float32]]) -> float:
+    """Mean difference of two answers, in nats."""
+    return float(np.concatenate([np.abs(a[1:] - b[1:]) for a, b in zip(one, other, strict=True)]).mean())
 
 
 def _scored(client: Client, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ import torch
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
 from crl.errors import RecordDamaged
+from crl.policies.adapters import additions
 from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
 from crl.policies.precision import computed
@@ -31,13 +32,25 @@ class LanguagePolicy:
         end_ids: ids that end a turn: the model's own and the template's.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str, context: int, multi_turn: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        context: int,
+        multi_turn: bool = True,
+        base: Path | None = None,
+    ) -> None:
         """
+        `base`: directory of the model that adapters are merged into (`take_weights`).
+
         Raises:
             BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or the
                 model's attention does not see the whole context, which a kept cache relies on.
         """
         check_attention(model.config, name, context)
+        self._base = base
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn)
@@ -54,13 +67,15 @@ class LanguagePolicy:
         return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, stops=stops)
 
     def take_weights(self, directory: Path) -> bool:
-        """Read full weights into the living model: the numbers that loading it again would give, without the time.
+        """Read weights into the living model: the numbers that loading it again would give, without the time.
 
-        Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors (an
-        adapter, several files, another shape). Sessions that are open may not be used any more.
+        Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors
+        (several files, another shape), or are an adapter of another kind than `adapters.additions` reads. Sessions that
+        are open may not be used any more.
         """
-        path = directory / "model.safetensors"
-        if (directory / "adapter_config.json").is_file() or not path.is_file():
+        adapted = (directory / "adapter_config.json").is_file()
+        path = (self._base or directory if adapted else directory) / "model.safetensors"
+        if not path.is_file():
             return False
         from safetensors.torch import load_file
 
@@ -68,8 +83,13 @@ class LanguagePolicy:
         own = dict(self.model.named_parameters())
         if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
             return False
+        added = additions(directory, tensors) if adapted else {}
+        if added is None:
+            return False
         for name, parameter in own.items():
-            parameter.data.copy_(tensors[name])
+            value = tensors[name]
+            # Added in float32, as in `load_model`.
+            parameter.data.copy_(value.float() + added[name]() if name in added else value)
         return True
 
     def close(self) -> None:
@@ -117,7 +137,9 @@ def load_policy(
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return LanguagePolicy(model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn)
+    return LanguagePolicy(
+        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path
+    )
 
 
 def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype) -> Any:

@@ -1,4 +1,4 @@
-"""How much one pass of sampling computes, which estimates of memory follow from. Imports nothing."""
+"""How much a pass of sampling computes, and which models stay in memory: estimates follow from it. Imports nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ _BLOCK = 64
 """Slots of a row are a multiple."""
 PASS_TOKENS = 4096
 """Most tokens of one pass (`session`): bounds the memory of activations."""
+
+_SMALL = 64 * 2**20
+"""Weights of all roles in float32; about five times as much is then held. Freeing a model is expensive, however small:
+a collection goes through every object of torch, transformers and DeepSpeed (0.4 s), most of a round of a miniature."""
+_ADAPTED = 640 * 2**20
+"""The same where all roles learn adapters, on a CPU: what stays in addition is a sampling copy, and weights that are
+mapped from the same file as those of the other trainer."""
+
+
+def all_stay(float32_bytes: int, *, adapted: bool) -> bool:
+    """Whether all models of a run stay in memory, of so many bytes in float32; none makes room for another then.
+
+    `adapted`: all of them learn adapters, on a CPU.
+    """
+    return float32_bytes <= (_ADAPTED if adapted else _SMALL)
 
 
 def row_slots(context: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from crl.config import Experiment, Method, RoundOutputs
 from crl.policies.determinism import gpu_count
 from crl.policies.embedder_sources import EMBEDDERS
+from crl.policies.limits import all_stay
 from crl.policies.pace import Pace, pace_of
 from crl.policies.precision import computed
 from crl.preflight.memory import (
@@ -37,8 +38,6 @@ from crl.run.disk import require_free, same_disk
 
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""
-_SMALL = 64 * 2**20
-"""Weights up to which the engine keeps every model (`crl.engine.services.SMALL_BYTES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,13 +314,17 @@ def _engine(
     """
     here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
     playing = _playing(sampling)
-    if FLOAT32 * sum(shapes[_first(method, owner)].parameters for owner in method.owners()) <= _SMALL:
-        return playing + sum(update.peak for update in here.values())
+    several = [update.peak for owner, update in updates.items() if owner not in here]
+    models = {method.role(owner).model: shapes[_first(method, owner)].parameters for owner in method.owners()}
+    adapted = all(method.role(owner).lora is not None for owner in method.trained()) and not gpu_count()
+    if all_stay(FLOAT32 * sum(models.values()), adapted=adapted):
+        copies, stay = (sum(each.weights for each in sampling.values()), sum(each.kept for each in here.values()))
+        updating = [copies + stay + update.peak - update.kept for update in here.values()]
+        return max([playing + stay, *updating, *several])
     training = [
         update.peak + sum(each.weights for name, each in sampling.items() if method.owner(name) != owner)
         for owner, update in here.items()
     ]
-    several = [update.peak for owner, update in updates.items() if owner not in here]
     kept = [
         update.kept
         + _playing({name: sampling[name] for name in sampling if name not in starting or method.owner(name) != owner})

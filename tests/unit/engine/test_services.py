@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 
 import pytest
 
+from crl.config import LoraConfig
 from crl.config.engines import VllmEngine
 from crl.config.environments import FamilyConfig
 from crl.config.servers import ServerConfig
@@ -128,7 +130,7 @@ def test_trainers_of_small_models_live_side_by_side(services, base):
 
 
 def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
-    monkeypatch.setattr("crl.engine.services.SMALL_BYTES", 0)
+    monkeypatch.setattr("crl.policies.limits._SMALL", 0)
     policy, actor = services.policy("actor", base), services.trainer("actor", base)
     services.trained("actor", base)
     services.trainer("extractor", dataclasses.replace(base, role="extractor"))
@@ -147,11 +149,12 @@ def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services,
     assert services.policy("actor", dataclasses.replace(base, round=1, weights_digest="2" * 64)) is policy
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=12.0)], ids=["full", "adapter"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype):
+def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype, lora):
     monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
     method = services._method
-    role = method.role("actor").model_copy(update={"dtype": dtype})
+    role = method.role("actor").model_copy(update={"dtype": dtype, "lora": lora})
     services._method = method.model_copy(update={"roles": {**method.roles, "actor": role}})
     before = services.policy("actor", base)
     old = {name: value.clone() for name, value in before.model.named_parameters()}
@@ -162,7 +165,6 @@ def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base,
     services.trained("actor", after)
     living = services.policy("actor", after)
     assert living is before
-    monkeypatch.setattr("crl.engine.services.SMALL_BYTES", 0)
     services.release()
     fresh = services.policy("actor", after)
     assert fresh is not living
@@ -183,8 +185,15 @@ def test_weights_that_do_not_fit_are_not_taken(services, base, tmp_path):
     save_file({name: (value + 1).flatten() for name, value in old.items()}, tmp_path / "model.safetensors")
     assert not policy.take_weights(tmp_path), "another shape"
     save_file({name: value + 1 for name, value in old.items()}, tmp_path / "model.safetensors")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert not policy.take_weights(tmp_path), "an adapter"
+    for kind in ({"peft_type": "LORA"}, {"peft_type": "IA3"}, {"peft_type": "LORA", "use_dora": True}):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4.0, **kind}))
+        assert not policy.take_weights(tmp_path), "an adapter of another kind, or without its weights"
+        save_file(
+            {f"base_model.model.lm_head.lora_{half}.weight": torch.ones(2, 2) for half in "AB"},
+            tmp_path / "adapter_model.safetensors",
+        )
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4.0, "peft_type": "LORA"}))
+    assert not policy.take_weights(tmp_path), "of a head that is tied"
     assert all(torch.equal(value, old[name]) for name, value in policy.model.named_parameters())
     (tmp_path / "adapter_config.json").unlink()
     assert policy.take_weights(tmp_path)
@@ -269,7 +278,7 @@ def test_a_trainer_that_is_kept_goes_before_a_server_starts_on_a_gpu(services, b
     method, served = services._method, ServedPolicy()
     extractor = method.role("extractor").model_copy(update={"engine": VllmEngine()})
     services._method = method.model_copy(update={"roles": {**method.roles, "extractor": extractor}})
-    monkeypatch.setattr("crl.engine.services.SMALL_BYTES", 0)
+    monkeypatch.setattr("crl.policies.limits._SMALL", 0)
     monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
     monkeypatch.setattr("crl.policies.load_policy", lambda *role, **settings: served)
     monkeypatch.setattr(services, "_server", lambda role: server)

@@ -175,6 +175,30 @@ def test_an_old_head_is_caught_and_the_server_started_again_once(process: type[P
     loaded.close()
 
 
+def test_a_small_update_that_did_not_arrive_is_caught(process: type[Process], tmp_path: Path) -> None:
+    """It moves the probe by less than two engines may differ; the server scores as before to the last digit."""
+    model = load_model(resolve_model("tiny").path, None, dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter).sign() * 1e-6)
+    model.save_pretrained(tmp_path)
+    loaded = policy()
+    sample(loaded)
+    fake = process.started[0].fake
+    stale = fake._models[fake.weights]
+    fake.scores = lambda ids: [float(each) for each in sequence_logprobs(stale, [ids], 1.0, batch=1)[0]]
+    loaded.hand_over(tmp_path, "b" * 64)
+    sample(loaded)
+    moved = vllm_policy._apart(loaded._before, loaded._exported[2])
+    assert 0 < moved < vllm_policy.TOLERANCE["float32"]
+    assert len(process.started) == 2, "the first one was ended"
+    loaded.hand_over(resolve_model("tiny").path, "c" * 64)
+    sample(loaded)
+    assert len(process.started) == 2, "what arrives is as near as engines are"
+    loaded.close()
+
+
 def test_weights_that_never_arrive_end_in_a_message(process: type[Process], other: Path) -> None:
     loaded = policy()
     sample(loaded)
