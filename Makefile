@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
 # Each is at most nine minutes and can be run apart: make gpu-rollout.
-GPU_PIECES := tests rollout update vllm index round
+GPU_PIECES := tests rollout update vllm vllm-tests index round
 
 .PHONY: help setup vllm train ui docs test test-slow test-browser test-gpu gpu $(GPU_PIECES:%=gpu-%) style lint format bench clean distclean
 

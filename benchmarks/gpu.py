@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu [PIECE ...] [--model DIRECTORY] [--folder build/gpu]
 
-Pieces: tests, rollout, update, vllm, index, round. Each is a command in a process of its own, ended after nine minutes;
-`round` plays and trains one round of the model in DIRECTORY (1.5 to 7 billion parameters; also $CRL_GPU_MODEL). What a
-piece found is a file in the folder, so pieces may be run on different days; `table.md` beside them has all of them with
-the name of the device. A piece that cannot run says why. The exit code is 0 unless one failed.
+Pieces: tests, rollout, update, vllm, vllm-tests, index, round. Each is a command in a process of its own, ended after
+nine minutes; `round` plays and trains one round of the model in DIRECTORY (1.5 to 7 billion parameters; also
+$CRL_GPU_MODEL). What a piece found is a file in the folder, so pieces may be run on different days; `table.md` beside
+them has all of them with the name of the device. A piece that cannot run says why. The exit code is 0 unless one
+failed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,12 @@ def pieces(model: str | None) -> dict[str, Piece]:
         "vllm": Piece(
             (*_script("rollout"), "--pairs", "3", "--ways", "vllm"),
             "turns per second beside vLLM",
-            lambda: None if interpreter(ServerConfig()).is_file() else "vLLM is not installed: make vllm",
+            _no_vllm,
+        ),
+        "vllm-tests": Piece(
+            ("-m", "pytest", "-q", "-m", "slow", "tests/learning/test_vllm.py"),
+            "log-probabilities, new weights and kills of a vLLM server",
+            _no_vllm,
         ),
         "index": Piece(
             (*_script("bank"), "--sizes", "100000", "--systems", "crl", "--repetitions", "1"),
@@ -135,6 +141,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _script(name: str) -> tuple[str, ...]:
     return (str(ROOT / "benchmarks" / f"{name}.py"),)
+
+
+def _no_vllm() -> str | None:
+    return None if interpreter(ServerConfig()).is_file() else "vLLM is not installed: make vllm"
 
 
 def _faiss_gpus() -> int:

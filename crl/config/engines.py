@@ -30,6 +30,7 @@ class VllmEngine(ServedEngine):
     """Sampling by vLLM, over HTTP with token ids in and out. What it cannot do exactly is refused."""
 
     kind: Literal["vllm"] = "vllm"
+    STOPS_AT_TEXT: ClassVar[bool] = True
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """Sampling whose log-probabilities before top-k and top-p vLLM does not tell, or that it changes silently."""

@@ -90,7 +90,8 @@ class VllmPolicy:
         Raises PromptTooLong, EngineDied where there is no server, WrongWeights where it keeps others.
         """
         client = self._ready()
-        return ServedSession(client, self._weights, self._end_ids, self.context, prompts, seeds, self._failed)
+        stops = self.chat.stops
+        return ServedSession(client, self._weights, self._end_ids, self.context, prompts, seeds, self._failed, stops)
 
     def hand_over(self, checkpoint: Path | None, weights: str) -> None:
         """From now on other weights, of a checkpoint or (None) of the base model; they go to the server when it is

@@ -18,8 +18,8 @@ import numpy as np
 from crl.config import SamplingConfig
 from crl.errors import EngineDied, PromptTooLong
 from crl.policies.serving import Client
-from crl.policies.turn import OwnPace, Turn
-from crl.protocols import Answers, Sampled, StopReason
+from crl.policies.turn import OwnPace, StopStrings, Turn
+from crl.protocols import Answers, Sampled
 
 GENERATE = "/inference/v1/generate"
 
@@ -114,6 +114,7 @@ class ServedSession(SentWhole):
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
         failed: Callable[[EngineDied], EngineDied] = lambda error: error,
+        stops: Callable[[Sequence[str]], StopStrings] | None = None,
     ) -> None:
         """
         Args:
@@ -124,11 +125,12 @@ class ServedSession(SentWhole):
             prompts: ids of each row's prompt, at least one.
             seeds: seed of each row, from which those of its requests follow.
             failed: told of an answer that did not come or cannot be; the error that is raised in its place.
+            stops: what finds stop strings (`ChatFormat.stops`).
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        self._weights, self._end_ids, self._context = weights, end_ids, context
+        self._weights, self._end_ids, self._context, self._stops = weights, end_ids, context, stops
         super().__init__(client, prompts, failed)
         self._streams = [np.random.SeedSequence(seed) for seed in seeds]
         self._draws = [0] * len(seeds)
@@ -138,7 +140,8 @@ class ServedSession(SentWhole):
     def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
         room = min(sampling.max_new_tokens, self._room(row, "a running session"))
         if answers is None:
-            return functools.partial(self._free, row, room, sampling.temperature)
+            stop = None if self._stops is None else self._stops(sampling.stop_strings)
+            return functools.partial(self._free, row, Turn(room, None, stop), sampling.temperature)
         return functools.partial(self._among, row, Turn(room, answers), sampling.temperature)
 
     def _room(self, row: int, where: str) -> int:
@@ -152,15 +155,17 @@ class ServedSession(SentWhole):
             )
         return room
 
-    def _free(self, row: int, room: int, temperature: float) -> Sampled:
-        ids, logprobs = self._request(row, self._ids[row], temperature, max_tokens=room)
-        ended = ids[-1] in self._end_ids
-        if not ended and len(ids) != room:
-            raise EngineDied(
-                f"{self._client.name} ended a turn after {len(ids)} of {room} tokens for no reason",
-                where=self._client.address,
-            )
-        return Sampled(ids, logprobs, StopReason.end_of_turn if ended else StopReason.length)
+    def _free(self, row: int, turn: Turn, temperature: float) -> Sampled:
+        """One request. The server looks for no text: what it samples behind a stop string is left out."""
+        ids, logprobs = self._request(row, self._ids[row], temperature, max_tokens=turn.room)
+        for index, logprob in zip(ids, logprobs, strict=True):
+            turn.draw(index, logprob, self._end_ids)
+            if turn.stop_reason is not None:
+                return turn.sampled()
+        raise EngineDied(
+            f"{self._client.name} ended a turn after {len(ids)} of {turn.room} tokens for no reason",
+            where=self._client.address,
+        )
 
     def _among(self, row: int, turn: Turn, temperature: float) -> Sampled:
         """One request per id that leaves a choice, restricted to its choices."""

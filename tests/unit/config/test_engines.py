@@ -42,7 +42,6 @@ def test_what_samples_is_a_matter_of_the_method_and_where_it_is_not() -> None:
         ({"method.roles.actor.sampling.top_k": 100}, "method.roles.actor.sampling.top_k", "before it"),
         ({"method.roles.actor.sampling.temperature": 0.005}, "method.roles.actor.sampling.temperature", "0.01"),
         ({"method.evaluation.temperature": 0.001}, "method.evaluation.temperature", "0.01"),
-        ({"method.roles.actor.sampling.stop_strings": ["."]}, "method.roles.actor.sampling.stop_strings", "is vllm"),
         ({"method.roles.actor.model": "endpoint:x"}, "method.roles.actor.model", "with the engine openai"),
     ],
 )

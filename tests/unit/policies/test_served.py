@@ -13,6 +13,7 @@ from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
+from crl.policies.turn import StopStrings
 from crl.protocols import Sampled, StopReason
 from tests.fake_vllm import FakeVllm, serving
 from tests.processes import PATIENCE_SECONDS, wait_until
@@ -64,6 +65,23 @@ def test_a_request_says_how_to_sample_and_which_weights_may_have_read_the_prefix
     assert body["cache_salt"] == WEIGHTS
     assert (asked["temperature"], asked["max_tokens"], asked["stop_token_ids"]) == (0.7, 3, [4]), "the context has 40"
     assert asked["ignore_eos"] and 0 <= asked["seed"] < 2**63
+
+
+def test_a_stop_string_ends_a_turn_with_the_id_that_completes_it(fake: FakeVllm) -> None:
+    def stops(strings: Any) -> StopStrings:
+        return StopStrings(strings, lambda ids: "".join(chr(60 + index) for index in ids))
+
+    def sample(**settings: Any) -> Any:
+        rows = ServedSession(client(fake), WEIGHTS, END, 40, [[7], [8]], [1, 2], stops=stops)
+        found = rows.sample([0, 1], SAMPLING.model_copy(update=settings))
+        return found, [rows.length(row) for row in (0, 1)]
+
+    free, _ = sample()
+    string = "".join(chr(60 + index) for index in free[0].token_ids[1:3])
+    stopped, lengths = sample(stop_strings=["never", string])
+    assert stopped[0].token_ids == free[0].token_ids[:3] and stopped[0].logprobs == free[0].logprobs[:3]
+    assert stopped[0].stop_reason is StopReason.stop_string and stopped[1] == free[1]
+    assert lengths == [1 + 3, 1 + len(free[1].token_ids)], "what came behind it is no part of the row"
 
 
 def test_what_a_row_draws_follows_from_its_seed_and_turn_and_not_from_the_rows_beside_it(fake: FakeVllm) -> None:
