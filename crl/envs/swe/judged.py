@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from crl.envs.swe.patches import touched
-from crl.envs.swe.repository import copy, remove
+from crl.envs.swe.repository import copy, remove, unlock
 from crl.envs.swe.rows import Row
 
 _STEERING = (
@@ -43,8 +43,11 @@ def make_judged(row: Row, left: Path, tested: Path, target: Path) -> None:
         left: the tree as the actor left it; nothing of the actor's runs any more.
         tested: base commit with `test_patch`.
         target: an empty folder.
+
+    Raises OSError where something that steers pytest cannot be removed.
     """
     copy(left, target)
+    unlock(target)  # in a folder that may not be written to, nothing could be removed or restored
     remove(target / ".git")
     fixed = touched(row.patch) - touched(row.test_patch)
     _clean(target, tested, fixed)
@@ -91,6 +94,8 @@ def _clean(target: Path, tested: Path, fixed: frozenset[str]) -> None:
         of_base = os.path.lexists(tested / path) or (path in fixed and name != "conftest.py")
         if _matches(name, _REMOVED) or (_matches(name, (*_STEERING, *_METADATA)) and not of_base):
             remove(target / path)
+            if os.path.lexists(target / path):
+                raise OSError(f"{target / path} cannot be removed from the tree that is judged; look at its modes")
 
 
 def _steering(tested: Path) -> list[str]:

@@ -163,10 +163,15 @@ def copy(source: Path, target: Path) -> None:
     _quietly("cp", "-a", "--reflink=auto", f"{source}/.", str(target))
 
 
+def unlock(tree: Path) -> None:
+    """Let the owner of a tree read and change all of it, whatever modes were left on it."""
+    _quietly("chmod", "-R", "u+rwX", str(tree))
+
+
 def remove(tree: Path) -> None:
     """Remove a tree, whatever is in it: folders in folders without end, or some that nobody may enter."""
     if os.path.lexists(tree) and not _quietly("rm", "-rf", str(tree)):
-        _quietly("chmod", "-R", "u+rwX", str(tree))
+        unlock(tree)
         _quietly("rm", "-rf", str(tree))
 
 
