@@ -170,7 +170,8 @@ def unlock(tree: Path) -> None:
 
 def remove(tree: Path) -> None:
     """Remove a tree, whatever is in it: folders in folders without end, or some that nobody may enter."""
-    if os.path.lexists(tree) and not _quietly("rm", "-rf", str(tree)):
+    removed = not os.path.lexists(tree) or _quietly("rm", "-rf", str(tree))
+    if not removed and not tree.is_symlink():  # modes would be changed of what a link leads to
         unlock(tree)
         _quietly("rm", "-rf", str(tree))
 
