@@ -83,15 +83,21 @@ class Sandbox(Protocol):
         """The path of a tree, or of a program, as commands see it."""
 
 
-def shell_limits(limits: Limits) -> str:
-    """Arguments of bash's `ulimit` for the limits of a process."""
+def shell_limits(limits: Limits, *, processes: bool) -> str:
+    """Arguments of bash's `ulimit` for the limits of a process.
+
+    `processes`: whether their number is limited. What counts is every thread of the user on the machine, so that is for
+    users that run nothing else.
+    """
     seconds = int(limits.seconds) + 2
-    return f"-c 0 -t {seconds} -v {limits.memory_mb * 1024} -f {limits.file_mb * 1024} -u {limits.processes} -n 1024"
+    most = f" -u {limits.processes}" if processes else ""
+    return f"-c 0 -t {seconds} -v {limits.memory_mb * 1024} -f {limits.file_mb * 1024} -n 1024{most}"
 
 
-def arguments(command: str | Sequence[str], limits: Limits, *, first: str = "") -> list[str]:
-    """A command behind bash that sets its limits, and runs `first` before."""
-    script = first + (_SHELL if isinstance(command, str) else _PROGRAM).format(limits=shell_limits(limits))
+def arguments(command: str | Sequence[str], limits: Limits, *, first: str = "", processes: bool = False) -> list[str]:
+    """A command behind bash that sets its limits, and runs `first` before. `processes`: as :func:`shell_limits`."""
+    shell = _SHELL if isinstance(command, str) else _PROGRAM
+    script = first + shell.format(limits=shell_limits(limits, processes=processes))
     given = [command] if isinstance(command, str) else list(command)
     return ["/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *given]
 
@@ -170,7 +176,7 @@ class Bubblewrap:
         """Run a command in a new sandbox. Raises OSError where none can be started."""
         limits = limits or self.limits
         told, tells = os.pipe()
-        inside = [*self._wrapping(place.tree, limits, tells, program), *arguments(command, limits)]
+        inside = [*self._wrapping(place.tree, limits, tells, program), *arguments(command, limits, processes=True)]
         before, owner = self._before(place.owner)
         launch = Launch(
             [*before, *inside], self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells)

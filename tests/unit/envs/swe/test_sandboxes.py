@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -71,6 +72,17 @@ def test_without_a_sandbox_the_same_episode_can_be_had(tmp_path):
         assert _repaired(environment).reward == 1
         folder = environment._workplace.folder
     assert not folder.exists()
+
+
+def test_processes_are_counted_without_those_of_the_user_elsewhere(tmp_path):
+    """A limit of the kernel would count every thread of the user, and let no command start beside many of them."""
+    with closing(config_of(tmp_path, sandbox="none", limits={"processes": 8}).make()) as environment:
+        player = Player(environment)
+        assert player.run("ulimit -u").observation == str(resource.getrlimit(resource.RLIMIT_NPROC)[0]).replace(
+            str(resource.RLIM_INFINITY), "unlimited"
+        )
+        assert "more than 8 processes" in player.run("for i in $(seq 12); do sleep 5678 & done; wait").observation
+        assert not any("sleep 5678" in each for each in processes())
 
 
 def test_no_bubblewrap_is_refused_with_a_way_out(tmp_path, monkeypatch):
