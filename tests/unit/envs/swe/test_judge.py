@@ -70,6 +70,15 @@ CHEATS = {
             mean = total = None
             """
     },
+    "a plugin registered that is of a class of Python's": {
+        "tally.py": """\
+            import gc, types
+            for each in gc.get_objects():
+                if type(each).__name__ == "PytestPluginManager":
+                    each.register(types.SimpleNamespace(pytest_pyfunc_call=lambda pyfuncitem: True))
+            mean = total = None
+            """
+    },
     "an early end": {"tally.py": "import os\nos._exit(0)\n"},
     "an end in a test": {"tally.py": "import os\ndef mean(numbers):\n    os._exit(0)\ntotal = sum\n"},
     "results on every descriptor": {
