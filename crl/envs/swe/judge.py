@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crl.envs.swe.judged import files_of, make_judged
+from crl.envs.swe.judged import files_of, make_judged, steering_fix
 from crl.envs.swe.limits import Limits
 from crl.envs.swe.output import cut
 from crl.envs.swe.repository import Repositories, remove
@@ -74,15 +74,20 @@ class Judge:
     """Where copies are made."""
 
     def prepare(self, row: Row) -> None:
-        """Make what judging a row needs. Raises BadInput where `test_patch` does not fit."""
-        self.repositories.tested(row)
+        """Make what judging a row needs. Raises BadInput where a diff does not fit."""
+        self._trees(row)
+
+    def _trees(self, row: Row) -> tuple[Path, Path]:
+        """Base commit with `test_patch`, and with the reference fix where that steers pytest."""
+        tested = self.repositories.tested(row)
+        return tested, self.repositories.fixed(row) if steering_fix(row) else tested
 
     def of(self, row: Row, left: Path) -> Verdict:
         """The verdict on a tree, which stays as it is."""
-        tested = self.repositories.tested(row)
+        tested, fixed = self._trees(row)
         target = Path(tempfile.mkdtemp(prefix="judged-", dir=self.folder))
         try:
-            make_judged(row, left, tested, target)
+            make_judged(row, left, tested, fixed, target)
             files = files_of(row, tested)
             if not files:
                 return Verdict(frozenset(), frozenset(row.tests), "no file of the tests exists")

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from contextlib import closing
 
-from tests.unit.envs.swe.world import config_of
+import pytest
+
+from tests.unit.envs.swe.world import FIXED, MEAN, OLD_TEST, Player, config_of, make_row
 
 PLUGIN = """
 class Session:
@@ -38,3 +40,19 @@ def test_a_plugin_of_the_interpreter_may_register_more(tmp_path):
     with closing(config_of(tmp_path, sandbox="none", interpreter=str(home / "bin" / "python")).make()) as environment:
         step = _repaired(environment)
     assert step.reward == 1, step.observation
+
+
+@pytest.mark.parametrize("name", ["setup.cfg", "tests/pytest.ini"])
+def test_settings_that_the_fix_touches_are_those_of_the_fix(tmp_path, name):
+    """Else a plugin could be named in them."""
+    base = {"tally.py": MEAN, "tests/test_tally.py": OLD_TEST, name: "[metadata]\nname = tally\n"}
+    record = make_row(tmp_path, base=base, fix={"tally.py": FIXED, name: "[metadata]\nname = tallies\n"})
+    section = "tool:pytest" if name == "setup.cfg" else "pytest"
+    with closing(config_of(tmp_path, [record], sandbox="none").make()) as environment:
+        player = Player(environment)
+        player.run(
+            f"printf '[{section}]\\naddopts = -p cheat\\n' > {name}; "
+            "printf 'def pytest_pyfunc_call(pyfuncitem):\\n    return True\\n' > cheat.py"
+        )
+        assert player.submit().reward == 0
+        assert _repaired(environment).reward == 1
