@@ -187,7 +187,11 @@ class SweEnvironment:
         """The work tree of a slot, made where it has none."""
         if slot.place is None:
             tree = self._workplace.tree()
-            copy(self.repositories.base(slot.row), tree)
+            try:
+                copy(self.repositories.base(slot.row), tree)
+            except OSError:
+                remove(tree)  # of an episode that ends here, and needs its room no longer
+                raise
             slot.place = self._sandbox.place(tree, slot.row.image)
         return slot.place
 

@@ -53,7 +53,7 @@ def make_judged(row: Row, left: Path, tested: Path, fixed: Path, target: Path) -
 
     Raises OSError where something that steers pytest cannot be removed.
     """
-    copy(left, target)
+    copy(left, target, some=True)  # the actor may have made files that cannot be read
     unlock(target)  # in a folder that may not be written to, nothing could be removed or restored
     remove(target / ".git")
     _clean(target, tested)

@@ -157,10 +157,18 @@ class Repositories:
         _set_times(tree, int(moment))
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy what is in a folder into another, links as links. A file that cannot be read, or whose path is too long for
-    the system, is left out."""
-    _quietly("cp", "-a", "--reflink=auto", f"{source}/.", str(target))
+def copy(source: Path, target: Path, *, some: bool = False) -> None:
+    """Copy what is in a folder into another, links as links.
+
+    `some`: what cannot be read, or whose path is too long for the system, is left out; else this raises OSError.
+    """
+    done = subprocess.run(
+        ["cp", "-a", "--reflink=auto", f"{source}/.", str(target)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if some else subprocess.PIPE, check=False,
+    )  # fmt: skip
+    if done.returncode != 0 and not some:
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        raise OSError(f"{source} cannot be copied to {target}: {said}. Make room there, or let this user read it")
 
 
 def unlock(tree: Path) -> None:
