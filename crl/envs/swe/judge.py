@@ -108,7 +108,8 @@ class Judge:
             "secret": secret.hex(), "report": 1 if report is None else report[1], "names": row.tests, "files": files,
             "root": root, "paths": [root, f"{root}/src"], "plugins": self.plugins,
         }  # fmt: skip
-        command = [self.interpreter, "-I", "-B", self.sandbox.seen(program)]
+        # Not -I: that ignores PYTHONHASHSEED too, and equal trees would be judged by different orders of sets.
+        command = ["/usr/bin/env", "-u", "PYTHONPATH", self.interpreter, "-s", "-B", self.sandbox.seen(program)]
         longest = _SHOWN if report else LONGEST_REPORT
         ran = self.sandbox.run(
             place, command, longest=longest, limits=self.limits, stdin=json.dumps(told).encode(), program=program,

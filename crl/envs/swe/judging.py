@@ -11,10 +11,14 @@ This is no proof: tests and tested code share a process. It makes a forged resul
 
 from __future__ import annotations
 
-import hmac
-import json
 import os
 import sys
+
+if __name__ == "__main__":  # nothing is imported from where this program lies: both modules above are there already
+    sys.path[:] = [each for each in sys.path if each != os.path.split(os.path.realpath(__file__))[0]]
+
+import hmac
+import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # an old Python does not know all of this

@@ -233,6 +233,25 @@ def test_a_package_in_src_with_settings_of_its_own(tmp_path):
     assert step.reward == 1, step.observation
 
 
+SURROUNDINGS = """import os
+import sys
+
+
+def test_total():
+    assert (sys.flags.hash_randomization, sys.flags.no_user_site) == (0, 1)
+    assert not [each for each in sys.path if os.path.exists(os.path.join(each, "judging.py"))]
+    assert sys.path.count(os.getcwd()) == sys.path.count(os.path.join(os.getcwd(), "src")) == 1
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+def test_equal_trees_are_judged_by_equal_hashes(tmp_path, sandbox):
+    """And with no folder on the path but the tree's and the interpreter's."""
+    record = make_row(tmp_path, tests={"tests/test_tally.py": SURROUNDINGS}, FAIL_TO_PASS=["test_total"])
+    with closing(made(config_of(tmp_path, [record], sandbox=sandbox))) as environment:
+        assert Player(environment).submit().reward == 1
+
+
 def test_the_oracle_can_do_what_a_diff_can(tmp_path):
     """New, removed, moved and empty files, two that are no text, one of them longer than a command may be, one without
     a line break at its end."""
