@@ -205,7 +205,8 @@ class Editor:
             raise Refused(f"insert_line {line} does not fit: {named} has {len(lines)} lines.")
         if line and not lines[line - 1].endswith("\n"):
             lines[line - 1] += "\n"
-        piece = new if new.endswith("\n") or line == len(lines) else new + "\n"
+        unended = line == len(lines) and (not lines or pieces[-1] != "")  # the file has no line break at its end
+        piece = new if new.endswith("\n") or unended else new + "\n"
         self._write(path, named, _encoded("".join([*lines[:line], piece, *lines[line:]])))
         return self._edited(path, named, line + 1, new)
 

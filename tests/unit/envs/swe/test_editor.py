@@ -45,3 +45,19 @@ def test_a_text_that_is_there_very_often_is_refused_at_once(edit):
     with pytest.raises(Refused, match="more than 20 times"):
         edit("x\n" * (LARGEST // 2), "str_replace", old_str="x", new_str="")
     assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "new", "then"),
+    [
+        ("a\nb\n", 1, "x", "a\nx\nb\n"),
+        ("a\n", 1, "x", "a\nx\n"),
+        ("a\n", 1, "x\n", "a\nx\n"),
+        ("a", 1, "x", "a\nx"),
+        ("a", 0, "x", "x\na"),
+        ("", 0, "x", "x"),
+        ("", 0, "x\n", "x\n"),
+    ],
+)
+def test_a_file_ends_after_an_insertion_as_it_did_before(edit, text, line, new, then):
+    assert edit(text, "insert", insert_line=line, new_str=new) == then
