@@ -25,6 +25,7 @@ from crl.envs.swe.repository import Repositories, remove
 from crl.envs.swe.rows import Row
 from crl.envs.swe.sandbox import Sandbox
 from crl.envs.swe.supervised import LONGEST_REPORT
+from crl.envs.swe.usage import too_deep
 
 _SHOWN = 4000
 _PROGRAM = Path(__file__).with_name("judging.py")
@@ -84,6 +85,8 @@ class Judge:
 
     def of(self, row: Row, left: Path) -> Verdict:
         """The verdict on a tree, which stays as it is."""
+        if too_deep(left):  # whoever walks it would meet Python's limit of recursion
+            return Verdict(frozenset(), frozenset(row.tests), "its folders are too deep")
         tested, fixed = self._trees(row)
         target = Path(tempfile.mkdtemp(prefix="judged-", dir=self.folder))
         try:
