@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,8 +179,12 @@ def unlock(tree: Path) -> None:
 
 def remove(tree: Path) -> None:
     """Remove a tree, whatever is in it: folders in folders without end, or some that nobody may enter."""
-    removed = not os.path.lexists(tree) or _quietly("rm", "-rf", str(tree))
-    if not removed and not tree.is_symlink():  # modes would be changed of what a link leads to
+    with suppress(OSError):
+        tree.unlink()  # a file or a link; thousands of them are not worth a process each
+        return
+    if not os.path.lexists(tree) or tree.is_symlink():  # modes would be changed of what a link leads to
+        return
+    if not _quietly("rm", "-rf", str(tree)):
         unlock(tree)
         _quietly("rm", "-rf", str(tree))
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from crl.envs.swe.repository import Clones, Repositories
+from crl.envs.swe import repository
+from crl.envs.swe.repository import Clones, Repositories, remove
 from crl.envs.swe.rows import row_of
 from tests.unit.envs.swe.world import files_below, make_row
 
@@ -32,3 +33,16 @@ def test_a_tree_that_could_not_be_copied_is_not_kept(tmp_path, monkeypatch, row,
         with pytest.raises(OSError, match=r"cannot be copied to .*: no room"):
             repositories.fixed(row)
     assert files_below(repositories.fixed(row)) == ["README.md", "tally.py", "tests", "tests/test_tally.py"]
+
+
+def test_files_and_links_are_removed_without_a_process_each(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    (tmp_path / "link").symlink_to("folder")
+    with monkeypatch.context() as alone:
+        alone.setattr(repository, "_quietly", lambda *command: pytest.fail(f"{command} was started"))
+        for name in ("folder/file", "link", "gone"):
+            remove(tmp_path / name)
+    assert files_below(tmp_path) == ["folder"]
+    remove(tmp_path / "folder")
+    assert files_below(tmp_path) == []
