@@ -27,8 +27,8 @@ def apply(diff: str, tree: Path, *, column: str, instance: str) -> None:
         return
     text = diff if diff.endswith("\n") else diff + "\n"
     done = subprocess.run(
-        ["git", "apply", "--whitespace=nowarn", "-p1", "-"], cwd=tree, input=text.encode("utf-8", "surrogateescape"),
-        capture_output=True, timeout=_SECONDS, check=False, env=git_environment(tree),
+        ["git", "-c", "safe.directory=*", "apply", "--whitespace=nowarn", "-p1", "-"], cwd=tree, capture_output=True,
+        input=text.encode("utf-8", "surrogateescape"), timeout=_SECONDS, check=False, env=git_environment(tree),
     )  # fmt: skip
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()[-300:]

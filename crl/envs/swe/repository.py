@@ -110,8 +110,8 @@ class Repositories:
     def _with(self, row: Row, name: str, column: str, diff: str) -> Path:
         def make(tree: Path) -> None:
             copy(self.base(row), tree)
-            shutil.rmtree(tree / ".git")
             apply(diff, tree, column=column, instance=row.instance_id)
+            shutil.rmtree(tree / ".git")  # only now: without it, git does not heed .gitattributes
 
         return self._made(row, name, (diff,), make)
 

@@ -9,7 +9,7 @@ import pytest
 from crl.envs.swe import repository
 from crl.envs.swe.repository import Clones, Repositories, remove
 from crl.envs.swe.rows import row_of
-from tests.unit.envs.swe.world import files_below, make_row
+from tests.unit.envs.swe.world import FIXED, MEAN, files_below, make_row
 
 
 @pytest.fixture
@@ -46,3 +46,10 @@ def test_files_and_links_are_removed_without_a_process_each(tmp_path, monkeypatc
     assert files_below(tmp_path) == ["folder"]
     remove(tmp_path / "folder")
     assert files_below(tmp_path) == []
+
+
+def test_a_diff_fits_files_whose_line_breaks_git_converts(tmp_path, repositories):
+    base = {"tally.py": MEAN, ".gitattributes": "*.py text eol=crlf\n"}
+    row = row_of(make_row(tmp_path, "windows", base=base), "here")
+    assert (repositories.fixed(row) / "tally.py").read_bytes() == FIXED.replace("\n", "\r\n").encode()
+    assert files_below(repositories.fixed(row)) == [".gitattributes", "tally.py"]
