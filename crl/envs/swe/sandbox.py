@@ -33,6 +33,8 @@ from crl.errors import BadInput
 
 TESTBED = "/testbed"
 """Where a work tree is, in the sandbox."""
+_BESIDE = "/crl"
+"""Where the commands of Python and programs are, in the sandbox: no interpreter is installed there."""
 WHERE = "method.families[].environment.sandbox"
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
@@ -155,7 +157,7 @@ class Bubblewrap:
         self._write_files()
         self._reached = self._reach()
         self._fixed = [*self._system(), *self._hiding(hidden)]
-        self._env = environment(interpreter, TESTBED, "/opt/python")
+        self._env = environment(interpreter, TESTBED, f"{_BESIDE}/python")
         self._try(folder / "try")
 
     def place(self, tree: Path, image: str | None = None) -> Place:
@@ -167,7 +169,7 @@ class Bubblewrap:
 
     def seen(self, path: Path) -> str:
         """`/testbed` for a tree, a place beside it for a program."""
-        return TESTBED if path.is_dir() else f"/opt/{path.name}"
+        return TESTBED if path.is_dir() else f"{_BESIDE}/{path.name}"
 
     def run(
         self, place: Place, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
@@ -212,7 +214,7 @@ class Bubblewrap:
         for root in self._interpreter.roots:
             if not Path(root).is_relative_to("/usr") and Path(root) != Path("/"):
                 found += ["--ro-bind", str(self._reached.get(root, root)), root]
-        return [*found, "--ro-bind", str(self._folder / "python"), "/opt/python"]
+        return [*found, "--ro-bind", str(self._folder / "python"), f"{_BESIDE}/python"]
 
     def _reach(self) -> dict[str, Path]:
         """Where folders of the interpreter are mounted that a user of a tree has no way to, such as one of root's."""

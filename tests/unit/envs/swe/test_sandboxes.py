@@ -13,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from crl.envs.swe import sandbox, sandboxes
-from crl.envs.swe.interpreters import interpreter_of
+from crl.envs.swe.interpreters import Interpreter, interpreter_of
+from crl.envs.swe.limits import Limits
 from crl.envs.swe.output import Output
 from crl.errors import BadInput
 from tests.unit.envs.swe.world import FIXED, Player, config_of, files_below, made, make_row, needs_bwrap, processes
@@ -176,6 +177,16 @@ def test_an_interpreter_that_cannot_be_used_is_refused(tmp_path):
         interpreter_of(str(plain))
     with pytest.raises(BadInput, match="cannot be run"):
         interpreter_of(str(tmp_path / "gone"))
+
+
+def test_an_interpreter_below_opt_is_not_covered(tmp_path, monkeypatch):
+    """By the commands `python` and `python3`, which are mounted after it."""
+    monkeypatch.setattr(sandbox.shutil, "which", str)
+    monkeypatch.setattr(sandbox, "open_to_all", lambda folder: True)
+    monkeypatch.setattr(sandbox.Bubblewrap, "_try", lambda self, folder: None)
+    python = Interpreter("/opt/python/bin/python", ("/opt/python",), (3, 11))
+    words = sandbox.Bubblewrap(python, Limits(), tmp_path, [])._wrapping(tmp_path, Limits(), 0, None)
+    assert words.count("/opt/python") == 2, "from there, to there"
 
 
 @needs_bwrap
