@@ -153,7 +153,7 @@ class Bubblewrap:
         self.limits, self._interpreter, self._folder = limits, interpreter, folder
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
-            raise _unavailable("bubblewrap is not installed (there is no `bwrap`)", "apt install bubblewrap")
+            raise _unavailable("bubblewrap is not installed (no `bwrap`)", "apt install bubblewrap, 0.8 or later")
         self._write_files()
         self._reached = self._reach()
         self._fixed = [*self._system(), *self._hiding(hidden)]
@@ -266,7 +266,8 @@ class Bubblewrap:
         if ran.code != 0 or ran.output.strip() != "True":
             raise _unavailable(
                 f"no sandbox can be had here: {ran.output.strip() or ran.ended or ran.code}",
-                "allow user namespaces (`sysctl -w kernel.unprivileged_userns_clone=1`, "
+                "install bubblewrap 0.8 or later; allow user namespaces "
+                "(`sysctl -w kernel.unprivileged_userns_clone=1`, "
                 "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; in docker: `--privileged`); "
                 f"keep {self._interpreter.path} and {folder.parent} where every user may read them",
             )

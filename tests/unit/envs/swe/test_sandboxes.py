@@ -93,16 +93,17 @@ def test_no_bubblewrap_is_refused_with_a_way_out(tmp_path, monkeypatch):
     assert "apt install bubblewrap" in str(refused.value) and "sandbox: none" in str(refused.value)
 
 
-def test_a_system_without_namespaces_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("said", ["No permissions to create new namespace", "Unknown option --disable-userns"])
+def test_a_system_without_namespaces_or_with_an_old_bubblewrap_is_refused(tmp_path, monkeypatch, said):
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.write_text(f"#!/bin/sh\necho 'bwrap: {said}' >&2\nexit 1\n")
     broken.chmod(0o755)
     tmp_path.chmod(0o755)
     find = shutil.which
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: str(broken) if name == "bwrap" else find(name))
     with pytest.raises(BadInput, match="no sandbox can be had here") as refused:
         config_of(tmp_path).make()
-    assert "unprivileged_userns_clone" in str(refused.value)
+    assert "unprivileged_userns_clone" in str(refused.value) and "0.8 or later" in str(refused.value)
 
 
 def test_no_container_runtime_is_refused(tmp_path, monkeypatch):
