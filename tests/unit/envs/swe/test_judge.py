@@ -9,7 +9,6 @@ from contextlib import closing
 import pytest
 
 from crl.envs.swe.judge import _messages
-from crl.envs.swe.patches import touched
 from tests.unit.envs.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
 
 pytestmark = needs_bwrap
@@ -282,9 +281,3 @@ def test_the_oracle_can_do_what_a_diff_can(tmp_path):
             assert os.path.lexists(tree / name) == os.path.lexists(fixed / name)
             assert not (fixed / name).exists() or (tree / name).read_bytes() == (fixed / name).read_bytes()
         assert environment.step_many({0: action})[0].reward == 1
-
-
-def test_paths_that_a_diff_touches():
-    diff = "diff --git a/x.py b/y z.py\nrename from x.py\n--- a/x.py\n+++ b/y z.py\n@@ -1 +1 @@\n-a\n+b\n"
-    assert touched(diff) == {"x.py", "y z.py"}
-    assert touched("--- a/x.py\t2020\n+++ b/x.py\t2020\n") == {"x.py"} and touched("") == frozenset()
